@@ -1,0 +1,37 @@
+"""What ops and stores were measured to take on a device: the numbers that planners and the simulator work with."""
+
+from dataclasses import dataclass, field
+
+from autotune.graph import TrainGraph
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCost:
+    """What a store was measured to do on this device."""
+
+    write_bytes_per_second: float
+    read_bytes_per_second: float
+    write_beside_read_bytes_per_second: float
+    """Writing while a read is under way."""
+    read_beside_write_bytes_per_second: float
+    pool_bytes: int = 0
+    """Bounce buffers that the store holds as long as it is open."""
+    holds_memory: bool = False
+    """Its bytes lie in this device's own memory (a RAM-disk on a CPU): offloading there frees nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What each op was measured to take on this device; lists run parallel to the graph's ops."""
+
+    seconds: tuple[float, ...]
+    scratch_bytes: tuple[int, ...]
+    """Bytes that an op takes on top of its outputs and gives back before it ends."""
+    stores: dict[str, StoreCost] = field(default_factory=dict)
+    contention: float = 1.0
+    """Seconds that an op takes beside a transfer, over its seconds alone."""
+
+    @classmethod
+    def unit(cls, graph: TrainGraph) -> "Costs":
+        """One second and no scratch for every op: for graphs that nobody ran."""
+        return cls((1.0,) * len(graph.ops), (0,) * len(graph.ops))

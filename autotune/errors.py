@@ -1,0 +1,59 @@
+"""Every error that autotune raises on purpose, each with the exit code that the command line gives it.
+
+AutotuneError           1   a fault of ours, never raised bare
+├── ConfigError         2   a config, a reference, an argument or a file that cannot be used
+├── StoreError          2   a store directory that is missing, read-only or full
+├── CaptureError        2   a model whose training step cannot be captured
+├── InfeasibleError     4   no plan fits the budget
+├── PlanError           6   a plan that breaks a rule, or belongs to another graph
+├── NumericsError       8   a plan whose results differ from the reference
+└── LockedError        75   another process works in the run directory
+"""
+
+
+class AutotuneError(Exception):
+    """Base of all: its message names the thing, the value and the next move, in one line."""
+
+    exit_code = 1
+
+
+class ConfigError(AutotuneError):
+    """A config, a reference, an argument or a file that cannot be used."""
+
+    exit_code = 2
+
+
+class StoreError(AutotuneError):
+    """A store directory that is missing, read-only or full."""
+
+    exit_code = 2
+
+
+class CaptureError(AutotuneError):
+    """A model whose training step cannot be captured as one graph."""
+
+    exit_code = 2
+
+
+class InfeasibleError(AutotuneError):
+    """No plan fits the budget."""
+
+    exit_code = 4
+
+
+class PlanError(AutotuneError):
+    """A plan that breaks a rule of its graph, or belongs to another graph."""
+
+    exit_code = 6
+
+
+class NumericsError(AutotuneError):
+    """A plan whose results differ from the reference."""
+
+    exit_code = 8
+
+
+class LockedError(AutotuneError):
+    """Another process works in the run directory."""
+
+    exit_code = 75

@@ -1,0 +1,126 @@
+"""What was asked of a device and what was seen on it."""
+
+import re
+import statistics
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotune.errors import ConfigError
+from autotune.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the device may charge: absolute bytes, or a share of the baseline's step bytes above the floor."""
+
+    text: str
+    nbytes: int | None = None
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """`65%` and `45.3%` are shares of the baseline's step bytes, `6GiB` and `123456B` the whole process."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+        if match is None:
+            nbytes = parse_bytes(text)
+            if nbytes == 0:
+                raise ConfigError(f"budget {text!r} is nothing; write 65% or 512MiB")
+            return cls(text.strip(), nbytes=nbytes)
+        share = float(match[1]) / 100
+        if not 0 < share <= 10:
+            raise ConfigError(f"budget {text!r} must lie above 0% and at most 1000% of the baseline's step bytes")
+        return cls(text.strip(), share=share)
+
+    def step_bytes(self, *, floor_bytes: int, baseline_step_bytes: int) -> int:
+        """Bytes left for the training step itself once the process's floor is paid; may be negative."""
+        if self.share is not None:
+            return int(self.share * baseline_step_bytes)
+        assert self.nbytes is not None
+        return self.nbytes - floor_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What makes two numbers comparable: the silicon, its memory, and the software that drives it."""
+
+    kind: str
+    """`cpu` or `cuda`."""
+    silicon: str
+    memory_bytes: int
+    cores: int
+    torch: str
+    driver: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of the silicon alone, fit for file names and experiment names."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.kind}-{self.silicon}-{self.cores}".lower()).strip("-")
+
+
+class Outcome(StrEnum):
+    """How a trial ended; everything but a fault of ours is one of these, not an exception."""
+
+    OK = "ok"
+    OVER_BUDGET = "over_budget"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    STOPPED_EARLY = "stopped_early"
+    WRONG_RESULT = "wrong_result"
+    CRASHED = "crashed"
+    DISK_FULL = "disk_full"
+    NOISY = "noisy"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One plan, run for real. Bytes of the whole process, as the meter saw them; None where it was not seen."""
+
+    outcome: Outcome
+    detail: str = ""
+    """For people: the reason of a failure, with the last lines of the worker's error."""
+    peak_bytes: int | None = None
+    """Highest bytes while malloc returns memory at once: the plan's own doing."""
+    charged_bytes: int | None = None
+    """Highest bytes with the allocator as it is in production; a budget binds these."""
+    floor_bytes: int | None = None
+    """The same meter between steps less the tensors that live through a step: interpreter, libraries, context."""
+    step_seconds: tuple[float, ...] = ()
+    """Raw samples."""
+    baseline_seconds: tuple[float, ...] = ()
+    """Raw samples of plain eager steps, taken in turns with `step_seconds` in the same process."""
+    stall_seconds: float | None = None
+    """Of one step: waited for a store."""
+    transfer_bytes: int | None = None
+    """Of one step: really written to and read from the store."""
+    max_error: float | None = None
+    """Largest absolute difference to the reference over loss, gradients, parameters, state and buffers."""
+    meter: str = ""
+    limit: str = ""
+    """What enforced a memory limit, if one was: `cgroup`, `rlimit (emulated)`, `fraction (emulated)`."""
+    device: Device | None = None
+
+    @property
+    def step_peak_bytes(self) -> int | None:
+        """Peak above the floor: what `Estimate.peak_bytes` predicts."""
+        if self.peak_bytes is None or self.floor_bytes is None:
+            return None
+        return self.peak_bytes - self.floor_bytes
+
+    @property
+    def step_charged_bytes(self) -> int | None:
+        """Charge above the floor."""
+        if self.charged_bytes is None or self.floor_bytes is None:
+            return None
+        return self.charged_bytes - self.floor_bytes
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Median step time."""
+        return statistics.median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Median step over the median of the baseline's steps beside it; None where the baseline did not run."""
+        if not self.step_seconds or not self.baseline_seconds:
+            return None
+        return statistics.median(self.step_seconds) / statistics.median(self.baseline_seconds)

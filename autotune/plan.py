@@ -1,0 +1,140 @@
+"""A plan: the decisions about one training step, as stored; and `check`, which trusts no planner."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Self
+
+from autotune.errors import PlanError
+from autotune.graph import Role, TrainGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A value away in the store during one gap.
+
+    A value's events are its runs and reads in the plan's order, counted from 0; gap `g` lies between event `g` and
+    event `g + 1`, which must be a read.
+    """
+
+    value: int
+    gap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions about one graph. Ids are positions in that graph, so a plan fits no other."""
+
+    order: tuple[int, ...]
+    """Ops as they run; an op listed again is recomputed there, and readers take its latest run."""
+    offload: tuple[Swap, ...] = ()
+    window: int = 1
+    """Layers whose offloaded values are resident: the running one and the `window - 1` next."""
+    store: str = ""
+    """Name of the store that offloaded values go to; empty when none do."""
+
+    @classmethod
+    def traced(cls, graph: TrainGraph) -> Self:
+        """Every op once, in the order in which it was traced."""
+        return cls(tuple(range(len(graph.ops))))
+
+    @property
+    def recomputed(self) -> int:
+        """How many runs of the order are repetitions."""
+        return len(self.order) - len(set(self.order))
+
+
+def events(graph: TrainGraph, order: tuple[int, ...]) -> list[list[tuple[int, bool]]]:
+    """Per value its events in `order`: (position, whether it is a run)."""
+    found: list[list[tuple[int, bool]]] = [[] for _ in graph.values]
+    for position, op_id in enumerate(order):
+        op = graph.ops[op_id]
+        for value in op.inputs:
+            found[value].append((position, False))
+        for value in op.outputs:
+            found[value].append((position, True))
+    return found
+
+
+def check(graph: TrainGraph, plan: Plan) -> None:
+    """Raise PlanError, naming the op or the value, if the plan would compute anything but the traced step.
+
+    Written apart from every planner and from the lowering, so that a mistake there cannot hide itself here.
+    """
+    _check_order(graph, plan)
+    _check_offload(graph, plan)
+
+
+def _check_order(graph: TrainGraph, plan: Plan) -> None:
+    traced_writers: list[tuple[int, ...]] = []  # per op: writes of its inputs and targets that come before it
+    written: dict[int, list[int]] = {}
+    for op in graph.ops:
+        traced_writers.append(tuple(w for value in {*op.inputs, *op.writes} for w in written.get(value, ())))
+        for value in op.writes:
+            written.setdefault(value, []).append(op.id)
+
+    runs = [0] * len(graph.ops)
+    unread: set[int] = set()  # ops of which nothing was read since they last ran
+    ready = set(graph.inputs)
+    random_runs: list[int] = []
+    ran_writers: dict[int, list[int]] = {}
+    for position, op_id in enumerate(plan.order):
+        if not 0 <= op_id < len(graph.ops):
+            raise PlanError(
+                f"the plan runs op {op_id}; {graph.name} has {len(graph.ops)} ops: it is a plan of another graph"
+            )
+        op = graph.ops[op_id]
+        if runs[op_id]:
+            if op.random:
+                raise PlanError(f"{op.name} draws random numbers: running it twice changes the result")
+            if op.writes or not op.repeatable:
+                raise PlanError(f"{op.name} has side effects: running it twice changes the result")
+            if op_id in unread:
+                raise PlanError(f"{op.name} runs again at {position} while its result still lives: nothing read it yet")
+        for value in op.inputs:
+            if value not in ready:
+                raise PlanError(f"{op.name} at {position} reads {graph.values[value].name}, which nothing made yet")
+            maker = graph.producer[value]
+            if maker is not None:
+                unread.discard(maker)
+        seen = tuple(w for value in {*op.inputs, *op.writes} for w in ran_writers.get(value, ()))
+        if sorted(seen) != sorted(traced_writers[op_id]):
+            culprit = graph.ops[next(iter(set(seen) ^ set(traced_writers[op_id])))]
+            verb = "after" if culprit.id in seen else "before"
+            raise PlanError(f"{op.name} at {position} runs {verb} {culprit.name}, which changes what it reads in place")
+        for value in op.writes:
+            ran_writers.setdefault(value, []).append(op_id)
+        if op.random:
+            random_runs.append(op_id)
+        runs[op_id] += 1
+        ready.update(op.outputs)
+        if op.outputs:
+            unread.add(op_id)
+    for op in graph.ops:
+        if not runs[op.id]:
+            raise PlanError(f"the plan never runs {op.name}")
+    if random_runs != sorted(random_runs):
+        at = next(i for i, (a, b) in enumerate(itertools.pairwise(random_runs)) if a > b)
+        first, second = graph.ops[random_runs[at + 1]], graph.ops[random_runs[at]]
+        raise PlanError(f"{second.name} draws random numbers before {first.name}: the traced order is the other way")
+
+
+def _check_offload(graph: TrainGraph, plan: Plan) -> None:
+    if plan.window < 1:
+        raise PlanError(f"window is {plan.window}; it counts the running layer, so it is at least 1")
+    if plan.offload and not plan.store:
+        raise PlanError("the plan offloads values but names no store")
+    if len(set(plan.offload)) < len(plan.offload):
+        twice = next(swap for swap in plan.offload if plan.offload.count(swap) > 1)
+        raise PlanError(f"{graph.values[twice.value].name} is offloaded twice in gap {twice.gap}")
+    happened = events(graph, plan.order)
+    for swap in plan.offload:
+        if not 0 <= swap.value < len(graph.values):
+            raise PlanError(f"the plan offloads value {swap.value}; {graph.name} has {len(graph.values)} values")
+        value = graph.values[swap.value]
+        if value.id in graph.static or value.role not in (Role.ACTIVATION, Role.GRAD):
+            raise PlanError(f"{value.name} is the user's own {value.role}: it stays in memory")
+        if not 0 <= swap.gap < len(happened[value.id]) - 1:
+            last = len(happened[value.id]) - 2
+            raise PlanError(f"{value.name} has no gap {swap.gap} in this order; its last is {last}")
+        if happened[value.id][swap.gap + 1][1]:
+            raise PlanError(f"{value.name} is both offloaded and recomputed in gap {swap.gap}")

@@ -1,0 +1,47 @@
+"""Frozen dataclasses to JSON and back, checked on reading: unknown keys and wrong types are refused by name."""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Hashable
+from typing import Any, TypeVar, cast
+
+from autotune.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def to_json(record: Any) -> Any:
+    """The record as dicts, lists, strings and numbers; field names are the types' own."""
+    return _adapter(cast("Hashable", type(record))).dump_python(record, mode="json")
+
+
+def from_json(kind: type[T], data: Any, *, where: str) -> T:
+    """Read a record; `where` (a path, or path:line) stands in front of the ConfigError that bad data raises."""
+    from pydantic import ValidationError
+
+    try:
+        return cast("T", _adapter(cast("Hashable", kind)).validate_python(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{where}: {place}: {first['msg']} (got {str(first['input'])[:80]!r})") from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    # pydantic takes a quarter of a second to import: `autotune --help` must not pay for it
+    from pydantic import TypeAdapter
+
+    _forbid_unknown_keys(kind)
+    return TypeAdapter(kind)
+
+
+def _forbid_unknown_keys(kind: Any) -> None:
+    """Tell pydantic, which reads its settings off the class, for a dataclass and all that it is made of."""
+    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
+        setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010 - mypy knows no such attribute
+        for hint in typing.get_type_hints(kind).values():
+            _forbid_unknown_keys(hint)
+    for part in typing.get_args(kind):
+        _forbid_unknown_keys(part)

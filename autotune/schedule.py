@@ -1,0 +1,106 @@
+"""A plan as the instructions that it becomes; the simulator and the executor walk the same list."""
+
+from dataclasses import dataclass
+
+from autotune.errors import PlanError
+from autotune.graph import TrainGraph
+from autotune.plan import Plan, events
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run an op; it reads the latest run of each input."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Give a value's memory back; if it is being offloaded, wait for the write first."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Begin to write a value to the store; its memory stays until `Free`."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Take memory for a value and begin to read it back; its next reader waits for the read."""
+
+    value: int
+
+
+Instruction = Run | Free | Offload | Prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Instructions of one step, and the store that they talk to."""
+
+    instructions: tuple[Instruction, ...]
+    store: str = ""
+
+
+def layer_runs(graph: TrainGraph, order: tuple[int, ...]) -> list[int]:
+    """Per position of `order` the number of its layer: a maximal run of ops of one layer."""
+    numbers: list[int] = []
+    for position, op in enumerate(order):
+        same = position > 0 and graph.ops[op].layer == graph.ops[order[position - 1]].layer
+        numbers.append(numbers[-1] + (not same) if numbers else 0)
+    return numbers
+
+
+def away(save_layer: int, load_layer: int, window: int) -> bool:
+    """Whether a value last used in one layer and next in another leaves memory at all in between.
+
+    It is saved beside the layer after its own, and loaded beside the layer `window` before its reader; between the two
+    at least one boundary must lie.
+    """
+    return load_layer - window > save_layer + 1
+
+
+def lower(graph: TrainGraph, plan: Plan) -> Schedule:
+    """Make the instructions of a plan: free at last use, save beside the next layer, load `window` layers ahead."""
+    order = plan.order
+    layers = layer_runs(graph, order)
+    first = {layer: position for position, layer in reversed(list(enumerate(layers)))}
+    last = {layer: position for position, layer in enumerate(layers)}
+    before: dict[int, list[tuple[int, Instruction]]] = {}
+    after: dict[int, list[Instruction]] = {}
+    swaps: dict[int, set[int]] = {}
+    for swap in plan.offload:
+        swaps.setdefault(swap.value, set()).add(swap.gap)
+
+    late_frees: dict[int, list[Instruction]] = {}
+    for value_id, happened in enumerate(events(graph, order)):
+        for gap, (position, _) in enumerate(happened):
+            following = happened[gap + 1] if gap + 1 < len(happened) else None
+            if gap in swaps.get(value_id, ()) and following is not None:
+                save, load = layers[position], layers[following[0]]
+                if not away(save, load, plan.window):
+                    name = graph.values[value_id].name
+                    raise PlanError(
+                        f"{name} returns inside the window of {plan.window} layers: offloading it saves nothing"
+                    )
+                after.setdefault(position, []).append(Offload(value_id))
+                late_frees.setdefault(last[save + 1], []).append(Free(value_id))
+                before.setdefault(first[load - plan.window], []).append((following[0], Prefetch(value_id)))
+            elif value_id in graph.static or (following is None and value_id in graph.outputs):
+                continue
+            elif following is None or following[1]:
+                after.setdefault(position, []).append(Free(value_id))
+
+    instructions: list[Instruction] = []
+    for position, op in enumerate(order):
+        prefetches = sorted(before.get(position, ()), key=lambda item: item[0])
+        instructions.extend(prefetch for _, prefetch in prefetches)
+        instructions.append(Run(op))
+        # a write is begun before anything is waited for
+        instructions.extend(sorted(after.get(position, ()), key=lambda made: isinstance(made, Free)))
+        instructions.extend(late_frees.get(position, ()))
+    return Schedule(tuple(instructions), plan.store if plan.offload else "")

@@ -1,0 +1,167 @@
+"""Predict the bytes and the seconds of a schedule: bytes exactly, seconds from the ops' own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.bounds import peak_lower_bound, seconds_lower_bound
+from autotune.costs import Costs, StoreCost
+from autotune.errors import ConfigError
+from autotune.graph import TrainGraph
+from autotune.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
+
+PAGE_BYTES = 4096
+"""Slots of a store are whole pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the simulator predicts of one step. Bytes are the step's own: compare with `Measurement.step_peak_bytes`."""
+
+    peak_bytes: int
+    peak_op: str
+    """Name of the op during which the peak stands."""
+    mean_bytes: int
+    """Mean over time."""
+    seconds: float
+    recompute_seconds: float
+    transfer_bytes: int
+    """Written and read."""
+    stall_seconds: float
+    lower_bound_bytes: int
+    """No plan of this graph reaches a lower peak."""
+    lower_bound_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Bytes around one instruction."""
+
+    instruction: Instruction
+    during_bytes: int
+    """Highest while it runs."""
+    after_bytes: int
+
+
+def slab_bytes(graph: TrainGraph, schedule: Schedule) -> int:
+    """Bytes that a store allocates in full before the first step: one slot for each offloaded value."""
+    offloaded = {made.value for made in schedule.instructions if isinstance(made, Offload)}
+    return sum(-(-graph.values[value].nbytes // PAGE_BYTES) * PAGE_BYTES for value in offloaded)
+
+
+def resident_bytes(graph: TrainGraph, schedule: Schedule, costs: Costs) -> int:
+    """Bytes that stand through the whole step: static values, and what an open store holds in this memory."""
+    if not schedule.store:
+        return graph.static_bytes
+    store = _store(schedule, costs)
+    return graph.static_bytes + store.pool_bytes + (slab_bytes(graph, schedule) if store.holds_memory else 0)
+
+
+def timeline(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Moment]:
+    """Bytes during and after every instruction."""
+    live = resident_bytes(graph, schedule, costs)
+    for instruction in schedule.instructions:
+        during = live
+        match instruction:
+            case Run(op):
+                live += sum(graph.values[value].nbytes for value in graph.ops[op].outputs)
+                during = live + costs.scratch_bytes[op]
+            case Free(value):
+                live -= graph.values[value].nbytes
+            case Prefetch(value):
+                live += graph.values[value].nbytes
+                during = live
+            case Offload(_):
+                pass
+        yield Moment(instruction, during, live)
+
+
+def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) -> Estimate:
+    """Walk the schedule with one engine that computes and one for each direction of the store."""
+    costs = costs or Costs.unit(graph)
+    clock = _Clock(_store(schedule, costs) if schedule.store else None, costs.contention)
+    peak, peak_op, current = graph.static_bytes, "", ""
+    area, recompute, transfer = 0.0, 0.0, 0
+    ran: set[int] = set()
+    for moment in timeline(graph, schedule, costs):
+        before = clock.now
+        match moment.instruction:
+            case Run(op):
+                current = graph.ops[op].name
+                clock.run(graph.ops[op].inputs, costs.seconds[op])
+                recompute += costs.seconds[op] if op in ran else 0.0
+                ran.add(op)
+            case Offload(value):
+                clock.write(value, graph.values[value].nbytes)
+                transfer += graph.values[value].nbytes
+            case Free(value):
+                clock.free(value)
+            case Prefetch(value):
+                clock.read(value, graph.values[value].nbytes)
+                transfer += graph.values[value].nbytes
+        area += moment.during_bytes * (clock.now - before)
+        if moment.during_bytes > peak:
+            peak, peak_op = moment.during_bytes, current
+    bound, _ = peak_lower_bound(graph, costs)
+    return Estimate(
+        peak_bytes=peak,
+        peak_op=peak_op,
+        mean_bytes=int(area / clock.now) if clock.now else graph.static_bytes,
+        seconds=clock.now,
+        recompute_seconds=recompute,
+        transfer_bytes=transfer,
+        stall_seconds=clock.stalled,
+        lower_bound_bytes=bound,
+        lower_bound_seconds=seconds_lower_bound(costs),
+    )
+
+
+def _store(schedule: Schedule, costs: Costs) -> StoreCost:
+    if schedule.store not in costs.stores:
+        known = ", ".join(sorted(costs.stores)) or "none"
+        raise ConfigError(
+            f"the plan needs the store {schedule.store!r}; given: {known}. Add --store {schedule.store}=DIR"
+        )
+    return costs.stores[schedule.store]
+
+
+class _Clock:
+    """Time of the executing thread, and when each direction of the store is free again."""
+
+    def __init__(self, store: StoreCost | None, contention: float) -> None:
+        self.now = 0.0
+        self.stalled = 0.0
+        self._store = store
+        self._contention = contention
+        self._write_free = self._read_free = 0.0
+        self._written: dict[int, float] = {}
+        self._loaded: dict[int, float] = {}
+
+    def _wait(self, until: float) -> None:
+        self.stalled += max(0.0, until - self.now)
+        self.now = max(self.now, until)
+
+    def run(self, inputs: tuple[int, ...], seconds: float) -> None:
+        for value in inputs:
+            self._wait(self._loaded.pop(value, 0.0))
+        # work beside a transfer goes `contention` times slower until the transfer ends
+        beside = max(self._write_free, self._read_free) - self.now
+        slowed = min(max(beside, 0.0), seconds * self._contention)
+        self.now += slowed + seconds - slowed / self._contention
+
+    def write(self, value: int, nbytes: int) -> None:
+        assert self._store is not None
+        start = max(self.now, self._write_free)
+        alone = self._read_free <= start
+        rate = self._store.write_bytes_per_second if alone else self._store.write_beside_read_bytes_per_second
+        self._write_free = self._written[value] = start + nbytes / rate
+
+    def read(self, value: int, nbytes: int) -> None:
+        assert self._store is not None
+        start = max(self.now, self._read_free)
+        alone = self._write_free <= start
+        rate = self._store.read_bytes_per_second if alone else self._store.read_beside_write_bytes_per_second
+        self._read_free = self._loaded[value] = start + nbytes / rate
+
+    def free(self, value: int) -> None:
+        self._wait(self._written.pop(value, 0.0))
+        self._loaded.pop(value, None)

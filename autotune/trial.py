@@ -1,0 +1,106 @@
+"""Trials as JSON lines: synced to disk before anyone is told, so that a killed study loses none."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.errors import ConfigError
+from autotune.knobs import KnobValue
+from autotune.measurement import Measurement
+from autotune.plan import Plan
+from autotune.records import from_json, to_json
+from autotune.simulate import Estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Settings = dict[str, dict[str, KnobValue]]
+"""Per kind of planner (`order`, `recompute`, `offload`, `update`) its name under `planner`, and its knobs.
+
+Settings travel between devices and versions; plans do not.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One candidate: what was decided, predicted and seen."""
+
+    number: int
+    kind: str
+    """`baseline`, `smallest`, `planner` or `search`."""
+    workload: str
+    graph_digest: str
+    settings: Settings = field(default_factory=dict)
+    plan: Plan | None = None
+    """None for the baseline, which runs in plain eager."""
+    estimate: Estimate | None = None
+    measurement: Measurement | None = None
+    """None while the trial runs."""
+    started: float = 0.0
+    """Seconds since the epoch."""
+
+
+def append(path: Path, trial: Trial) -> None:
+    """Add one line and sync it; a torn last line, left by a crash, is cut off first."""
+    line = json.dumps(to_json(trial), separators=(",", ":")).encode() + b"\n"
+    with path.open("a+b") as file:
+        file.truncate(_whole_lines(path))
+        file.seek(0, os.SEEK_END)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load(path: Path) -> list[Trial]:
+    """All whole lines, the last of each number; a torn last line is passed over."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()[: _whole_lines(path)]
+    trials: dict[int, Trial] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        where = f"{path}:{number}"
+        try:
+            document = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{where}: not JSON ({error.msg}); restore the file or start a new run directory"
+            ) from None
+        trial = from_json(Trial, document, where=where)
+        trials[trial.number] = trial
+    return [trials[number] for number in sorted(trials)]
+
+
+def frame(trials: Iterable[Trial]) -> "pd.DataFrame":
+    """One row a trial: settings, estimate and measurement side by side, for pandas and the dashboards."""
+    import pandas as pd
+
+    rows = []
+    for trial in trials:
+        row: dict[str, object] = {"number": trial.number, "kind": trial.kind, "workload": trial.workload}
+        for kind, knobs in trial.settings.items():
+            for knob, value in knobs.items():
+                row[kind if knob == "planner" else f"{kind}.{knob}"] = value
+        if trial.estimate is not None:
+            row |= {f"estimate.{name}": value for name, value in to_json(trial.estimate).items()}
+        if (seen := trial.measurement) is not None:
+            row |= {
+                "outcome": seen.outcome.value,
+                "detail": seen.detail,
+                "peak_bytes": seen.peak_bytes,
+                "charged_bytes": seen.charged_bytes,
+                "floor_bytes": seen.floor_bytes,
+                "step_seconds": seen.median_seconds,
+                "time_ratio": seen.time_ratio,
+                "max_error": seen.max_error,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to and with the last newline."""
+    data = path.read_bytes()
+    return data.rfind(b"\n") + 1

@@ -1,0 +1,41 @@
+"""Bytes and seconds as people write and read them; code and files hold the base unit."""
+
+import math
+import re
+
+from autotune.errors import ConfigError
+
+_BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SECOND_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def fmt_bytes(nbytes: float) -> str:
+    """`512.0 MiB`: mebibytes with one decimal, plain bytes below 100 KiB."""
+    return f"{nbytes:.0f} B" if abs(nbytes) < 100 * 2**10 else f"{nbytes / 2**20:.1f} MiB"
+
+
+def fmt_seconds(seconds: float) -> str:
+    """`12.3 ms` below one second, `4.56 s` below two minutes, `12m05s` above."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"
+
+
+def parse_bytes(text: str) -> int:
+    """`6GiB`, `512MiB`, `123456B` as bytes; a number without a unit is refused."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip())
+    if match is None or match[2] not in _BYTE_UNITS:
+        raise ConfigError(f"cannot read {text!r} as bytes; write 6GiB, 512MiB or 123456B")
+    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `10m`, `1.5h` as seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if match is None:
+        raise ConfigError(f"cannot read {text!r} as a time; write 90s, 10m or 1.5h")
+    return float(match[1]) * _SECOND_UNITS[match[2]]
