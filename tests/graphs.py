@@ -1,0 +1,194 @@
+"""Small graphs whose bytes can be counted by hand, and random ones that no hand would draw."""
+
+import random
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+
+from autotune.errors import PlanError
+from autotune.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.plan import Plan, Swap, check, events
+from autotune.schedule import away, layer_runs
+
+
+class Builder:
+    """Puts a graph together by names: `value` and `op` return ids."""
+
+    def __init__(self, name: str = "built") -> None:
+        self.name = name
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.inputs: list[int] = []
+        self.ids: dict[str, int] = {}
+
+    def value(self, name: str, nbytes: int, role: Role = Role.ACTIVATION) -> int:
+        self.ids[name] = len(self.values)
+        self.values.append(Value(len(self.values), name, nbytes, role))
+        if role in (Role.PARAM, Role.STATE, Role.BUFFER, Role.BATCH):
+            self.inputs.append(self.ids[name])
+        return self.ids[name]
+
+    def op(
+        self,
+        name: str,
+        reads: Iterable[str] = (),
+        makes: Iterable[tuple[str, int]] = (),
+        *,
+        writes: Iterable[str] = (),
+        phase: Phase = Phase.FORWARD,
+        layer: str | None = None,
+        repeatable: bool = True,
+        draws: bool = False,
+        role: Role = Role.ACTIVATION,
+    ) -> int:
+        made = tuple(self.value(made_name, nbytes, role) for made_name, nbytes in makes)
+        op = Op(
+            id=len(self.ops),
+            name=name,
+            target=name.rstrip("0123456789"),
+            inputs=tuple(self.ids[read] for read in reads),
+            outputs=made,
+            phase=phase,
+            layer=name if layer is None else layer,
+            repeatable=repeatable,
+            random=draws,
+            writes=tuple(self.ids[written] for written in writes),
+        )
+        self.ops.append(op)
+        return op.id
+
+    def graph(self, *outputs: str) -> TrainGraph:
+        return TrainGraph(
+            self.name,
+            tuple(self.ops),
+            tuple(self.values),
+            tuple(self.inputs),
+            tuple(self.ids[name] for name in outputs),
+        )
+
+
+def chain(n: int, nbytes: int = 10) -> TrainGraph:
+    """Inference: `op0` makes `v0` from nothing, each next op reads the value before it; every value has `nbytes`."""
+    built = Builder(f"chain{n}")
+    for i in range(n):
+        built.op(f"op{i}", [f"v{i - 1}"] if i else [], [(f"v{i}", nbytes)])
+    return built.graph(f"v{n - 1}")
+
+
+def training_chain(n: int, nbytes: int = 10, param_bytes: int = 2) -> TrainGraph:
+    """`n` layers with one weight and one momentum each, updates at the end.
+
+    Traced order: `fwd0..`, `loss`, `dloss`, then per layer from the last `dx` (not for layer 0) and `dw`, then
+    `update0..`. Activations `h0..` and their gradients `g0..` have `nbytes`, `w`, `m` and `gw` have `param_bytes`,
+    the batch `x` has `nbytes`, the loss 1 byte. Forward and backward ops of a layer share the layer `block0..`.
+    """
+    built = Builder(f"training_chain{n}")
+    built.value("x", nbytes, Role.BATCH)
+    for i in range(n):
+        built.value(f"w{i}", param_bytes, Role.PARAM)
+        built.value(f"m{i}", param_bytes, Role.STATE)
+    for i in range(n):
+        built.op(f"fwd{i}", [f"h{i - 1}" if i else "x", f"w{i}"], [(f"h{i}", nbytes)], layer=f"block{i}")
+    back = {"phase": Phase.BACKWARD, "role": Role.GRAD}
+    built.op("loss", [f"h{n - 1}"], [("loss", 1)], layer="loss")
+    built.op("dloss", [f"h{n - 1}"], [(f"g{n - 1}", nbytes)], layer="loss", **back)
+    for i in reversed(range(n)):
+        if i:
+            built.op(f"dx{i}", [f"g{i}", f"w{i}"], [(f"g{i - 1}", nbytes)], layer=f"block{i}", **back)
+        built.op(f"dw{i}", [f"g{i}", f"h{i - 1}" if i else "x"], [(f"gw{i}", param_bytes)], layer=f"block{i}", **back)
+    for i in range(n):
+        built.op(
+            f"update{i}", [f"w{i}", f"m{i}", f"gw{i}"], writes=[f"w{i}", f"m{i}"], phase=Phase.UPDATE,
+            layer=f"block{i}", repeatable=False,
+        )  # fmt: skip
+    return built.graph("loss")
+
+
+def random_graph(rng: random.Random, max_ops: int = 12) -> TrainGraph:
+    """A small DAG with zero-byte values, several outputs, random ops, side effects, values written in place, layers."""
+    built = Builder("random")
+    for i in range(rng.randint(0, 3)):
+        built.value(f"in{i}", rng.choice([0, 1, 5, 16]), rng.choice([Role.PARAM, Role.STATE, Role.BUFFER, Role.BATCH]))
+    own = list(built.ids)
+    layer, count = 0, rng.randint(1, max_ops)
+    for i in range(count):
+        layer += rng.random() < 0.6
+        known = list(built.ids)
+        recent = known[-4:] if rng.random() < 0.6 else known
+        reads = sorted(set(rng.choices(recent, k=rng.randint(0, min(3, len(recent)))))) if recent else []
+        writes = [rng.choice(own)] if own and rng.random() < 0.15 else []
+        makes = rng.randint(0 if writes else 1, 2)
+        share = i / count
+        built.op(
+            f"op{i}",
+            reads,
+            [(f"v{i}.{j}", rng.choice([0, 1, 3, 8, 20, 50])) for j in range(makes)],
+            writes=writes,
+            phase=Phase.FORWARD if share < 0.5 else Phase.UPDATE if writes else Phase.BACKWARD,
+            layer=f"layer{layer if share < 0.5 else layer // 2}",
+            repeatable=rng.random() < 0.9,
+            draws=rng.random() < 0.12,
+            role=rng.choice([Role.ACTIVATION, Role.GRAD]),
+        )
+    made = [name for name in built.ids if name not in own]
+    return built.graph(*rng.sample(made, min(len(made), rng.randint(0, 2))))
+
+
+def graphs(max_ops: int = 12) -> st.SearchStrategy[TrainGraph]:
+    """`random_graph` for hypothesis."""
+    return st.randoms(use_true_random=False).map(lambda rng: random_graph(rng, max_ops))
+
+
+def random_order(graph: TrainGraph, rng: random.Random) -> tuple[int, ...]:
+    """A topological order, every op once."""
+    order: list[int] = []
+    left = set(range(len(graph.ops)))
+    while left:
+        ready = [op for op in sorted(left) if left.isdisjoint(graph.predecessors[op])]
+        order.append(rng.choice(ready))
+        left.remove(order[-1])
+    return tuple(order)
+
+
+def random_plan(graph: TrainGraph, rng: random.Random, *, repeat: int = 4, offload: bool = True) -> Plan:
+    """A valid plan: a random order, some ops run again where `check` allows it, some values away where it pays."""
+    plan = Plan(random_order(graph, rng))
+    for _ in range(rng.randint(0, repeat)):
+        at = rng.randint(0, len(plan.order))
+        plan = _if_valid(graph, Plan((*plan.order[:at], rng.randrange(len(graph.ops)), *plan.order[at:])), plan)
+    if not offload:
+        return plan
+    window = rng.randint(1, 2)
+    layers, found = layer_runs(graph, plan.order), events(graph, plan.order)
+    gaps = [
+        Swap(value, gap)
+        for value, happened in enumerate(found)
+        for gap in range(len(happened) - 1)
+        if away(layers[happened[gap][0]], layers[happened[gap + 1][0]], window)
+    ]
+    swaps = tuple(
+        swap for swap in gaps if rng.random() < 0.6 and _valid(graph, Plan(plan.order, (swap,), window, "ssd"))
+    )
+    return Plan(plan.order, swaps, window, "ssd") if swaps else plan
+
+
+def plans(max_ops: int = 12) -> st.SearchStrategy[tuple[TrainGraph, Plan]]:
+    """A random graph with a valid random plan of it, for hypothesis."""
+
+    def draw(rng: random.Random) -> tuple[TrainGraph, Plan]:
+        graph = random_graph(rng, max_ops)
+        return graph, random_plan(graph, rng)
+
+    return st.randoms(use_true_random=False).map(draw)
+
+
+def _valid(graph: TrainGraph, plan: Plan) -> bool:
+    try:
+        check(graph, plan)
+    except PlanError:
+        return False
+    return True
+
+
+def _if_valid(graph: TrainGraph, plan: Plan, otherwise: Plan) -> Plan:
+    return plan if _valid(graph, plan) else otherwise
