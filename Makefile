@@ -1,0 +1,70 @@
+# From a fresh clone: `make tune` tunes a real model, `make test` runs every check. Both set up .venv first.
+# A stamp in .venv remembers each install; pyproject.toml, changed, makes it run again.
+
+PYTHON ?= python3
+CONFIG ?= configs/resnet18.yaml
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --root-user-action=ignore
+# one place says which torch: its line in pyproject.toml
+TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",*$$/\1/p' pyproject.toml)
+
+.DELETE_ON_ERROR:
+.PHONY: help tune test lint unit slow venv clean
+
+help:
+	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget 512MiB']   tune a training step into its budget"
+	@echo "make test    lint, types and every test"
+	@echo "make lint    ruff and mypy alone"
+	@echo "make venv    the environment of the tests alone; make clean takes it away, runs/ stay"
+
+tune: .venv/zoo.stamp
+	@$(BIN)/autotune tune $(CONFIG) $(ARGS)
+
+# one recipe after the other, whatever -j says: tests measure memory
+test:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory slow
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: .venv/dev.stamp
+	$(BIN)/pytest -n 2
+
+# pytest exits 5 when no test bears the marker
+slow: .venv/dev.stamp
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" && \
+		{ apt-get update && apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 </dev/null; } || true
+	@if command -v chromium >/dev/null; then marked="slow or browser"; else marked="slow"; echo "no chromium: no browser tests"; fi; \
+		echo "$(BIN)/pytest -m '$$marked'"; $(BIN)/pytest -m "$$marked" || [ $$? -eq 5 ]
+
+venv: .venv/dev.stamp
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $$($(PYTHON) --version) is too old; run make PYTHON=python3.11 or later"; exit 2; } >&2
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+		{ echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 2; } >&2
+	$(PYTHON) -m venv .venv
+
+# torch first and alone, so that the resolver keeps the build that it finds (a CPU one, where the index has it)
+.venv/torch.stamp: pyproject.toml | .venv/bin/python
+	$(PIP) "$(TORCH)"
+	@touch $@
+
+.venv/zoo.stamp: pyproject.toml .venv/torch.stamp
+	$(PIP) -e ".[zoo]"
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml .venv/torch.stamp
+	$(PIP) -e ".[zoo,dev]"
+	@touch $@ .venv/zoo.stamp
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis autotune.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
