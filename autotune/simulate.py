@@ -42,6 +42,17 @@ class Moment:
     after_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When one instruction holds the computing thread, and when the store moves its bytes."""
+
+    moment: Moment
+    start_seconds: float
+    end_seconds: float
+    transfer: tuple[float, float] | None = None
+    """(start, end) on the store's own engine, of an `Offload` or a `Prefetch`."""
+
+
 def slab_bytes(graph: TrainGraph, schedule: Schedule) -> int:
     """Bytes that a store allocates in full before the first step: one slot for each offloaded value."""
     offloaded = {made.value for made in schedule.instructions if isinstance(made, Offload)}
@@ -76,29 +87,24 @@ def timeline(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Mo
 
 
 def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) -> Estimate:
-    """Walk the schedule with one engine that computes and one for each direction of the store."""
+    """Predict one step: the spans of its instructions, summed up."""
     costs = costs or Costs.unit(graph)
     clock = _Clock(_store(schedule, costs) if schedule.store else None, costs.contention)
     peak, peak_op, current = graph.static_bytes, "", ""
     area, recompute, transfer = 0.0, 0.0, 0
     ran: set[int] = set()
-    for moment in timeline(graph, schedule, costs):
-        before = clock.now
+    for span in _spans(graph, schedule, costs, clock):
+        moment = span.moment
         match moment.instruction:
             case Run(op):
                 current = graph.ops[op].name
-                clock.run(graph.ops[op].inputs, costs.seconds[op])
                 recompute += costs.seconds[op] if op in ran else 0.0
                 ran.add(op)
-            case Offload(value):
-                clock.write(value, graph.values[value].nbytes)
+            case Offload(value) | Prefetch(value):
                 transfer += graph.values[value].nbytes
-            case Free(value):
-                clock.free(value)
-            case Prefetch(value):
-                clock.read(value, graph.values[value].nbytes)
-                transfer += graph.values[value].nbytes
-        area += moment.during_bytes * (clock.now - before)
+            case Free(_):
+                pass
+        area += moment.during_bytes * (span.end_seconds - span.start_seconds)
         if moment.during_bytes > peak:
             peak, peak_op = moment.during_bytes, current
     bound, _ = peak_lower_bound(graph, costs)
@@ -113,6 +119,28 @@ def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) 
         lower_bound_bytes=bound,
         lower_bound_seconds=seconds_lower_bound(costs),
     )
+
+
+def spans(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Span]:
+    """Walk the schedule with one engine that computes and one for each direction of the store."""
+    clock = _Clock(_store(schedule, costs) if schedule.store else None, costs.contention)
+    return _spans(graph, schedule, costs, clock)
+
+
+def _spans(graph: TrainGraph, schedule: Schedule, costs: Costs, clock: "_Clock") -> Iterator[Span]:
+    for moment in timeline(graph, schedule, costs):
+        before = clock.now
+        transfer = None
+        match moment.instruction:
+            case Run(op):
+                clock.run(graph.ops[op].inputs, costs.seconds[op])
+            case Offload(value):
+                transfer = clock.write(value, graph.values[value].nbytes)
+            case Free(value):
+                clock.free(value)
+            case Prefetch(value):
+                transfer = clock.read(value, graph.values[value].nbytes)
+        yield Span(moment, before, clock.now, transfer)
 
 
 def _store(schedule: Schedule, costs: Costs) -> StoreCost:
@@ -148,19 +176,21 @@ class _Clock:
         slowed = min(max(beside, 0.0), seconds * self._contention)
         self.now += slowed + seconds - slowed / self._contention
 
-    def write(self, value: int, nbytes: int) -> None:
+    def write(self, value: int, nbytes: int) -> tuple[float, float]:
         assert self._store is not None
         start = max(self.now, self._write_free)
         alone = self._read_free <= start
         rate = self._store.write_bytes_per_second if alone else self._store.write_beside_read_bytes_per_second
         self._write_free = self._written[value] = start + nbytes / rate
+        return start, self._write_free
 
-    def read(self, value: int, nbytes: int) -> None:
+    def read(self, value: int, nbytes: int) -> tuple[float, float]:
         assert self._store is not None
         start = max(self.now, self._read_free)
         alone = self._write_free <= start
         rate = self._store.read_bytes_per_second if alone else self._store.read_beside_write_bytes_per_second
         self._read_free = self._loaded[value] = start + nbytes / rate
+        return start, self._read_free
 
     def free(self, value: int) -> None:
         self._wait(self._written.pop(value, 0.0))
