@@ -13,6 +13,9 @@ class Int:
     high: int
     log: bool = False
 
+    def __str__(self) -> str:
+        return f"a whole number from {self.low} to {self.high}"
+
     def holds(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
@@ -25,6 +28,9 @@ class Float:
     high: float
     log: bool = False
 
+    def __str__(self) -> str:
+        return f"a number from {self.low} to {self.high}"
+
     def holds(self, value: object) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
 
@@ -34,6 +40,9 @@ class Choice:
     """One of a few names."""
 
     options: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.options)}"
 
     def holds(self, value: object) -> bool:
         return value in self.options

@@ -7,7 +7,8 @@ from autotune.bounds import peak_lower_bound, seconds_lower_bound
 from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
-from autotune.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
+from autotune.plan import Plan
+from autotune.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule, lower
 
 PAGE_BYTES = 4096
 """Slots of a store are whole pages."""
@@ -84,6 +85,12 @@ def timeline(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Mo
             case Offload(_):
                 pass
         yield Moment(instruction, during, live)
+
+
+def peak_bytes(graph: TrainGraph, plan: Plan, costs: Costs) -> int:
+    """Highest bytes of a plan, without its seconds: what planners ask often."""
+    moments = timeline(graph, lower(graph, plan), costs)
+    return max((moment.during_bytes for moment in moments), default=graph.static_bytes)
 
 
 def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) -> Estimate:

@@ -4,20 +4,68 @@ To add one: a file in its kind's folder with a frozen dataclass whose fields are
 dict. The search space, the command line, the report and the contract tests take it from there.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, cast
 
 from autotune.costs import Costs
+from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
-from autotune.knobs import Knob
-from autotune.plan import Plan
+from autotune.plan import Plan, check
+from autotune.planners.contract import Planner
+from autotune.planners.offload import OFFLOADS
+from autotune.planners.order import ORDERS
+from autotune.planners.recompute import RECOMPUTES
+from autotune.planners.update import UPDATES
+from autotune.trial import Settings
+
+KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
+    "order": ORDERS,
+    "update": UPDATES,
+    "recompute": RECOMPUTES,
+    "offload": OFFLOADS,
+}
+"""The kinds in the order in which they decide; in each the planners by name, its default first."""
+
+__all__ = ["KINDS", "Planner", "build", "defaults", "make_plan"]
 
 
-class Planner(Protocol):
-    """Decides one part of a plan. A frozen dataclass; its fields are its knobs."""
+def defaults() -> Settings:
+    """Every kind's first planner with its knobs as they come."""
+    first = {kind: next(iter(planners)) for kind, planners in KINDS.items()}
+    return {kind: {"planner": name, **asdict(cast("Any", KINDS[kind][name]()))} for kind, name in first.items()}
 
-    knobs: ClassVar[Mapping[str, Knob]]
 
-    def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan with this part decided anew. `budget_bytes`: what the step itself may take, static bytes included."""
-        ...
+def build(settings: Settings) -> tuple[Planner, ...]:
+    """The planners that settings name, in the order in which they decide; a kind left out gets its default."""
+    for kind in settings:
+        if kind not in KINDS:
+            raise ConfigError(f"settings: no kind of planner is called {kind!r}; known: {', '.join(KINDS)}")
+    chosen = defaults() | settings
+    return tuple(_build(kind, chosen[kind]) for kind in KINDS)
+
+
+def make_plan(graph: TrainGraph, settings: Settings, budget_bytes: int, costs: Costs) -> Plan:
+    """The plan of these settings, checked. `budget_bytes`: what the step itself may take; it may turn out above that."""
+    plan = Plan.traced(graph)
+    for planner in build(settings):
+        plan = planner.plan(graph, plan, budget_bytes, costs)
+    check(graph, plan)
+    return plan
+
+
+def _build(kind: str, settings: Mapping[str, object]) -> Planner:
+    name = settings.get("planner")
+    if name is None:
+        raise ConfigError(f"settings: {kind} names no planner; add planner: one of {', '.join(KINDS[kind])}")
+    if name not in KINDS[kind]:
+        raise ConfigError(f"settings: unknown {kind} planner {name!r}; known: {', '.join(KINDS[kind])}")
+    planner = KINDS[kind][cast("str", name)]
+    values = {knob: value for knob, value in settings.items() if knob != "planner"}
+    for knob, value in values.items():
+        if knob not in planner.knobs:
+            known = ", ".join(planner.knobs) or "none"
+            raise ConfigError(f"settings: {kind} planner {name} has no knob {knob!r}; known: {known}")
+        if not planner.knobs[knob].holds(value):
+            raise ConfigError(f"settings: {kind}.{knob} is {value!r}; it must be {planner.knobs[knob]}")
+    return cast("Callable[..., Planner]", planner)(**values)

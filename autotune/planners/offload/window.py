@@ -1,0 +1,112 @@
+"""Send away what is idle longest, and have it back before the layers that are about to run need it."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autotune.costs import Costs
+from autotune.errors import ConfigError
+from autotune.graph import TrainGraph
+from autotune.knobs import Choice, Float, Int, Knob
+from autotune.plan import Plan, Swap, events
+from autotune.planners.offload.keep import Keep
+from autotune.schedule import Run, away, layer_runs, lower
+from autotune.simulate import peak_bytes, timeline
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A value that may leave, the positions of the order at which it is then away, and for how long."""
+
+    swap: Swap
+    nbytes: int
+    start: int
+    stop: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Keep the values of the running layer and the `window - 1` next; of the others send away what the budget needs.
+
+    At most `share` of the bytes that may leave do. Longest away first: a byte costs the same transfer however long it
+    stays away. When no budget can be met, as much leaves as lowers the peak, and no more.
+    """
+
+    knobs: ClassVar[Mapping[str, Knob]] = {
+        "window": Int(1, 8),
+        "store": Choice(("ssd", "ramdisk")),
+        "share": Float(0.0, 1.0),
+    }
+    window: int = 1
+    store: str = "ssd"
+    share: float = 1.0
+
+    def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        if self.store not in costs.stores:
+            known = ", ".join(sorted(costs.stores)) or "none"
+            raise ConfigError(f"offload needs the store {self.store!r}; given: {known}. Add --store {self.store}=DIR")
+        kept = Keep().plan(graph, plan, budget_bytes, costs)
+        moments = timeline(graph, lower(graph, kept), costs)
+        profile = [moment.during_bytes for moment in moments if isinstance(moment.instruction, Run)]
+        store = costs.stores[self.store]
+        if max(profile, default=0) <= budget_bytes or store.holds_memory:
+            return kept
+        # an open store's own buffers stand beside every op
+        profile = [nbytes + store.pool_bytes for nbytes in profile]
+        swaps = _choose(self._gaps(graph, kept, costs), profile, budget_bytes, self.share)
+        away_too = replace(kept, offload=swaps, store=self.store, window=self.window) if swaps else kept
+        return min(kept, away_too, key=lambda made: peak_bytes(graph, made, costs))
+
+    def _gaps(self, graph: TrainGraph, plan: Plan, costs: Costs) -> list[_Gap]:
+        """Every gap in which a value may leave and is then away, longest away first."""
+        layers = layer_runs(graph, plan.order)
+        first = {layer: position for position, layer in reversed(list(enumerate(layers)))}
+        clock = [0.0, *itertools.accumulate(costs.seconds[op] for op in plan.order)]
+        gaps = []
+        for value, happened in zip(graph.values, events(graph, plan.order), strict=True):
+            if value.id in graph.static or not value.nbytes:
+                continue
+            for gap, ((here, _), (there, again)) in enumerate(itertools.pairwise(happened)):
+                if again or not away(layers[here], layers[there], self.window):
+                    continue
+                # gone from the end of the layer after its own until the window reaches its reader
+                start, stop = first[layers[here] + 2], first[layers[there] - self.window]
+                if start < stop:
+                    gaps.append(_Gap(Swap(value.id, gap), value.nbytes, start, stop, clock[stop] - clock[start]))
+        return sorted(gaps, key=lambda gap: (-gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap))
+
+
+def _choose(gaps: list[_Gap], profile: list[int], budget_bytes: int, share: float) -> tuple[Swap, ...]:
+    """Take gaps in turn while they lower what stands above the target, then give back those that proved needless.
+
+    `profile`: bytes at each position of the order with nothing away.
+    """
+    allowance = share * sum(gap.nbytes for gap in gaps)
+    lowest = list(profile)
+    for gap in gaps:
+        _shift(lowest, gap, -1)
+    reachable = max(lowest)
+    target = max(budget_bytes, reachable)
+    taken: list[_Gap] = []
+    now = list(profile)
+    for gap in gaps:
+        if gap.nbytes <= allowance and max(now[gap.start : gap.stop]) > target:
+            allowance -= gap.nbytes
+            taken.append(gap)
+            _shift(now, gap, -1)
+    reached = max(now)
+    target = max(target, reached)
+    needed = []
+    for gap in reversed(taken):
+        if max(now[gap.start : gap.stop]) + gap.nbytes > target:
+            needed.append(gap)
+        else:
+            _shift(now, gap, +1)
+    return tuple(sorted((gap.swap for gap in needed), key=lambda swap: (swap.value, swap.gap)))
+
+
+def _shift(profile: list[int], gap: _Gap, sign: int) -> None:
+    for position in range(gap.start, gap.stop):
+        profile[position] += sign * gap.nbytes

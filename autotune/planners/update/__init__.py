@@ -1,0 +1,7 @@
+"""When each parameter is updated. The first is the default."""
+
+from autotune.planners.contract import Planner
+from autotune.planners.update.at_end import AtEnd
+from autotune.planners.update.with_gradient import WithGradient
+
+UPDATES: dict[str, type[Planner]] = {"at_end": AtEnd, "with_gradient": WithGradient}

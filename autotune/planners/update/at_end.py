@@ -1,0 +1,27 @@
+"""Update every parameter at the end of the step, as a plain training loop does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autotune.costs import Costs
+from autotune.graph import Phase, TrainGraph
+from autotune.knobs import Knob
+from autotune.plan import Plan
+from autotune.planners.contract import refuse_later_decisions
+
+
+@dataclass(frozen=True, slots=True)
+class AtEnd:
+    """What clipping and gradient scaling need. Every gradient lives until then: the peak may rise above the given one."""
+
+    knobs: ClassVar[Mapping[str, Knob]] = {}
+
+    def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        refuse_later_decisions(graph, plan)
+        late: set[int] = set()
+        for op in graph.ops:
+            if op.phase is Phase.UPDATE or not late.isdisjoint(graph.predecessors[op.id]):
+                late.add(op.id)
+        early = [op for op in plan.order if op not in late]
+        return replace(plan, order=(*early, *(op for op in plan.order if op in late)))
