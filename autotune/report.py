@@ -1,0 +1,332 @@
+"""A run as one HTML page that opens from disk: what was won, what it costs, and where every byte is."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune import charts, table
+from autotune.costs import Costs
+from autotune.errors import ConfigError
+from autotune.graph import TrainGraph
+from autotune.measurement import Budget, Device, Outcome
+from autotune.plan import Plan
+from autotune.records import from_json
+from autotune.trial import Trial, load
+from autotune.units import fmt_bytes, fmt_seconds
+from autotune.walk import Walk
+
+PHASE_COLOURS = {
+    "forward": charts.SKY,
+    "backward": charts.BLUE,
+    "recompute": charts.ORANGE,
+    "update": charts.GREEN,
+    "waiting": charts.VERMILION,
+    "write": charts.PURPLE,
+    "read": charts.GREY,
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a run directory holds. Graph, costs and device are None where a run ended before they were written."""
+
+    name: str
+    config: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+    graph: TrainGraph | None = None
+    costs: Costs | None = None
+    device: Device | None = None
+
+    @classmethod
+    def load(cls, run_dir: Path) -> "Records":
+        """Read a run directory; ConfigError where it is none."""
+        import yaml
+
+        if not (run_dir / "config.yaml").exists() and not (run_dir / "trials.jsonl").exists():
+            raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
+        config = yaml.safe_load(_text(run_dir / "config.yaml") or "{}")
+        return cls(
+            run_dir.name,
+            config if isinstance(config, dict) else {},
+            tuple(load(run_dir / "trials.jsonl")),
+            _record(TrainGraph, run_dir / "graph.json"),
+            _record(Costs, run_dir / "costs.json"),
+            _record(Device, run_dir / "device.json"),
+        )
+
+    @cached_property
+    def baseline(self) -> Trial | None:
+        """Plain PyTorch eager."""
+        return next((trial for trial in self.trials if trial.kind == "baseline"), None)
+
+    @cached_property
+    def best(self) -> Trial | None:
+        """Fastest plan that fits, by its ratio to the baseline where there is one."""
+        fits = [trial for trial in self.trials if trial.plan and _outcome(trial) is Outcome.OK]
+        return min(fits, key=lambda trial: _cost(trial, ratios=self.has_ratios) or float("inf"), default=None)
+
+    @cached_property
+    def has_ratios(self) -> bool:
+        """Whether the baseline ran, so that times can be told as ratios."""
+        return any(trial.measurement and trial.measurement.time_ratio is not None for trial in self.trials)
+
+    @cached_property
+    def budget_step_bytes(self) -> int | None:
+        """What the step itself may take; None while nothing was measured."""
+        if "budget" not in self.config:
+            return None
+        budget = Budget.parse(str(self.config["budget"]))
+        floors = [
+            t.measurement.floor_bytes for t in self.trials if t.measurement and t.measurement.floor_bytes is not None
+        ]
+        whole = self.baseline.measurement.step_peak_bytes if self.baseline and self.baseline.measurement else None
+        if whole is None and self.traced is not None:
+            whole = self.traced.peak_bytes
+        if (budget.nbytes is not None and not floors) or (budget.share is not None and whole is None):
+            return None
+        return budget.step_bytes(floor_bytes=floors[0] if floors else 0, baseline_step_bytes=int(whole or 0))
+
+    @cached_property
+    def traced(self) -> Walk | None:
+        """The step with no plan, walked."""
+        if self.graph is None or self.costs is None:
+            return None
+        return Walk(self.graph, self.costs, Plan.traced(self.graph))
+
+    @cached_property
+    def chosen(self) -> Walk | None:
+        """The best plan, walked."""
+        if self.graph is None or self.costs is None or self.best is None or self.best.plan is None:
+            return None
+        return Walk(self.graph, self.costs, self.best.plan)
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` from the records of a run, whole or not at all; the same records give the same bytes."""
+    path = run_dir / "report.html"
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(render(Records.load(run_dir)), encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def render(records: Records) -> str:
+    """The page of a run."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"))
+    headline, story = words(records)
+    return page.render(
+        name=records.name, headline=headline, story=story, facts=_facts(records),
+        frontier=_frontier(records), memory=_memory(records), lanes=_lanes(records),
+        layers=_layers(records), errors=_errors(records), certificate=_certificate(records),
+        columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(records.trials, records.best),
+        details=[trial for trial in records.trials if trial.measurement and trial.measurement.detail],
+        outcomes=Counter(table.verdict(trial) for trial in records.trials).most_common(), device=_device(records),
+    )  # fmt: skip
+
+
+def words(records: Records) -> tuple[str, str]:
+    """(headline, one sentence more): the answer in the user's terms."""
+    budget = str(records.config.get("budget", "its budget"))
+    if not records.trials:
+        return "Nothing was tried yet", "The run holds no trials; go on with autotune resume."
+    best, baseline = records.best, records.baseline
+    seen = baseline.measurement if baseline else None
+    plain = seen.step_peak_bytes if seen else None
+    fits = seen is not None and seen.outcome is Outcome.OK
+    if best is None or best.measurement is None:
+        lowest = min((t for t in records.trials if _bytes(t) is not None), key=lambda t: _bytes(t) or 0, default=None)
+        least = (
+            ""
+            if lowest is None
+            else f" Plan {lowest.number} came lowest, {fmt_bytes(_bytes(lowest) or 0)} for the step."
+        )
+        return f"No plan that was tried fits {budget}", f"{len(records.trials)} trials.{least} Raise the budget."
+    peak, ratio = best.measurement.step_peak_bytes, best.measurement.time_ratio
+    taken = "" if peak is None else fmt_bytes(peak)
+    room = fmt_bytes(Budget.parse(budget).nbytes or 0) if "budget" in records.config and "%" not in budget else ""
+    where = f"Fits in {room}" if room else f"The step fits in {taken}"
+    if ratio is None:
+        needs = f" of about {fmt_bytes(records.traced.peak_bytes)}" if records.traced else ""
+        return f"{where}, where plain PyTorch does not fit", (
+            f"Plan {best.number} takes {taken} and {fmt_seconds(best.measurement.median_seconds or 0)} a step; "
+            f"the plain step{needs} did not run to its end, so there is no time to compare with."
+        )
+    price = f"for {100 * (ratio - 1):.0f} % more time" if ratio >= 1.005 else "for no extra time" if ratio > 0.995 else (
+        f"and saves {100 * (1 - ratio):.0f} % of the time"
+    )  # fmt: skip
+    saved = "" if peak is None or not plain else (
+        f"Plan {best.number} lowers the step from {fmt_bytes(plain)} to {taken}, {100 * (1 - peak / plain):.0f} % less; "
+        f"plain PyTorch {'fits the budget too' if fits else 'is over the budget'}."
+    )  # fmt: skip
+    return f"{where} {price}", saved
+
+
+def _facts(records: Records) -> list[tuple[str, str]]:
+    workload = records.trials[0].workload if records.trials else str(records.config.get("workload", ""))
+    budget, step = str(records.config.get("budget", "-")), records.budget_step_bytes
+    graph = records.graph
+    return [
+        ("workload", workload),
+        ("budget", budget if step is None else f"{budget}: {fmt_bytes(step)} for the step"),
+        ("trials", str(len(records.trials))),
+        (
+            "graph",
+            "-" if graph is None else f"{graph.name}, {len(graph.ops)} ops, {len(graph.values)} values, {graph.digest}",
+        ),
+    ]
+
+
+def _frontier(records: Records) -> str:
+    traced = records.traced
+    dots = []
+    for trial in records.trials:
+        seen = trial.measurement
+        if seen is None:
+            continue
+        nbytes = seen.step_charged_bytes if seen.step_charged_bytes is not None else seen.step_peak_bytes
+        cost = _cost(trial, ratios=records.has_ratios)
+        measured = nbytes is not None and cost is not None
+        if not measured and trial.estimate is not None:
+            nbytes = trial.estimate.peak_bytes
+            cost = trial.estimate.seconds / (traced.seconds if records.has_ratios and traced else 1e-3)
+        if nbytes is None or cost is None:
+            continue
+        match seen.outcome:
+            case _ if trial.kind == "baseline":
+                kind = "baseline"
+            case _ if trial is records.best:
+                kind = "best"
+            case Outcome.OVER_BUDGET:
+                kind = "over" if measured else "predicted"
+            case Outcome.OK | Outcome.STOPPED_EARLY | Outcome.NOISY:
+                kind = "ok"
+            case _:
+                kind = "failed"
+        dots.append(charts.Dot(trial.number, nbytes, cost, kind))
+    if not dots:
+        return ""
+    label = "step time, of the baseline's" if records.has_ratios else "step time, ms"
+    return charts.frontier(dots, budget_bytes=records.budget_step_bytes, cost=label)
+
+
+def _memory(records: Records) -> str:
+    traced, chosen = records.traced, records.chosen
+    if traced is None:
+        return ""
+    roles = chosen.by_role if chosen else {}
+    return charts.memory(traced.band, chosen.band if chosen else None, roles, records.budget_step_bytes)
+
+
+def _lanes(records: Records) -> str:
+    if records.chosen is None or not records.chosen.schedule.store:
+        return ""
+    return charts.lanes(records.chosen.tracks(), PHASE_COLOURS)
+
+
+def _layers(records: Records, top: int = 15) -> list[tuple[str, str, str, float]]:
+    """(layer, best plan's MiB, traced MiB, share of the largest) at each plan's own peak."""
+    if records.traced is None:
+        return []
+    before = records.traced.at_peak()
+    now = records.chosen.at_peak() if records.chosen else before
+    ranked = sorted(now.items(), key=lambda item: (-item[1], item[0]))[:top]
+    most = max((nbytes for _, nbytes in ranked), default=1) or 1
+    return [(layer, table.mib(nbytes), table.mib(before[layer]), 100 * nbytes / most) for layer, nbytes in ranked]
+
+
+def _errors(records: Records) -> list[tuple[str, ...]]:
+    """(trial, predicted MiB, measured MiB, error %, predicted ms, measured ms, error %) of every plan that ran."""
+    found: list[tuple[str, ...]] = []
+    for trial in records.trials:
+        expected, seen = trial.estimate, trial.measurement
+        if expected is None or seen is None or seen.step_peak_bytes is None:
+            continue
+        seconds = seen.median_seconds
+        found.append((
+            str(trial.number), table.mib(expected.peak_bytes), table.mib(seen.step_peak_bytes),
+            _percent(expected.peak_bytes, seen.step_peak_bytes), f"{expected.seconds * 1e3:.1f}",
+            "-" if seconds is None else f"{seconds * 1e3:.1f}", _percent(expected.seconds, seconds),
+        ))  # fmt: skip
+    return found
+
+
+def _certificate(records: Records) -> list[tuple[str, str]]:
+    expected = records.best.estimate if records.best else None
+    if expected is None:
+        return []
+    gap = expected.peak_bytes / expected.lower_bound_bytes - 1 if expected.lower_bound_bytes else 0.0
+    slower = expected.seconds / expected.lower_bound_seconds - 1 if expected.lower_bound_seconds else 0.0
+    return [
+        ("predicted peak of the step", f"{fmt_bytes(expected.peak_bytes)}, at {expected.peak_op or 'rest'}"),
+        ("no plan of this graph goes below", fmt_bytes(expected.lower_bound_bytes)),
+        ("gap in bytes", f"{100 * gap:.1f} %"),
+        ("predicted time", fmt_seconds(expected.seconds)),
+        ("of it computing again", fmt_seconds(expected.recompute_seconds)),
+        ("of it waiting for a store", fmt_seconds(expected.stall_seconds)),
+        ("every op once takes", f"{fmt_seconds(expected.lower_bound_seconds)} (the plan {100 * slower:.1f} % more)"),
+        ("through the store", fmt_bytes(expected.transfer_bytes)),
+    ]
+
+
+def _device(records: Records) -> list[tuple[str, str]]:
+    device = records.device
+    if device is None:
+        return []
+    seen = records.best.measurement if records.best else None
+    facts = [
+        ("silicon", f"{device.silicon} ({device.kind}), {device.cores} cores"),
+        ("memory", fmt_bytes(device.memory_bytes)),
+        ("software", f"torch {device.torch}" + (f", driver {device.driver}" if device.driver else "")),
+    ]
+    if seen is not None:
+        facts.append(("floor of the process", "-" if seen.floor_bytes is None else fmt_bytes(seen.floor_bytes)))
+        facts.append(("meter", seen.meter or "-"))
+        facts.append(("enforced limit", seen.limit or "none"))
+    return facts
+
+
+def _cost(trial: Trial, *, ratios: bool) -> float | None:
+    """What the frontier shows and the best is chosen by: the ratio to the baseline, else milliseconds."""
+    if trial.measurement is None:
+        return None
+    seconds = trial.measurement.median_seconds
+    if ratios:
+        return 1.0 if trial.kind == "baseline" and seconds is not None else trial.measurement.time_ratio
+    return None if seconds is None else 1e3 * seconds
+
+
+def _bytes(trial: Trial) -> int | None:
+    seen = trial.measurement.step_peak_bytes if trial.measurement else None
+    return seen if seen is not None else trial.estimate.peak_bytes if trial.estimate else None
+
+
+def _outcome(trial: Trial) -> Outcome | None:
+    return trial.measurement.outcome if trial.measurement else None
+
+
+def _percent(expected: float, seen: float | None) -> str:
+    return "-" if not seen else f"{100 * (expected / seen - 1):+.2f} %"
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _record(kind: Any, path: Path) -> Any:
+    text = _text(path)
+    if not text:
+        return None
+    try:
+        return from_json(kind, json.loads(text), where=str(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not JSON ({error.msg}); restore the file or start a new run directory") from None
