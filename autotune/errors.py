@@ -10,6 +10,9 @@ AutotuneError           1   a fault of ours, never raised bare
 └── LockedError        75   another process works in the run directory
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class AutotuneError(Exception):
     """Base of all: its message names the thing, the value and the next move, in one line."""
@@ -57,3 +60,12 @@ class LockedError(AutotuneError):
     """Another process works in the run directory."""
 
     exit_code = 75
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The next move after a name that is none of `known`: `; known: batch, size; did you mean 'batch'?`."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    # a package can hold hundreds of names: an error is one line
+    listed = f"; known: {', '.join(known) or 'none'}" if len(known) <= 20 or not close else ""
+    return listed + (f"; did you mean {close[0]!r}?" if close else "")

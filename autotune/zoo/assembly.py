@@ -23,11 +23,12 @@ def assemble(
 ) -> Workload:
     """Draw model and batch, cast and move their floating parts, and give the model an optimizer."""
     cast = _one_of(dtype, "dtype", _DTYPES)
+    place = _device(device)
     make = _one_of(optimizer, "optimizer", _OPTIMIZERS)
     with seeded(seed):
         model, batch = draw()
-    model = model.to(device=device, dtype=cast).train()
-    parts = tuple(part.to(device, cast if part.is_floating_point() else None) for part in batch)
+    model = model.to(device=place, dtype=cast).train()
+    parts = tuple(part.to(place, cast if part.is_floating_point() else None) for part in batch)
     return Workload(model, loss_fn, make(model.parameters()), parts)
 
 
@@ -73,6 +74,16 @@ def heads(width: int) -> int:
             f"width must be a multiple of 64, or below 128 for one head (got {width}): try {width // 64 * 64}"
         )
     return width // 64
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is unknown; write cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: torch finds no such GPU here; leave device out to use the CPU")
+    return device
 
 
 def _sgd(parameters: Iterator[torch.nn.Parameter]) -> torch.optim.Optimizer:
