@@ -12,6 +12,7 @@ from autotune import charts, table
 from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
+from autotune.judge import Rules, baseline_step_bytes, winner
 from autotune.measurement import Budget, Device, Outcome
 from autotune.plan import Plan
 from autotune.records import from_json
@@ -65,9 +66,25 @@ class Records:
 
     @cached_property
     def best(self) -> Trial | None:
-        """Fastest plan that fits, by its ratio to the baseline where there is one."""
-        fits = [trial for trial in self.trials if trial.plan and _outcome(trial) is Outcome.OK]
-        return min(fits, key=lambda trial: _cost(trial, ratios=self.has_ratios) or float("inf"), default=None)
+        """The winner, by the rules of the study."""
+        step = self.budget_step_bytes
+        if step is None:
+            return None
+        tolerance = self.config.get("tolerance")
+        rules = Rules(
+            budget=Budget.parse(str(self.config["budget"])),
+            budget_bytes=step,
+            floor_bytes=self.floor_bytes or 0,
+            tolerance=float("inf") if tolerance is None else float(tolerance),  # outcomes were judged already
+            baseline_seconds=self.traced.seconds if self.traced else 0.0,
+        )
+        return winner(self.trials, rules)
+
+    @cached_property
+    def floor_bytes(self) -> int | None:
+        """The process's floor as first measured."""
+        seen = (trial.measurement.floor_bytes for trial in self.trials if trial.measurement)
+        return next((floor for floor in seen if floor is not None), None)
 
     @cached_property
     def has_ratios(self) -> bool:
@@ -80,15 +97,13 @@ class Records:
         if "budget" not in self.config:
             return None
         budget = Budget.parse(str(self.config["budget"]))
-        floors = [
-            t.measurement.floor_bytes for t in self.trials if t.measurement and t.measurement.floor_bytes is not None
-        ]
-        whole = self.baseline.measurement.step_peak_bytes if self.baseline and self.baseline.measurement else None
+        seen = self.baseline.measurement if self.baseline else None
+        whole = baseline_step_bytes(seen) if seen else None
         if whole is None and self.traced is not None:
             whole = self.traced.peak_bytes
-        if (budget.nbytes is not None and not floors) or (budget.share is not None and whole is None):
+        if (self.floor_bytes if budget.share is None else whole) is None:
             return None
-        return budget.step_bytes(floor_bytes=floors[0] if floors else 0, baseline_step_bytes=int(whole or 0))
+        return budget.step_bytes(floor_bytes=self.floor_bytes or 0, baseline_step_bytes=whole or 0)
 
     @cached_property
     def traced(self) -> Walk | None:
@@ -191,7 +206,7 @@ def _frontier(records: Records) -> str:
     dots = []
     for trial in records.trials:
         seen = trial.measurement
-        if seen is None:
+        if seen is None or trial.kind == "repeat":
             continue
         nbytes = seen.step_charged_bytes if seen.step_charged_bytes is not None else seen.step_peak_bytes
         cost = _cost(trial, ratios=records.has_ratios)
@@ -204,7 +219,7 @@ def _frontier(records: Records) -> str:
         match seen.outcome:
             case _ if trial.kind == "baseline":
                 kind = "baseline"
-            case _ if trial is records.best:
+            case _ if records.best is not None and trial.number == records.best.number:
                 kind = "best"
             case Outcome.OVER_BUDGET:
                 kind = "over" if measured else "predicted"
@@ -249,7 +264,7 @@ def _errors(records: Records) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for trial in records.trials:
         expected, seen = trial.estimate, trial.measurement
-        if expected is None or seen is None or seen.step_peak_bytes is None:
+        if expected is None or seen is None or seen.step_peak_bytes is None or trial.kind == "repeat":
             continue
         seconds = seen.median_seconds
         found.append((
@@ -308,10 +323,6 @@ def _cost(trial: Trial, *, ratios: bool) -> float | None:
 def _bytes(trial: Trial) -> int | None:
     seen = trial.measurement.step_peak_bytes if trial.measurement else None
     return seen if seen is not None else trial.estimate.peak_bytes if trial.estimate else None
-
-
-def _outcome(trial: Trial) -> Outcome | None:
-    return trial.measurement.outcome if trial.measurement else None
 
 
 def _percent(expected: float, seen: float | None) -> str:

@@ -59,6 +59,8 @@ def verdict(trial: Trial, best: bool = False) -> str:
     outcome = trial.measurement.outcome
     if best:
         return "BEST"
+    if trial.kind == "repeat":
+        return "seen before"
     if outcome is Outcome.OVER_BUDGET and trial.measurement.peak_bytes is None:
         return "not run"
     return outcome.value.replace("_", " ")
