@@ -1,0 +1,265 @@
+"""What a training loop calls: one object that runs the whole step under a plan."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autotune import planfile
+from autotune.capture import capture
+from autotune.costs import Costs
+from autotune.errors import ConfigError, PlanError
+from autotune.execute import Executor, open_slots
+from autotune.graph import TrainGraph
+from autotune.plan import Plan, check
+from autotune.planfile import PlanFile
+from autotune.planners import make_plan
+from autotune.profile import profile
+from autotune.program import Program, reads
+from autotune.schedule import lower
+from autotune.stores import SwapStore, open_store, probe
+from autotune.workload import LossFn, Workload
+
+OtherShapes = Literal["replan", "eager", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """One batch signature's program and its executor."""
+
+    program: Program
+    plan: Plan
+    run: Executor
+    store: SwapStore | None
+
+
+class TrainStep:
+    """One training step under a plan: `loss = step(batch)`.
+
+    Parameters, optimizer state and buffers are the caller's own objects, all in memory between steps. `.grad` is None
+    after a step, unless `accumulate` keeps it. `loss_fn(model, batch)` gives the loss, or the loss and extras; the step
+    returns them detached. Without a plan the step runs as it was traced; without loss and optimizer it is inference.
+
+    `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`
+    need every gradient at once, so that the user's optimizer then steps at the end, whatever the plan says of updates.
+    `accumulate` steps make one update. A batch of another shape is planned anew with the same settings ("replan"), run
+    in plain eager ("eager") or refused ("error"). `on_gradient(name, gradient)` sees each gradient before its update.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFn | None,
+        optimizer: torch.optim.Optimizer | None,
+        batch: Any,
+        plan: str | Path | PlanFile | Plan | None = None,
+        *,
+        stores: Mapping[str, str | Path] | None = None,
+        accumulate: int = 1,
+        before_update: Callable[[], Any] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        other_shapes: OtherShapes = "replan",
+    ) -> None:
+        if accumulate < 1:
+            raise ConfigError(
+                f"accumulate is {accumulate}; it counts the steps that make one update, so it is at least 1"
+            )
+        if other_shapes not in ("replan", "eager", "error"):
+            raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
+        self.model, self.optimizer = model, optimizer
+        self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
+        self._loss_fn = loss_fn
+        self._stores = dict(stores or {})
+        self._accumulate, self._taken = accumulate, 0
+        self._before_update, self._scaler = before_update, scaler
+        self._other_shapes = other_shapes
+        self._warned = False
+        self._file = (
+            planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else None
+        )
+        self._first = self._signature(batch)
+        self._ready = {self._first: self._prepare(batch, plan if isinstance(plan, Plan) else None)}
+        self._last = self._ready[self._first]
+
+    @property
+    def graph(self) -> TrainGraph:
+        """The step that was captured for the first batch."""
+        return self._ready[self._first].program.graph
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last step's batch."""
+        return self._last.plan
+
+    @property
+    def stall_seconds(self) -> float:
+        """Of the last step: waited for a store."""
+        return self._last.run.stall_seconds
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Of the last step: written to a store and read back."""
+        return self._last.run.transfer_bytes
+
+    def __call__(self, batch: Any) -> Any:
+        """Run one step."""
+        signature = self._signature(batch)
+        if signature not in self._ready:
+            if self._other_shapes == "error":
+                raise PlanError(
+                    f"this step was made for {_shapes(self._first)}; the batch has {_shapes(signature)}. Pass other_shapes='replan' or make a TrainStep for it"
+                )
+            self._warn(signature)
+            if self._other_shapes == "eager":
+                return self._eager(batch)
+            self._ready[signature] = self._prepare(batch, None)
+        self._last = self._ready[signature]
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        return self._planned(self._last, tensors)
+
+    def close(self) -> None:
+        """Give the stores' space back. The model and the optimizer stay as they are."""
+        for ready in self._ready.values():
+            if ready.store is not None:
+                ready.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _keeps_gradients(self) -> bool:
+        return self._accumulate > 1 or self._before_update is not None or self._scaler is not None
+
+    def _planned(self, ready: _Ready, tensors: list[torch.Tensor]) -> Any:
+        updates = ready.program.updates
+        if self._scaler is not None:
+            ready.run.tangent = self._scaler.scale(torch.ones((), device=ready.program.device))
+        if updates is None:
+            return ready.run(tensors)
+        updates.on_gradient = self.on_gradient
+        if self._keeps_gradients:
+            results = ready.run(tensors)
+            self._taken += 1
+            if self._taken % self._accumulate == 0:
+                self._update_all()
+            return results
+        with updates.step():
+            return ready.run(tensors)
+
+    def _update_all(self) -> None:
+        assert self.optimizer is not None
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        if self._before_update is not None:
+            self._before_update()
+        if self._scaler is not None:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _eager(self, batch: Any) -> Any:
+        assert self._loss_fn is not None
+        made = self._loss_fn(self.model, batch)
+        loss = made[0] if isinstance(made, tuple) else made
+        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+        self._taken += 1
+        if self._taken % self._accumulate == 0:
+            self._update_all()
+        return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, made)
+
+    def _signature(self, batch: Any) -> tuple[Any, ...]:
+        leaves, spec = pytree.tree_flatten(batch)
+        shown = tuple(
+            (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
+        )
+        weights = tuple((p.dtype, p.device) for p in self.model.parameters())
+        return shown, str(spec), hash(weights), tuple(module.training for module in self.model.modules())
+
+    def _warn(self, signature: tuple[Any, ...]) -> None:
+        if not self._warned:
+            how = "runs in plain eager" if self._other_shapes == "eager" else "is planned anew with the same settings"
+            warnings.warn(
+                f"a batch of {_shapes(signature)} {how}; the plan is for {_shapes(self._first)}", stacklevel=3
+            )
+        self._warned = True
+
+    def _prepare(self, batch: Any, given: Plan | None) -> _Ready:
+        program = capture(Workload(self.model, self._loss_fn, self.optimizer, batch))
+        if given is not None:
+            plan = given
+        elif self._file is not None and not hasattr(self, "_ready"):
+            _match(self._file, program.graph)
+            plan = self._file.plan
+        elif self._file is not None:
+            plan = self._replan(self._file, program)
+        else:
+            plan = Plan.traced(program.graph)
+        check(program.graph, plan)
+        if self._keeps_gradients and program.updates is not None:
+            program, plan = _gradients_kept(program, plan)
+        schedule = lower(program.graph, plan)
+        store = None
+        if schedule.store:
+            store = open_store(schedule.store, self._directory(schedule.store), open_slots(program, schedule))
+        return _Ready(program, plan, Executor(program, schedule, store), store)
+
+    def _replan(self, file: PlanFile, program: Program) -> Plan:
+        costs = profile(program)
+        stores = {name: probe(name, Path(directory)) for name, directory in self._stores.items()}
+        return make_plan(
+            program.graph,
+            file.settings,
+            file.budget_bytes,
+            Costs(costs.seconds, costs.scratch_bytes, stores, costs.contention),
+        )
+
+    def _directory(self, name: str) -> Path:
+        if name not in self._stores:
+            raise ConfigError(f"the plan offloads to {name!r}; pass stores={{{name!r}: DIR}}")
+        return Path(self._stores[name])
+
+
+def _match(file: PlanFile, graph: TrainGraph) -> None:
+    if file.graph_digest != graph.digest:
+        raise PlanError(
+            f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops); this step is another graph"
+            f" ({graph.digest[:8]}, {len(graph.ops)} ops): check model, batch shape, dtype and optimizer, or tune it"
+        )
+
+
+def _shapes(signature: tuple[Any, ...]) -> str:
+    return ", ".join("x".join(map(str, part[0])) or "scalar" for part in signature[0] if isinstance(part, tuple))
+
+
+def _gradients_kept(program: Program, plan: Plan) -> tuple[Program, Plan]:
+    """The program with each update replaced by keeping the gradient in `.grad`, right where the gradient is made."""
+    calls = list(program.calls)
+    sinks: dict[int, list[int]] = {}
+    position = {op: at for at, op in enumerate(plan.order)}
+    assert program.updates is not None
+    update = program.updates.update
+    for op in program.graph.ops:
+        if program.calls[op.id].target != update:
+            continue
+        calls[op.id] = replace(calls[op.id], target=program.updates.keep)
+        needed = [
+            position[made]
+            for value in reads(calls[op.id].args[2])
+            if (made := program.graph.producer[value]) is not None
+        ]
+        sinks.setdefault(max(needed, default=-1), []).append(op.id)
+    moved = {op for ops in sinks.values() for op in ops}
+    order = [*sinks.get(-1, ())]
+    for at, op_id in enumerate(plan.order):
+        order += [] if op_id in moved else [op_id]
+        order += sinks.get(at, ())
+    return replace(program, calls=tuple(calls)), replace(plan, order=tuple(order))

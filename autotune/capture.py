@@ -1,0 +1,373 @@
+"""Capture a training step as one graph: forward, loss, backward, and one update per parameter.
+
+Dynamo reads the user's Python, AOTAutograd traces forward and backward together, both on fake tensors: nothing is
+allocated and nothing runs. Views are folded into the ops that read them, so that every value owns its memory.
+"""
+
+import hashlib
+import logging
+import operator
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autotune.errors import CaptureError
+from autotune.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.lstm import keep_lstm_whole
+from autotune.program import Call, Meta, Program, Read, View, reads
+from autotune.update import Updates
+from autotune.workload import Workload
+
+
+def capture(workload: Workload, name: str = "") -> Program:
+    """Capture the workload's step; model, optimizer, batch and generators stay as they are."""
+    name = name or type(workload.model).__name__
+    leaves, spec = pytree.tree_flatten(workload.batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise CaptureError(f"the batch of {name} holds no tensor; give a tensor or a tuple of tensors")
+    step = _Step(workload, leaves, spec)
+    devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    with _quiet(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
+        joint, owner = _trace(stack, step, tensors, name)
+        reader = _Reader(joint.graph_module.graph, owner, workload)
+        reader.read()
+        return reader.program(name, joint.out_spec, tensors[0].device)
+
+
+class _Step(torch.nn.Module):
+    """The step's forward as a module of flat tensors in, loss and detached extras out."""
+
+    def __init__(self, workload: Workload, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.training = workload.model.training
+        self.model = workload.model
+        self._loss_fn = workload.loss_fn
+        self._leaves = leaves
+        self._spec = spec
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        batch = pytree.tree_unflatten(leaves, self._spec)
+        if self._loss_fn is not None:
+            made = self._loss_fn(self.model, batch)
+            return (made[0], *_detached(made[1:])) if isinstance(made, tuple) else made
+        if isinstance(batch, dict):
+            return self.model(**batch)
+        return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
+
+
+def _detached(tree: Any) -> Any:
+    return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, tree)
+
+
+def _trace(stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str) -> tuple[Any, fx.GraphModule]:
+    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    if step._loss_fn is None:
+        stack.enter_context(torch.no_grad())
+    try:
+        forward = dynamo_graph_capture_for_export(step)(*tensors)
+        keep_lstm_whole(forward)
+        joint = aot_export_joint_with_descriptors(stack, forward, tuple(tensors), _record_nn_module_stack=True)
+    except Exception as error:  # the tracer raises the user's own exceptions and dozens of its own
+        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise CaptureError(f"cannot capture {name} as one graph: {type(error).__name__}: {reason}") from error
+    finally:
+        torch._dynamo.reset()
+    return joint, forward
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The tracer warns of side effects that every model has; errors still come through."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._functorch")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+class _Reader:
+    """Turns the joint trace into values, ops and calls."""
+
+    def __init__(self, trace: fx.Graph, owner: fx.GraphModule, workload: Workload) -> None:
+        self._trace = trace
+        self._owner = owner
+        self._updates = Updates(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
+        self._argument: dict[fx.Node, Any] = {}  # what a node is to those that read it
+        self._values: list[Value] = []
+        self._metas: list[Meta | None] = []
+        self._ops: list[Op] = []
+        self._calls: list[Call] = []
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._batch: list[int] = []
+        self._tangent: int | None = None
+        self._results: list[Any] = []
+        self._layer = "loss"
+        self._inputs: dict[str, int] = {}  # parameters and buffers by name
+
+    def program(self, name: str, spec: pytree.TreeSpec, device: torch.device) -> Program:
+        """What was read."""
+        made = {value for op in self._ops for value in op.outputs}
+        graph = TrainGraph(
+            name=name,
+            ops=tuple(self._ops),
+            values=tuple(self._values),
+            inputs=tuple(value.id for value in self._values if value.id not in made),
+            outputs=tuple(dict.fromkeys(v for v in reads(self._results) if v in made)),
+        )
+        return Program(
+            graph, tuple(self._calls), tuple(self._metas), self._tensors, tuple(self._batch), self._tangent,
+            tuple(self._results), spec, self._updates, device,
+        )  # fmt: skip
+
+    def read(self) -> None:
+        """Walk the trace: inputs, then ops that something needs, then what the outputs ask for."""
+        output = self._trace.output_node()
+        returned: Any = output.args[0]
+        wanted = list(zip(returned, output.meta["desc"], strict=True))
+        self._drop_dead(output, wanted)
+        for node in self._trace.nodes:
+            match node.op:
+                case "placeholder":
+                    self._read_input(node)
+                case "get_attr":
+                    self._add_input(node, node.name, Role.BUFFER, _attribute(self._trace.owning_module, node.target))
+                case "call_function":
+                    self._read_call(node)
+        gradients = []
+        for node, desc in wanted:
+            match type(desc).__name__:
+                case "PlainAOTOutput":
+                    self._results.append(self._of(node))
+                case "InputMutationAOTOutput":
+                    self._commit(_own_name(desc.mutated_input.target), node)
+                case "GradAOTOutput" if node is not None:
+                    gradients.append((node, _own_name(desc.grad_of.target)))
+        position = {node: index for index, node in enumerate(self._trace.nodes)}
+        for node, target in sorted(gradients, key=lambda pair: position[pair[0]]):
+            self._update(target, node)
+
+    def _drop_dead(self, output: fx.Node, wanted: list[tuple[Any, Any]]) -> None:
+        """Gradients that nobody updates with, and what only they need, are not computed."""
+        kept = []
+        for node, desc in wanted:
+            unused = type(desc).__name__ == "GradAOTOutput" and not self._has_update(desc.grad_of)
+            kept.append(None if unused else node)
+        wanted[:] = [(node, desc) for node, (_, desc) in zip(kept, wanted, strict=True)]
+        output.args = (kept,)
+        self._trace.eliminate_dead_code(lambda node: node.is_impure() or node.op in ("placeholder", "output"))
+
+    def _has_update(self, desc: Any) -> bool:
+        if type(desc).__name__ != "ParamAOTInput" or self._updates is None:
+            return False
+        return self._updates.owns(_attribute(self._owner, desc.target))
+
+    def _read_input(self, node: fx.Node) -> None:
+        desc = node.meta["desc"]
+        match type(desc).__name__:
+            case "ParamAOTInput":
+                self._add_input(node, _own_name(desc.target), Role.PARAM, _attribute(self._owner, desc.target))
+            case "BufferAOTInput":
+                self._add_input(node, _own_name(desc.target), Role.BUFFER, _attribute(self._owner, desc.target))
+            case "PlainAOTInput":
+                self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
+            case "TangentAOTInput":
+                self._tangent = self._add_input(node, "tangent", Role.BATCH)
+            case kind:
+                raise CaptureError(
+                    f"the step needs an input of kind {kind}, which a plan cannot hold; pass it in the batch"
+                )
+
+    def _add_input(self, node: fx.Node, name: str, role: Role, tensor: torch.Tensor | None = None) -> int:
+        value = self._add_value(name, role, node.meta.get("val", tensor))
+        self._argument[node] = Read(value)
+        self._inputs[name] = value
+        if tensor is not None:
+            self._tensors[value] = tensor
+        return value
+
+    def _add_value(self, name: str, role: Role, tensor: Any) -> int:
+        meta = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        self._values.append(Value(len(self._values), name, tensor.untyped_storage().nbytes(), role))
+        self._metas.append(meta)
+        return len(self._values) - 1
+
+    def _of(self, argument: Any) -> Any:
+        """An argument of the trace as an argument of a call."""
+        return fx.node.map_arg(argument, lambda node: self._argument[node])
+
+    def _read_call(self, node: fx.Node) -> None:
+        target: Any = node.target
+        if target is operator.getitem:
+            whole: Any = node.args[0]
+            part: Any = node.args[1]
+            source = self._argument[whole]
+            self._argument[node] = source[part] if isinstance(source, list) else View(target, (source, part))
+            return
+        args, kwargs = self._of(node.args), tuple((key, self._of(part)) for key, part in node.kwargs.items())
+        made, parts = node.meta["val"], None
+        if not isinstance(made, torch.Tensor):
+            parts = list(made) if isinstance(made, (tuple, list)) else []
+        read_storages = {_storage(source.meta["val"]) for source in node.all_input_nodes if _is_tensor(source)}
+        tensors = [part for part in (parts if parts is not None else [made]) if isinstance(part, torch.Tensor)]
+        if tensors and all(_storage(part) in read_storages for part in tensors):
+            identity = node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+            self._argument[node] = args[0] if identity else View(target, args, kwargs)
+            return
+        if any(_storage(part) in read_storages for part in tensors):
+            raise CaptureError(f"{node.target} returns a view and a fresh tensor at once; leave it out of the model")
+        self._add_op(node, args, kwargs, made if parts is None else parts)
+
+    def _add_op(self, node: fx.Node, args: Any, kwargs: tuple[tuple[str, Any], ...], made: Any) -> None:
+        target: Any = node.target
+        backward = node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
+        self._layer = _layer(node) or self._layer
+        name = f"{self._layer}.{node.name}"
+        if isinstance(made, list):
+            outputs: Any = tuple(
+                self._add_value(f"{name}.{index}", Role.ACTIVATION, part) if isinstance(part, torch.Tensor) else None
+                for index, part in enumerate(made)
+            )
+            self._argument[node] = [None if value is None else Read(value) for value in outputs]
+        else:
+            outputs = self._add_value(name, Role.ACTIVATION, made)
+            self._argument[node] = Read(outputs)
+        random = _draws(node.target, node.args, node.kwargs)
+        self._append(
+            Call(target, args, kwargs, outputs),
+            name=name,
+            target=str(node.target),
+            phase=Phase.BACKWARD if backward else Phase.FORWARD,
+            repeatable=not random and not node.is_impure(impure_random=False),
+            random=random,
+        )
+
+    def _append(self, call: Call, *, name: str, target: str, phase: Phase, writes: tuple[int, ...] = (), extra: tuple[int, ...] = (),
+                repeatable: bool = True, random: bool = False, detail: str = "") -> None:  # fmt: skip
+        made = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
+        inputs = tuple(dict.fromkeys((*reads(call.args), *reads([part for _, part in call.kwargs]), *extra)))
+        shown = repr((target, detail, _shown(call.args, self._metas), _shown(call.kwargs, self._metas)))
+        self._ops.append(
+            Op(
+                id=len(self._ops),
+                name=name,
+                target=target,
+                inputs=inputs,
+                outputs=tuple(value for value in made if value is not None),
+                phase=phase,
+                layer=self._layer,
+                signature=hashlib.sha256(shown.encode()).hexdigest()[:24],
+                repeatable=repeatable,
+                random=random,
+                writes=writes,
+            )
+        )
+        self._calls.append(call)
+
+    def _commit(self, target: str, node: fx.Node) -> None:
+        """Write a buffer's new content at the end of the step: until then forward ops can be run again."""
+        buffer = self._inputs[target]
+        self._layer = target.rpartition(".")[0]
+        call = Call(torch.ops.aten.copy_.default, (Read(buffer), self._of(node)))
+        self._append(
+            call, name=f"{target}.commit", target="commit", phase=Phase.UPDATE, writes=(buffer,), repeatable=False
+        )
+
+    def _update(self, target: str, node: fx.Node) -> None:
+        assert self._updates is not None
+        parameter = self._inputs[target]
+        gradient = self._of(node)
+        for value in reads(gradient):
+            if self._values[value].role is Role.ACTIVATION:
+                old = self._values[value]
+                self._values[value] = Value(old.id, f"{target}.grad", old.nbytes, Role.GRAD)
+        state_bytes = self._updates.state_bytes(self._tensors[parameter])
+        state = len(self._values)
+        self._values.append(Value(state, f"{target}.state", state_bytes, Role.STATE))
+        self._metas.append(None)
+        self._layer = target.rpartition(".")[0]
+        optimizer = self._updates.optimizer
+        self._append(
+            Call(self._updates.update, (target, Read(parameter), gradient)),
+            name=f"{target}.update",
+            target=f"update.{type(optimizer).__name__}",
+            detail=repr(sorted((k, str(v)) for k, v in optimizer.defaults.items() if k != "lr")),
+            phase=Phase.UPDATE,
+            extra=(state,),
+            writes=(parameter, state),
+            repeatable=False,
+        )
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _layer(node: fx.Node) -> str:
+    """Path of the leaf module that an op belongs to; empty outside of all modules."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0].partition(".")[2]  # behind the tracer's name for the step itself
+    return (
+        _own_name(re.sub(r"\._modules\['(\w+)'\]|\['?(\w+)'?\]", lambda found: "." + (found[1] or found[2]), path))
+        or "model"
+    )
+
+
+def _own_name(target: str) -> str:
+    """A name as the user's model has it, without the step around it."""
+    return "" if target == "model" else target.removeprefix("model.")
+
+
+def _draws(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an op draws from the generator: it is tagged so, and its probability is not zero."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | dict(kwargs)
+    chance = next((named[key] for key in ("p", "dropout_p") if key in named), None)
+    if chance is None and any(argument.name == "dropout_p" for argument in target._schema.arguments):
+        return False  # left at its default of zero
+    return chance is None or chance > 0
+
+
+def _shown(argument: Any, metas: list[Meta | None]) -> str:
+    """An argument as text that is the same for tensors of one shape, dtype and layout."""
+    match argument:
+        case Read(value):
+            meta = metas[value]
+            return f"<{meta.dtype}{meta.shape}{meta.stride}{meta.device.type}>" if meta else "<state>"
+        case View(target, args, kwargs):
+            return f"{target}{_shown(args, metas)}{_shown(kwargs, metas)}"
+        case tuple() | list():
+            return "(" + ",".join(_shown(part, metas) for part in argument) + ")"
+        case torch.nn.Parameter():
+            return "<parameter>"
+        case _:
+            return repr(argument)

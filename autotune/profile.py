@@ -1,0 +1,220 @@
+"""Measure what each op takes on this device: seconds, and bytes that it needs beside its outputs.
+
+Ops run one at a time on made-up tensors, never on the user's: a step that does not fit can still be profiled, and
+parameters stay untouched. Ops of one signature are measured once.
+"""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.costs import Costs
+from autotune.errors import CaptureError
+from autotune.graph import Op
+from autotune.program import Meta, Program, Read, View
+from autotune.update import Updates
+
+ROUNDS = 5
+PATIENCE_SECONDS = 30.0
+"""Rounds after the second are skipped when profiling has taken this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """One signature's cost."""
+
+    seconds: float
+    scratch_bytes: int
+
+
+def profile(program: Program, *, cache: Path | None = None) -> Costs:
+    """Costs of every op, without stores. `cache` is a JSON file of earlier measurements, by device and signature."""
+    ops = program.graph.ops
+    key = f"{torch.__version__} {program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
+    known = _read_cache(cache, key)
+    wanted = {op.signature: op for op in reversed(ops) if op.signature not in known}
+    known |= _measure(program, list(wanted.values()))
+    _write_cache(cache, key, known)
+    return Costs(
+        seconds=tuple(known[op.signature].seconds for op in ops),
+        scratch_bytes=tuple(known[op.signature].scratch_bytes for op in ops),
+    )
+
+
+def _measure(program: Program, ops: list[Op]) -> dict[str, OpCost]:
+    """Scratch in one pass that also warms up, then seconds in rounds over all ops, so that noise falls on all alike."""
+    if not ops:
+        return {}
+    generators = [program.device.index or 0] if program.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=generators), torch.no_grad():
+        scratch = _scratch(program, ops)
+        samples: dict[str, list[float]] = {op.signature: [] for op in ops}
+        begin = time.perf_counter()
+        for done in range(ROUNDS):
+            if done >= 2 and time.perf_counter() - begin > PATIENCE_SECONDS:
+                break
+            for op in ops:
+                samples[op.signature].append(_seconds(program.device, *_ready(program, op)))
+    return {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
+
+
+def _ready(program: Program, op: Op) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The op's target with made-up arguments of the right shapes, dtypes and strides."""
+    call = program.calls[op.id]
+    made: dict[int, torch.Tensor] = {}
+
+    def real(argument: Any) -> Any:
+        match argument:
+            case Read(value):
+                if value not in made:
+                    made[value] = _made_up(program.metas[value], program.graph.values[value].nbytes)
+                return made[value]
+            case View(target, args, kwargs):
+                return target(*real(args), **{key: real(part) for key, part in kwargs})
+            case tuple():
+                return tuple(real(part) for part in argument)
+            case list():
+                return [real(part) for part in argument]
+            case _:
+                return argument
+
+    if call.target == getattr(program.updates, "update", None):
+        return _rehearsal(program.updates, program.tensors[call.args[1].value], real(call.args[2]))
+    return call.target, real(call.args), {key: real(part) for key, part in call.kwargs}
+
+
+def _rehearsal(
+    updates: Updates | None, parameter: torch.Tensor, gradient: torch.Tensor
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """An update of a stand-in for the parameter, with optimizer state of its own that exists already."""
+    assert updates is not None
+    stand_in = torch.nn.Parameter(torch.full_like(parameter, 0.5, requires_grad=False))
+    state: dict[Any, Any] = {stand_in: {}}
+    updates.rehearse(parameter, stand_in, gradient, state)
+    return updates.rehearse, (parameter, stand_in, gradient, state), {}
+
+
+def _made_up(meta: Meta | None, nbytes: int) -> torch.Tensor:
+    """A tensor of the given look; numbers between 0.1 and 1, which no kernel stumbles over, and index 0."""
+    assert meta is not None
+    storage = torch.empty(nbytes // meta.dtype.itemsize, dtype=meta.dtype, device=meta.device)
+    if meta.dtype.is_floating_point:
+        storage.uniform_(0.1, 1.0)
+    else:
+        storage.zero_()
+    return storage.as_strided(meta.shape, meta.stride)
+
+
+def _seconds(device: torch.device, target: Callable[..., Any], args: Any, kwargs: Any) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    target(*args, **kwargs)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _scratch(program: Program, ops: list[Op]) -> dict[str, int]:
+    if program.device.type == "cuda":
+        return {op.signature: _scratch_cuda(program, op) for op in ops}
+    found: dict[str, int] = {}
+    for start in range(0, len(ops), 100):  # the profiler keeps every event of a session in memory
+        found |= _scratch_cpu(program, ops[start : start + 100])
+    return found
+
+
+def _scratch_cpu(program: Program, ops: list[Op]) -> dict[str, int]:
+    """From the allocator's own events, as the profiler records them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
+        for op in ops:
+            target, args, kwargs = _ready(program, op)
+            with torch.profiler.record_function(f"autotune {op.id}"):
+                result = target(*args, **kwargs)
+            _compare_sizes(program, op, result)
+            del target, args, kwargs, result
+    windows, changes = allocations(recorded)
+    scratch: dict[str, int] = {}
+    for op in ops:
+        begin, end = windows[f"autotune {op.id}"]
+        live = highest = 0
+        for at, nbytes in changes:
+            if begin <= at <= end:
+                live += nbytes
+                highest = max(highest, live)
+        scratch[op.signature] = highest - max(live, 0)
+    return scratch
+
+
+def allocations(recorded: torch.profiler.profile) -> tuple[dict[str, tuple[int, int]], list[tuple[int, int]]]:
+    """Of a memory profile: (begin, end) of each range by name, and (when, bytes) of every allocation and release, in ns."""
+    events: Any = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    windows = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name().startswith("autotune ")}
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return windows, changes
+
+
+def _scratch_cuda(program: Program, op: Op) -> int:
+    target, args, kwargs = _ready(program, op)
+    target(*args, **kwargs)  # libraries take their workspaces at first use
+    torch.cuda.synchronize(program.device)
+    before = torch.cuda.memory_allocated(program.device)
+    torch.cuda.reset_peak_memory_stats(program.device)
+    result = target(*args, **kwargs)
+    torch.cuda.synchronize(program.device)
+    _compare_sizes(program, op, result)
+    after = torch.cuda.memory_allocated(program.device)
+    return int(torch.cuda.max_memory_allocated(program.device) - max(after, before))
+
+
+def _compare_sizes(program: Program, op: Op, result: Any) -> None:
+    """The graph's sizes come from fake tensors: a kernel that makes something else must not go unseen."""
+    outputs = program.calls[op.id].outputs
+    parts: Iterable[Any] = result if isinstance(outputs, tuple) else [result]
+    for value, part in zip(outputs if isinstance(outputs, tuple) else [outputs], parts, strict=True):
+        if value is None:
+            continue
+        real, planned = part.untyped_storage().nbytes(), program.graph.values[value].nbytes
+        if real != planned:
+            name = program.graph.values[value].name
+            raise CaptureError(
+                f"{op.target} makes {real} bytes for {name}; its shape function says {planned}: report the op"
+            )
+
+
+def _silicon(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with Path("/proc/cpuinfo").open() as lines:
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _read_cache(path: Path | None, key: str) -> dict[str, OpCost]:
+    if path is None or not path.exists():
+        return {}
+    try:
+        rows = json.loads(path.read_text()).get(key, {})
+        return {signature: OpCost(float(seconds), int(scratch)) for signature, (seconds, scratch) in rows.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}  # a damaged cache is measured anew
+
+
+def _write_cache(path: Path | None, key: str, costs: dict[str, OpCost]) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        document = {}
+    document[key] = {signature: [cost.seconds, cost.scratch_bytes] for signature, cost in costs.items()}
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(document))
+    draft.replace(path)

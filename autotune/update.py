@@ -1,0 +1,104 @@
+"""Update one parameter at a time with the user's own optimizer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autotune.errors import CaptureError
+
+ACROSS_PARAMETERS = ("LBFGS",)
+"""Optimizers whose update of one parameter depends on the gradients of others."""
+
+
+class Updates:
+    """One parameter's update is the optimizer's own step on a copy of it that holds that parameter alone.
+
+    The copy shares the state, and takes learning rates and the like from the user's groups anew each time, so that
+    schedulers and checkpoints keep working on the user's object.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        name = type(optimizer).__name__
+        if name in ACROSS_PARAMETERS:
+            raise CaptureError(
+                f"{name} looks across parameters, so one cannot be updated alone; use SGD, AdamW or pass before_update"
+            )
+        self.optimizer = optimizer
+        self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
+        step = type(optimizer).step
+        # torch wraps `step` for its profiler and for hooks, which belong to a whole step and not to each parameter
+        self._step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+        self._group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+    def owns(self, parameter: torch.Tensor) -> bool:
+        """Whether the optimizer updates this parameter at all."""
+        return id(parameter) in self._group_of
+
+    def update(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Run the optimizer for one parameter; its `.grad` is None afterwards."""
+        if self.on_gradient is not None:
+            self.on_gradient(name, gradient)
+        parameter.grad = gradient
+        del gradient
+        try:
+            self._run(parameter, self._group_of[id(parameter)], self.optimizer.state)
+        finally:
+            parameter.grad = None
+
+    def keep(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Leave the gradient in `.grad`, added to what is there, as `backward` does."""
+        if self.on_gradient is not None:
+            self.on_gradient(name, gradient)
+        if parameter.grad is None:
+            # an expanded gradient shares its elements: nobody could scale or clip it in place
+            parameter.grad = gradient.clone() if 0 in gradient.stride() or gradient._is_view() else gradient
+        else:
+            parameter.grad.add_(gradient)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around all updates of one step: what the optimizer's own `step` does once and not per parameter."""
+        self._group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        for hook in self.optimizer._optimizer_step_pre_hooks.values():
+            hook(self.optimizer, (), {})
+        yield
+        for hook in self.optimizer._optimizer_step_post_hooks.values():
+            hook(self.optimizer, (), {})
+        vars(self.optimizer)["_opt_called"] = True  # learning rate schedulers look for it
+
+    def rehearse(
+        self, parameter: torch.Tensor, stand_in: torch.nn.Parameter, gradient: torch.Tensor, state: Any
+    ) -> None:
+        """The same update on a stand-in with a state of its own; the user's objects stay as they are."""
+        stand_in.grad = gradient
+        self._run(stand_in, self._group_of[id(parameter)], state)
+
+    def state_bytes(self, parameter: torch.Tensor) -> int:
+        """Bytes of optimizer state that the parameter has, or will have after its first update."""
+        state: dict[Any, Any] = (
+            {parameter: self.optimizer.state[parameter]} if parameter in self.optimizer.state else {}
+        )
+        if not state:
+            stand_in = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
+            stand_in.grad = torch.empty_like(stand_in)
+            state = _DefaultState()
+            self._run(stand_in, self._group_of[id(parameter)], state)
+        leaves = pytree.tree_leaves(list(state.values()))
+        return sum(leaf.untyped_storage().nbytes() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:
+        alone = object.__new__(type(self.optimizer))
+        alone.__dict__.update(self.optimizer.__dict__)
+        alone.state = state
+        alone.param_groups = [{**group, "params": [parameter]}]
+        self._step(alone)
+
+
+class _DefaultState(dict[Any, Any]):
+    def __missing__(self, key: Any) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        self[key] = made
+        return made
