@@ -74,16 +74,26 @@ class TrainGraph:
     """Values that outlive the step: the loss, the extras."""
 
     def __post_init__(self) -> None:
+        for position, value in enumerate(self.values):
+            if value.id != position:
+                raise CaptureError(f"{self.name}: value {value.name} has id {value.id} at position {position}")
         made = set(self.inputs)
+        known = range(len(self.values))
         for position, op in enumerate(self.ops):
             if op.id != position:
                 raise CaptureError(f"{self.name}: op {op.name} has id {op.id} at position {position}")
+            stray = next((v for v in (*op.inputs, *op.outputs, *op.writes) if v not in known), None)
+            if stray is not None:
+                raise CaptureError(f"{self.name}: {op.name} names value {stray}; the graph has {len(self.values)}")
             if not made.issuperset(op.inputs) or not made.issuperset(op.writes):
                 missing = next(v for v in (*op.inputs, *op.writes) if v not in made)
                 raise CaptureError(f"{self.name}: {op.name} reads {self.values[missing].name} before it is made")
             if not made.isdisjoint(op.outputs):
                 raise CaptureError(f"{self.name}: {op.name} makes a value that exists already")
             made.update(op.outputs)
+        unmade = next((value for value in self.outputs if value not in made), None)
+        if unmade is not None:
+            raise CaptureError(f"{self.name}: nothing makes the output {unmade}")
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:

@@ -135,6 +135,7 @@ def _check_offload(graph: TrainGraph, plan: Plan) -> None:
             raise PlanError(f"{value.name} is the user's own {value.role}: it stays in memory")
         if not 0 <= swap.gap < len(happened[value.id]) - 1:
             last = len(happened[value.id]) - 2
-            raise PlanError(f"{value.name} has no gap {swap.gap} in this order; its last is {last}")
+            those = f"its last is {last}" if last >= 0 else "nothing reads it again"
+            raise PlanError(f"{value.name} has no gap {swap.gap} in this order; {those}")
         if happened[value.id][swap.gap + 1][1]:
             raise PlanError(f"{value.name} is both offloaded and recomputed in gap {swap.gap}")

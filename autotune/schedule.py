@@ -59,9 +59,9 @@ def away(save_layer: int, load_layer: int, window: int) -> bool:
     """Whether a value last used in one layer and next in another leaves memory at all in between.
 
     It is saved beside the layer after its own, and loaded beside the layer `window` before its reader; between the two
-    at least one boundary must lie.
+    at least one layer must run.
     """
-    return load_layer - window > save_layer + 1
+    return load_layer - window > save_layer + 2
 
 
 def lower(graph: TrainGraph, plan: Plan) -> Schedule:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotune.costs import Costs
 from autotune.errors import ConfigError
-from autotune.graph import TrainGraph
+from autotune.graph import Role, TrainGraph
 from autotune.knobs import Choice, Float, Int, Knob
 from autotune.plan import Plan, Swap, events
 from autotune.planners.offload.keep import Keep
@@ -66,15 +66,14 @@ class Window:
         clock = [0.0, *itertools.accumulate(costs.seconds[op] for op in plan.order)]
         gaps = []
         for value, happened in zip(graph.values, events(graph, plan.order), strict=True):
-            if value.id in graph.static or not value.nbytes:
+            if value.role not in (Role.ACTIVATION, Role.GRAD) or value.id in graph.static or not value.nbytes:
                 continue
             for gap, ((here, _), (there, again)) in enumerate(itertools.pairwise(happened)):
                 if again or not away(layers[here], layers[there], self.window):
                     continue
                 # gone from the end of the layer after its own until the window reaches its reader
                 start, stop = first[layers[here] + 2], first[layers[there] - self.window]
-                if start < stop:
-                    gaps.append(_Gap(Swap(value.id, gap), value.nbytes, start, stop, clock[stop] - clock[start]))
+                gaps.append(_Gap(Swap(value.id, gap), value.nbytes, start, stop, clock[stop] - clock[start]))
         return sorted(gaps, key=lambda gap: (-gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap))
 
 

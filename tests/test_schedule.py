@@ -1,0 +1,179 @@
+import pytest
+from hypothesis import given
+
+from autotune.errors import PlanError
+from autotune.graph import TrainGraph
+from autotune.plan import Plan, Swap
+from autotune.schedule import Free, Offload, Prefetch, Run, away, layer_runs, lower
+from tests.graphs import Builder, chain, plans, training_chain
+
+
+def skip(n: int = 8) -> TrainGraph:
+    """`v0` is read by op1 and again by the last op; every op is a layer of its own."""
+    built = Builder("skip")
+    for i in range(n):
+        reads = [f"v{i - 1}"] if i else []
+        built.op(f"op{i}", reads + (["v0"] if i == n - 1 else []), [(f"v{i}", 1)])
+    return built.graph(f"v{n - 1}")
+
+
+def text(graph: TrainGraph, plan: Plan) -> str:
+    return " ".join(
+        graph.ops[made.op].name if isinstance(made, Run) else f"{type(made).__name__}:{graph.values[made.value].name}"
+        for made in lower(graph, plan).instructions
+    )
+
+
+def test_values_are_freed_right_after_their_last_use_and_outputs_never():
+    graph = chain(3)
+    assert text(graph, Plan.traced(graph)) == "op0 op1 Free:v0 op2 Free:v1"
+
+
+def test_a_value_that_nobody_reads_is_freed_at_once():
+    built = Builder()
+    built.op("split", makes=[("kept", 1), ("dropped", 1)])
+    built.op("use", ["kept"], [("y", 1)])
+    assert text(built.graph("y"), Plan((0, 1))) == "split Free:dropped use Free:kept"
+
+
+def test_the_users_own_values_are_never_freed():
+    graph = training_chain(1)
+    assert text(graph, Plan.traced(graph)) == "fwd0 loss dloss Free:h0 dw0 Free:g0 update0 Free:gw0"
+
+
+def test_a_recomputed_value_is_freed_before_its_second_run():
+    graph = skip(4)
+    order = (0, 1, 2, 0, 3)
+    assert text(graph, Plan(order)) == "op0 op1 Free:v0 op2 Free:v1 op0 op3 Free:v0 Free:v2"
+
+
+def test_an_output_that_is_recomputed_is_freed_in_between_and_kept_at_the_end():
+    built = Builder()
+    built.op("a", makes=[("x", 1)])
+    built.op("b", ["x"], [("y", 1)])
+    assert text(built.graph("x", "y"), Plan((0, 1, 0))) == "a b Free:x a"
+
+
+def test_a_layer_is_a_maximal_run_in_the_plans_order():
+    built = Builder()
+    for name, layer in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "one")):
+        built.op(name, makes=[(name, 1)], layer=layer)
+    graph = built.graph()
+    assert layer_runs(graph, (0, 1, 2, 3)) == [0, 0, 1, 2]
+    assert layer_runs(graph, (0, 1, 3, 2)) == [0, 0, 0, 1]
+    assert layer_runs(graph, (0, 2, 0, 1)) == [0, 1, 2, 2]
+    assert layer_runs(graph, ()) == []
+
+
+def test_window_1_saves_beside_the_next_layer_and_loads_one_layer_ahead():
+    graph = skip(8)
+    plan = Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd")
+    assert text(graph, plan) == (
+        "op0 op1 Offload:v0 op2 Free:v1 Free:v0 op3 Free:v2 op4 Free:v3 op5 Free:v4 Prefetch:v0 op6 Free:v5 "
+        "op7 Free:v0 Free:v6"
+    )
+
+
+def test_window_2_loads_two_layers_ahead():
+    graph = skip(8)
+    plan = Plan(Plan.traced(graph).order, (Swap(0, 1),), 2, "ssd")
+    assert "op4 Free:v3 Prefetch:v0 op5" in text(graph, plan)
+
+
+def test_a_layer_of_several_ops_is_loaded_before_its_first_and_saved_until_its_last():
+    built = Builder()
+    built.op("make", makes=[("kept", 1)], layer="0")
+    for layer in "12345":
+        for part in "ab":
+            built.op(f"{part}{layer}", makes=[(f"{part}{layer}", 1)], layer=layer)
+    built.op("use", ["kept"], [("y", 1)], layer="6")
+    graph = built.graph("y")
+    made = text(graph, Plan(Plan.traced(graph).order, (Swap(0, 0),), 2, "ssd"))
+    assert made.startswith("make Offload:kept a1 Free:a1 b1 Free:b1 Free:kept a2")
+    assert "Free:b3 Prefetch:kept a4" in made
+
+
+def test_writes_are_begun_before_anything_waits():
+    built = Builder()
+    built.op("make", makes=[("kept", 1), ("short", 1)])
+    built.op("both", ["kept", "short"], [("v1", 1)])
+    for i in range(2, 7):
+        built.op(f"op{i}", [f"v{i - 1}"], [(f"v{i}", 1)])
+    built.op("use", ["kept", "v6"], [("y", 1)])
+    graph = built.graph("y")
+    assert "both Offload:kept Free:short" in text(graph, Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd"))
+
+
+def test_a_value_can_leave_twice():
+    built = Builder()
+    built.op("make", makes=[("kept", 1)], layer="0")
+    for i in range(1, 11):
+        built.op(f"op{i}", ["kept"] if i == 5 else [], [(f"v{i}", 0)])
+    built.op("use", ["kept"], [("y", 1)], layer="11")
+    graph = built.graph("y")
+    made = text(graph, Plan(Plan.traced(graph).order, (Swap(0, 0), Swap(0, 1)), 1, "ssd"))
+    assert made.count("Offload:kept") == made.count("Prefetch:kept") == 2
+    assert made.count("Free:kept") == 3
+
+
+def test_a_gap_inside_the_window_is_refused_by_name():
+    graph = skip(8)
+    with pytest.raises(PlanError, match="v0 returns inside the window of 4 layers: offloading it saves nothing"):
+        lower(graph, Plan(Plan.traced(graph).order, (Swap(0, 1),), 4, "ssd"))
+
+
+def test_away_needs_a_layer_between_leaving_and_returning():
+    # saved beside layer 1, gone while 2 runs, loaded beside 3, read by 4
+    assert away(0, 4, 1)
+    assert not away(0, 3, 1)
+    assert not away(0, 4, 2)
+
+
+def test_a_store_is_named_only_when_something_leaves():
+    graph = skip(8)
+    assert lower(graph, Plan(Plan.traced(graph).order, store="ssd")).store == ""
+    assert lower(graph, Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd")).store == "ssd"
+
+
+@given(plans())
+def test_a_schedule_never_uses_what_is_not_there_and_gives_everything_back(made: tuple[TrainGraph, Plan]):
+    graph, plan = made
+    live, stored, order = set(graph.inputs), set(), []
+    for instruction in lower(graph, plan).instructions:
+        match instruction:
+            case Run(op):
+                order.append(op)
+                assert live.issuperset(graph.ops[op].inputs)
+                assert live.isdisjoint(graph.ops[op].outputs)
+                live.update(graph.ops[op].outputs)
+            case Free(value):
+                live.remove(value)
+                assert value not in graph.static
+            case Offload(value):
+                assert value in live
+                stored.add(value)
+            case Prefetch(value):
+                assert value in stored
+                assert value not in live
+                live.add(value)
+    assert tuple(order) == plan.order
+    assert live == graph.static | set(graph.outputs)
+
+
+@given(plans())
+def test_without_offload_nothing_outlives_the_op_that_uses_it_last(made: tuple[TrainGraph, Plan]):
+    graph, plan = made
+    order = plan.order
+    live: set[int] = set()
+    position = -1
+    for instruction in lower(graph, Plan(order)).instructions:
+        match instruction:
+            case Run(op):
+                for value in live:  # what is still here is read before it is made again
+                    later = (graph.ops[o] for o in order[position + 1 :])
+                    use = next((value in o.inputs for o in later if value in (*o.inputs, *o.outputs)), None)
+                    assert use or (use is None and value in graph.outputs)
+                position += 1
+                live.update(graph.ops[op].outputs)
+            case Free(value):
+                live.remove(value)
