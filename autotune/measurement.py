@@ -22,7 +22,10 @@ class Budget:
         """`65%` and `45.3%` are shares of the baseline's step bytes, `6GiB` and `123456B` the whole process."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
         if match is None:
-            nbytes = parse_bytes(text)
+            try:
+                nbytes = parse_bytes(text)
+            except ConfigError:
+                raise ConfigError(f"cannot read {text!r} as a budget; write 65%, 6GiB, 512MiB or 123456B") from None
             if nbytes == 0:
                 raise ConfigError(f"budget {text!r} is nothing; write 65% or 512MiB")
             return cls(text.strip(), nbytes=nbytes)
