@@ -1,5 +1,6 @@
 """The plan file: JSON that a training loop reads, with what it was made for and what it was seen to do."""
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -49,13 +50,17 @@ class PlanFile:
 
 def write(path: Path, file: PlanFile) -> None:
     """Write whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(to_json(file), indent=1) + "\n"
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(to_json(file), indent=1) + "\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
         draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the plan ({error.strerror}); name another file with -o") from None
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def read(path: Path) -> PlanFile:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import typing
 from collections.abc import Hashable
 from typing import Any, TypeVar, cast
@@ -20,12 +21,25 @@ def from_json(kind: type[T], data: Any, *, where: str) -> T:
     """Read a record; `where` (a path, or path:line) stands in front of the ConfigError that bad data raises."""
     from pydantic import ValidationError
 
+    # as text once more: only for JSON does pydantic take lists as tuples and names as enums, yet no "2" for 2;
+    # a child's undecodable bytes become question marks
+    text = json.dumps(data, ensure_ascii=False).encode(errors="replace")
     try:
-        return cast("T", _adapter(cast("Hashable", kind)).validate_python(data))
+        return cast("T", _adapter(cast("Hashable", kind)).validate_json(text, strict=True))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{where}: {place}: {first['msg']} (got {str(first['input'])[:80]!r})") from None
+        place = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
+        raise ConfigError(f"{where}: {place}{_fault(first['type'], first['msg'], first['input'])}") from None
+
+
+def _fault(fault: str, message: str, found: object) -> str:
+    match fault:
+        case "unexpected_keyword_argument":
+            return "unknown key"
+        case "missing":
+            return "missing"
+        case _:
+            return f"{message} (got {str(found)[:80]!r})"
 
 
 @functools.cache

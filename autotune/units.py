@@ -18,7 +18,7 @@ def fmt_seconds(seconds: float) -> str:
     """`12.3 ms` below one second, `4.56 s` below two minutes, `12m05s` above."""
     if not math.isfinite(seconds):
         return "-"
-    if seconds < 1:
+    if seconds < 0.99995:  # above, one decimal would round up to 1000.0 ms
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 120:
         return f"{seconds:.2f} s"

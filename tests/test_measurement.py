@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.measurement import Budget, Device, Measurement, Outcome
+
+
+def test_a_percentage_is_a_share_of_the_baselines_step_bytes():
+    budget = Budget.parse("45.5%")
+    assert (budget.share, budget.nbytes) == (0.455, None)
+    assert budget.step_bytes(floor_bytes=300, baseline_step_bytes=1000) == 455
+
+
+def test_absolute_bytes_are_the_whole_process_floor_included():
+    budget = Budget.parse("1KiB")
+    assert (budget.share, budget.nbytes) == (None, 1024)
+    assert budget.step_bytes(floor_bytes=300, baseline_step_bytes=1000) == 724
+    assert budget.step_bytes(floor_bytes=2000, baseline_step_bytes=1000) < 0
+
+
+@pytest.mark.parametrize("text", ["65%", " 65 % ", "6GiB", "123456B", "1000%"])
+def test_a_budget_keeps_the_users_words(text: str):
+    assert Budget.parse(text).text == text.strip()
+
+
+@pytest.mark.parametrize("text", ["", "65", "65 MB", "abc", "-5%", "%", "1e2%", "nan%", "５５"])
+def test_an_unreadable_budget_is_refused(text: str):
+    with pytest.raises(ConfigError, match="65%"):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize("text", ["0%", "0.0%", "1001%", "0B", "0.0MiB"])
+def test_a_budget_of_nothing_or_beyond_reason_is_refused(text: str):
+    with pytest.raises(ConfigError, match=f"budget '{text}'"):
+        Budget.parse(text)
+
+
+def test_a_devices_key_is_fit_for_a_file_name():
+    device = Device("cpu", "Intel(R) Xeon(R) @ 2.10GHz", 2**34, 2, "2.13.0")
+    assert device.key == "cpu-intel-r-xeon-r-2-10ghz-2"
+    assert dataclasses.replace(device, torch="2.12.0", memory_bytes=1).key == device.key
+
+
+def test_step_bytes_are_those_above_the_floor():
+    seen = Measurement(Outcome.OK, peak_bytes=1300, charged_bytes=1500, floor_bytes=300)
+    assert (seen.step_peak_bytes, seen.step_charged_bytes) == (1000, 1200)
+    assert Measurement(Outcome.OK, peak_bytes=1300).step_peak_bytes is None
+    assert Measurement(Outcome.OK, floor_bytes=300).step_charged_bytes is None
+
+
+def test_the_time_ratio_is_of_medians_and_null_where_the_baseline_did_not_run():
+    seen = Measurement(Outcome.OK, step_seconds=(3.0, 2.0, 100.0), baseline_seconds=(1.0, 2.0, 3.0))
+    assert (seen.median_seconds, seen.time_ratio) == (3.0, 1.5)
+    assert Measurement(Outcome.OK, step_seconds=(1.0,)).time_ratio is None
+    assert Measurement(Outcome.CRASHED).median_seconds is None
