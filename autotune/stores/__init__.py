@@ -1,0 +1,97 @@
+"""Stores: where offloaded values go and come back from.
+
+To add one: a file here with a class that keeps `SwapStore`, and a line in `STORES`. The contract tests, the probe, the
+command line and `doctor` take it from there. Importing this package imports no torch.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from autotune.costs import StoreCost
+from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from autotune.stores.slab_store import SlabStore
+
+
+class SwapStore(Protocol):
+    """Takes tensors away and brings them back, one writing and one reading worker beside the caller.
+
+    Transfers of one slot keep the order in which they were asked for: a fetch gives what the last put before it wrote.
+    Everything that goes wrong in a worker is a StoreError of the future.
+    """
+
+    name: str
+    directory: Path
+    holds_memory: bool
+    """Its bytes lie in this device's own memory."""
+    pool_bytes: int
+    """Memory that it holds as long as it is open, whatever is in it."""
+    written_bytes: int
+    read_bytes: int
+    write_seconds: float
+    """Seconds that the writer was busy."""
+    read_seconds: float
+
+    def put(self, key: int, tensor: "Tensor") -> "Future[None]":
+        """Begin to write the tensor's whole storage; it is let go the moment before the future is done."""
+        ...
+
+    def fetch(self, key: int) -> "Future[Tensor]":
+        """Allocate, in this thread, what the last put of this key holds, and begin to read into it."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Bytes that its file takes from memory right now: all of it on a tmpfs, what the page cache holds on a disk."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; transfers not yet begun fail. Twice is once."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _ssd(directory: Path, slots: Mapping[int, int], **options: Any) -> "SlabStore":
+    from autotune.stores.slab_store import SlabStore
+
+    return SlabStore("ssd", directory, slots, **options)
+
+
+def _ramdisk(directory: Path, slots: Mapping[int, int], **options: Any) -> "SlabStore":
+    from autotune.stores.slab_store import SlabStore
+
+    return SlabStore("ramdisk", directory, slots, only_memory=True, **options)
+
+
+STORES: dict[str, Callable[..., SwapStore]] = {"ssd": _ssd, "ramdisk": _ramdisk}
+
+
+def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **options: Any) -> SwapStore:
+    """Open the store of this name with all of its slots (key to bytes) allocated, or raise a StoreError.
+
+    `options` are the store's own: `checksums` ("all", "sampled", "off").
+    """
+    if name not in STORES:
+        raise ConfigError(f"unknown store {name!r}; known: {', '.join(sorted(STORES))}. Write --store ssd=DIR")
+    return STORES[name](Path(directory), slots, **options)
+
+
+def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20) -> StoreCost:
+    """Measure what the store does there: see `rates.probe`."""
+    from autotune.stores import rates
+
+    return rates.probe(name, directory, nbytes)
+
+
+def contention(name: str, directory: str | Path) -> float:
+    """Measure how much slower compute gets beside its transfers: see `rates.contention`."""
+    from autotune.stores import rates
+
+    return rates.contention(name, directory)

@@ -1,0 +1,212 @@
+"""Tensors in one slab file: written by one thread, read back by another, checked on the way."""
+
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self, cast
+
+import torch
+import xxhash
+from torch import Tensor
+
+from autotune.errors import StoreError
+from autotune.stores.lane import Lane
+from autotune.stores.slab import Bytes, Slab, Transfer, padded
+
+Checksums = Literal["all", "sampled", "off"]
+_SAMPLE = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Saved:
+    """One generation of a slot: what the tensor was, and how its write went."""
+
+    generation: int
+    nbytes: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    storage_offset: int
+    checked: bool
+    written: int = 0
+    """Ticket of the write."""
+    digest: bytes = b""
+    problem: str = ""
+
+    def empty(self) -> Tensor:
+        """Fresh memory of exactly as many bytes, seen as the tensor was."""
+        storage = torch.empty(self.nbytes, dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=self.dtype).set_(storage, self.storage_offset, self.size, self.stride)
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    key: int
+    offset: int
+    nbytes: int
+    saved: _Saved | None = None
+    generation: int = 0
+    last_read: int = 0
+    """Ticket of the latest read."""
+
+
+class SlabStore:
+    """A SwapStore over one anonymous file, for CPU tensors that own their storage.
+
+    `checksums`: every transfer, one in 16 (each slot in turn), or none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        slots: Mapping[int, int],
+        *,
+        checksums: Checksums = "sampled",
+        only_memory: bool = False,
+        pwritev: Transfer = os.pwritev,
+        preadv: Transfer = os.preadv,
+    ) -> None:
+        self.name, self.directory, self.checksums = name, directory, checksums
+        self.written_bytes = self.read_bytes = 0
+        self.write_seconds = self.read_seconds = 0.0
+        self._slots: dict[int, _Slot] = {}
+        end = 0
+        for key, nbytes in slots.items():
+            self._slots[key] = _Slot(key, end, nbytes)
+            end += padded(nbytes)
+        self._slab = Slab(name, directory, end, only_memory=only_memory, pwritev=pwritev, preadv=preadv)
+        self.direct, self.holds_memory = self._slab.direct, self._slab.holds_memory
+        self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
+        self._writer, self._reader = Lane(f"{name}-write"), Lane(f"{name}-read")
+        self._lock = threading.Lock()
+        self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader))
+
+    def put(self, key: int, tensor: Tensor) -> "Future[None]":
+        """Begin to write the tensor's whole storage."""
+        with self._lock:
+            slot = self._slot(key)
+            saved = self._describe(slot, tensor)
+            slot.saved, slot.generation = saved, slot.generation + 1
+            # a list, so that the job can empty it: its frame must not keep the tensor
+            future, saved.written = self._writer.submit(partial(self._save, slot, saved, slot.last_read, [tensor]))
+            return future
+
+    def fetch(self, key: int) -> "Future[Tensor]":
+        """Allocate in this thread, and begin to read."""
+        with self._lock:
+            slot = self._slot(key)
+            if slot.saved is None:
+                raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
+            future, slot.last_read = self._reader.submit(partial(self._load, slot, slot.saved, [slot.saved.empty()]))
+            return future
+
+    def held_bytes(self) -> int:
+        """Bytes of the file in memory right now: in the tmpfs, or in the page cache."""
+        with self._lock:
+            return self._slab.held_bytes() if self._finish.alive else 0
+
+    def close(self) -> None:
+        """Fail what is not begun, end what is under way, give everything back."""
+        with self._lock:
+            self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _slot(self, key: int) -> _Slot:
+        if not self._finish.alive:
+            raise StoreError(f"{self.name} store in {self.directory} is closed; open it again")
+        if key not in self._slots:
+            raise StoreError(f"{self.name} store: no slot {key}; it was opened with {len(self._slots)} others")
+        return self._slots[key]
+
+    def _describe(self, slot: _Slot, tensor: Tensor) -> _Saved:
+        where = f"{self.name} store: slot {slot.key}"
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            raise StoreError(f"{where} takes plain dense CPU tensors, not {tensor.layout} on {tensor.device}")
+        nbytes = tensor.untyped_storage().nbytes()
+        if nbytes > slot.nbytes:
+            raise StoreError(f"{where} has {slot.nbytes} bytes; a tensor of {nbytes} does not fit")
+        checked = self.checksums == "all" or (
+            self.checksums == "sampled" and (slot.key + slot.generation) % _SAMPLE == 0
+        )
+        return _Saved(
+            slot.generation, nbytes, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), checked
+        )
+
+    def _save(self, slot: _Slot, saved: _Saved, last_read: int, box: list[Tensor]) -> None:
+        self._reader.wait(last_read)  # of the generation that this one overwrites
+        saved.problem = self._write(slot, saved, box)
+        if saved.problem:
+            raise StoreError(saved.problem)
+
+    def _load(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> Tensor:
+        self._writer.wait(saved.written)
+        problem = saved.problem or self._read(slot, saved, box)
+        if problem:
+            box.clear()
+            raise StoreError(problem)
+        return box.pop()
+
+    # The two below give the problem as text: an exception would keep their frames, and so the tensor, alive.
+
+    def _write(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> str:
+        begin = time.perf_counter()
+        hasher = xxhash.xxh3_128() if saved.checked else None
+        try:
+            self._slab.write(slot.offset, _storage_bytes(box.pop()), hasher)
+        except OSError as error:
+            return self._problem("write", slot, error)
+        if hasher is not None:
+            saved.digest = hasher.digest()
+        self.write_seconds += time.perf_counter() - begin
+        self.written_bytes += saved.nbytes
+        return ""
+
+    def _read(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> str:
+        begin = time.perf_counter()
+        hasher = xxhash.xxh3_128() if saved.digest else None
+        try:
+            self._slab.read(slot.offset, _storage_bytes(box[0]), hasher)
+        except OSError as error:
+            return self._problem("read", slot, error)
+        self.read_seconds += time.perf_counter() - begin
+        self.read_bytes += saved.nbytes
+        if hasher is not None and hasher.digest() != saved.digest:
+            return (
+                f"{self.name} store in {self.directory}: slot {slot.key}, generation {saved.generation}, came back with "
+                f"other bytes than were written; do not trust this disk, name another with --store {self.name}=DIR"
+            )
+        return ""
+
+    def _problem(self, verb: str, slot: _Slot, error: OSError) -> str:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        move = "free space there" if full else "check the disk"
+        return (
+            f"{self.name} store in {self.directory}: cannot {verb} slot {slot.key} of {slot.nbytes} bytes "
+            f"({error.strerror}); {move}, or name another directory with --store {self.name}=DIR"
+        )
+
+
+def _storage_bytes(tensor: Tensor) -> Bytes:
+    # numpy, which knows no bfloat16, copies in the calling thread; torch would wake its own pool beside the compute
+    return cast("Bytes", torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy())
+
+
+def _finish(slab: Slab, lanes: tuple[Lane, ...]) -> None:
+    for lane in lanes:
+        lane.stop()
+    for lane in lanes:
+        lane.join()
+    slab.close()

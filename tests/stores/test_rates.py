@@ -1,0 +1,50 @@
+"""What the probe measures, on disks of known speed."""
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import StoreError
+from autotune.stores import STORES
+from autotune.stores.rates import contention, probe
+
+MIB = 2**20
+
+
+def slowed(call, bytes_per_second: float):  # type: ignore[no-untyped-def]
+    def slow(file: int, buffers: list[memoryview], offset: int) -> int:
+        moved = call(file, buffers, offset)
+        time.sleep(moved / bytes_per_second)
+        return moved
+
+    return slow
+
+
+def test_the_probe_sees_which_direction_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = partial(STORES["ssd"], pwritev=slowed(os.pwritev, 400 * MIB), preadv=slowed(os.preadv, 50 * MIB))
+    monkeypatch.setitem(STORES, "ssd", opener)
+    cost = probe("ssd", tmp_path, nbytes=4 * MIB, repeats=1)
+    # sleeps are never short, so these are bounds, not timings
+    assert cost.write_bytes_per_second <= 400 * MIB
+    assert cost.read_bytes_per_second <= 50 * MIB
+    assert cost.write_beside_read_bytes_per_second <= 400 * MIB
+    assert cost.read_beside_write_bytes_per_second <= 50 * MIB
+    assert min(cost.read_bytes_per_second, cost.read_beside_write_bytes_per_second) > 0
+
+
+def test_the_probe_leaves_nothing_and_reports_the_pool(tmp_path: Path) -> None:
+    cost = probe("ssd", tmp_path, nbytes=4 * MIB, repeats=1)
+    assert list(tmp_path.iterdir()) == []
+    assert cost.holds_memory == (cost.pool_bytes == 0)
+
+
+def test_the_probe_names_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no directory"):
+        probe("ssd", tmp_path / "nowhere")
+
+
+def test_contention_is_never_a_gain(tmp_path: Path) -> None:
+    assert contention("ssd", tmp_path, seconds=0.02, repeats=2) >= 1.0
