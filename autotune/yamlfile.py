@@ -32,7 +32,7 @@ class Document:
 def read(path: Path) -> Document:
     """Read a file that holds one mapping; a key that stands twice is refused."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         beside = [str(other) for other in sorted(path.parent.glob("*.y*ml"))]
         raise ConfigError(f"{path}: no such file{nearest(str(path), beside)}") from None
@@ -69,7 +69,7 @@ def scalar(text: str, where: str) -> Any:
 
 def text(data: Mapping[str, Any]) -> str:
     """YAML that `read` reads back equal."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):
