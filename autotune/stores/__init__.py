@@ -27,6 +27,8 @@ class SwapStore(Protocol):
 
     name: str
     directory: Path
+    direct: bool
+    """Its transfers go past the page cache."""
     holds_memory: bool
     """Its bytes lie in this device's own memory."""
     pool_bytes: int

@@ -172,7 +172,10 @@ def _chunks(data: Bytes) -> Iterator[tuple[int, Bytes]]:
 
 def _bounce_buffer() -> Bytes:
     # private, or the kernel counts it as shared memory; touched, or the first transfers pay for its pages
-    buffer = np.frombuffer(mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    pages = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # a fork in the middle of a direct read, as a data loader does it, could leave the disk writing to the child's copy
+    pages.madvise(mmap.MADV_DONTFORK)
+    buffer = np.frombuffer(pages, np.uint8)
     buffer.fill(0)
     return buffer
 

@@ -262,7 +262,7 @@ def test_only_a_file_without_o_direct_ever_fills_the_page_cache(
     with open_store("ssd", tmp_path, {0: 8 * MIB}) as store:
         if store.holds_memory:
             pytest.skip("the temporary directory is a tmpfs here")
-        if not store.direct:  # type: ignore[attr-defined]
+        if not store.direct:
             pytest.skip("this file system has no O_DIRECT")
         store.put(0, torch.ones(2 * MIB)).result()
         store.fetch(0).result()

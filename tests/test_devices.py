@@ -1,0 +1,164 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import devices
+from autotune.devices import cpu_name, cpu_quota, doctor, this_device, usable_cores
+from autotune.errors import ConfigError
+
+THREADED = """processor\t: 0
+model name\t: Some CPU @ 2.5GHz
+physical id\t: 0
+core id\t\t: 0
+
+processor\t: 1
+physical id\t: 0
+core id\t\t: 1
+
+processor\t: 2
+physical id\t: 0
+core id\t\t: 0
+
+processor\t: 3
+physical id\t: 1
+core id\t\t: 0
+"""
+
+
+@pytest.fixture
+def cpuinfo(tmp_path: Path) -> Path:
+    (tmp_path / "cpuinfo").write_text(THREADED)
+    return tmp_path / "cpuinfo"
+
+
+def test_two_threads_of_one_core_are_one_core(cpuinfo: Path) -> None:
+    assert usable_cores(cpuinfo, {0, 1, 2, 3}) == 3
+    assert usable_cores(cpuinfo, {0, 2}) == 1
+
+
+def test_the_same_core_number_in_another_package_is_another_core(cpuinfo: Path) -> None:
+    assert usable_cores(cpuinfo, {0, 3}) == 2
+
+
+def test_processors_that_name_no_core_count_each(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd0c\n")
+    assert usable_cores(tmp_path / "cpuinfo", {0, 1}) == 2
+    assert usable_cores(tmp_path / "nothing", {0, 1, 2}) == 3
+
+
+def test_the_silicon_has_a_name_even_where_the_kernel_gives_none(cpuinfo: Path, tmp_path: Path) -> None:
+    assert cpu_name(cpuinfo) == "Some CPU @ 2.5GHz"
+    assert cpu_name(tmp_path / "nothing").endswith(" CPU")
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        ({}, None),
+    ],
+)
+def test_a_quota_is_read_from_either_version_of_cgroups(
+    tmp_path: Path, files: dict[str, str], cores: float | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cpu_quota(tmp_path) == cores
+
+
+def test_this_cpu_is_known_without_importing_torch() -> None:
+    code = "import sys; from autotune.devices import this_device; this_device(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_this_cpu_names_the_torch_that_would_be_imported() -> None:
+    import torch
+
+    device = this_device("cpu")
+    assert device.torch == torch.__version__
+    assert device.memory_bytes > 2**28
+    assert device.cores >= 1
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown device 'tpu'; known: cpu, cuda"):
+        this_device("tpu")
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_a_next_move() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        assert this_device("cuda").memory_bytes > 2**30
+    else:
+        with pytest.raises(ConfigError, match="torch sees no GPU; check the driver"):
+            this_device("cuda")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_ask_torch", lambda: ("2.13.0+cpu", "-", 0))
+
+
+def by_name(stores: dict[str, Path], runs: Path) -> dict[str, devices.Finding]:
+    return {finding.name: finding for finding in doctor(stores, runs)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_healthy_store_is_ok_and_a_missing_one_comes_with_its_cure(tmp_path: Path) -> None:
+    found = by_name({"ssd": tmp_path, "ramdisk": tmp_path / "nowhere", "sdd": tmp_path}, tmp_path)
+    assert found["store ssd"].status in ("ok", "warn")
+    assert "free" in found["store ssd"].detail
+    assert found["store ramdisk"].status == "bad"
+    assert found["store ramdisk"].detail == f"ramdisk store: no directory {tmp_path / 'nowhere'}"
+    assert "--store ramdisk=DIR" in found["store ramdisk"].cure
+    assert found["store sdd"].status == "bad"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick")
+def test_whatever_breaks_is_a_finding_and_the_rest_is_still_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> Any:
+        raise RuntimeError("first line\nsecond line")
+
+    whole = set(by_name({}, tmp_path))
+    monkeypatch.setattr(devices, "_ask_torch", breaks)
+    monkeypatch.setattr(devices, "usable_cores", breaks)
+    found = by_name({}, tmp_path)
+    assert set(found) == whole
+    for name in ("torch", "cores", "noise"):
+        assert found[name].status == "bad"
+        assert found[name].detail == "cannot be looked at: RuntimeError: first line"
+
+
+def test_a_torch_that_cannot_be_imported_is_bad_and_crashes_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_ASK_TORCH", "import os; os.abort()")
+    torch = by_name({}, tmp_path)["torch"]
+    assert torch.status == "bad"
+    assert "pip install" in torch.cure
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.10.1", "bad"), ("2.11.0", "ok"), ("2.14.0a0+git", "bad")])
+def test_only_versions_of_torch_that_are_tried_are_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
+    monkeypatch.setattr(devices, "_ask_torch", lambda: (version, "13.0", 1))
+    assert by_name({}, tmp_path)["torch"].status == status
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_runs_folder_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+    assert by_name({}, tmp_path / "not" / "yet")["runs"].status in ("ok", "warn")
+    (tmp_path / "file").touch()
+    assert by_name({}, tmp_path / "file")["runs"].status == "bad"
