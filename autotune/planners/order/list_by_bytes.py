@@ -17,7 +17,7 @@ from autotune.simulate import peak_bytes
 class ListByBytes:
     """Of two list schedules and the given order the one with the lowest peak; on a tie the given one.
 
-    Both take the ready op that leaves the fewest bytes behind, the first traced on a tie. One looks at nothing else
+    Both take the ready op that leaves the fewest bytes behind; on a tie scratch decides, then the traced order. One looks at nothing else
     (XLA's list rule); the other first at ops that stay under the peak so far, and when none does takes the one that
     raises it least (Inductor's LPMF).
     """
@@ -49,7 +49,7 @@ class _Ready:
         self._net = [
             sum(graph.values[v].nbytes for v in op.outputs if self._readers[v] or v in self._kept) for op in graph.ops
         ]
-        self._by_net: list[tuple[int, int]] = []
+        self._by_net: list[tuple[int, int, int]] = []
         self._by_during: list[tuple[int, int]] = []
         for value, readers in enumerate(self._readers):
             self._last_reader(value, readers)
@@ -68,8 +68,13 @@ class _Ready:
             self._run(op)
         return tuple(order)
 
+    def _key(self, op: int) -> tuple[int, int, int]:
+        # of ops that leave as much behind, the hungrier runs before there is much, or after as much as can be is gone
+        net, during = self._net[op], self._during[op]
+        return net, -during if net > 0 else during, op
+
     def _push(self, op: int) -> None:
-        heappush(self._by_net, (self._net[op], op))
+        heappush(self._by_net, self._key(op))
         heappush(self._by_during, (self._during[op], op))
 
     def _pick(self, room: int | None) -> int:
@@ -79,12 +84,12 @@ class _Ready:
         least, smallest = self._by_during[0]
         if room is not None and least > room:
             return smallest
-        passed_over: list[tuple[int, int]] = []
+        passed_over: list[tuple[int, int, int]] = []
         while True:
-            net, op = heappop(self._by_net)
+            net, _, op = heappop(self._by_net)
             if op not in self._ready or net != self._net[op]:
                 continue  # it ran, or stands elsewhere in the heap with fewer bytes
-            passed_over.append((net, op))
+            passed_over.append(self._key(op))
             if room is None or self._during[op] <= room:
                 break
         for entry in passed_over:
@@ -109,4 +114,4 @@ class _Ready:
             (op,) = readers
             self._net[op] -= self._graph.values[value].nbytes
             if not self._waits_for[op]:
-                heappush(self._by_net, (self._net[op], op))
+                heappush(self._by_net, self._key(op))

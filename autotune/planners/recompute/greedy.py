@@ -75,7 +75,7 @@ class Search:
         self.runs, self.greed = runs, greed
         self.price = 0.0  # seconds that the last eviction paid for a byte over the limit at one position
         total = sum(runs.costs.seconds)
-        self.smallest = 1e-4 * total / max(1, len(runs.costs.seconds))
+        self.smallest = 1e-4 * total / max(1, len(runs.costs.seconds)) or 1.0  # ops may cost nothing
         self.heap: list[tuple[float, int, int]] = []
         self.evaluations = 0
 

@@ -1,0 +1,171 @@
+import dataclasses
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.costs import Costs, StoreCost
+from autotune.graph import TrainGraph
+from autotune.plan import Plan, Swap, events
+from autotune.planners.offload.keep import Keep
+from autotune.planners.offload.window import Window
+from autotune.schedule import away, layer_runs, lower
+from autotune.simulate import peak_bytes, simulate
+from tests.graphs import Builder, random_graph, random_plan, training_chain
+
+SSD = StoreCost(50.0, 25.0, 20.0, 10.0)
+
+
+def with_store(graph: TrainGraph, store: StoreCost = SSD) -> Costs:
+    return dataclasses.replace(Costs.unit(graph), stores={"ssd": store, "ramdisk": store})
+
+
+def two_long_lives() -> TrainGraph:
+    """`old` (10 bytes, away longest) and `young` (30 bytes) both live across `peak`, which makes 100 bytes."""
+    built = Builder("two_long_lives")
+    built.op("old", makes=[("old", 10)])
+    built.op("young", makes=[("young", 30)])
+    for i in range(3):
+        built.op(f"wait{i}", makes=[(f"w{i}", 0)])
+    built.op("peak", makes=[("big", 100)])
+    for i in range(3):
+        built.op(f"rest{i}", makes=[(f"r{i}", 0)])
+    built.op("use_young", ["young"], [("y", 0)])
+    built.op("use_old", ["old"], [("o", 0)])
+    return built.graph("y", "o")
+
+
+def away_at(budget: int, **knobs: object) -> list[str]:
+    graph = two_long_lives()
+    made = Window(**knobs).plan(graph, Plan.traced(graph), budget, with_store(graph))  # type: ignore[arg-type]
+    return [graph.values[swap.value].name for swap in made.offload]
+
+
+def test_a_budget_that_is_met_sends_nothing_away():
+    assert away_at(140) == []
+
+
+def test_longest_away_goes_first_and_only_as_much_as_the_budget_needs():
+    assert away_at(139) == ["old"]
+    assert away_at(110) == ["young"]  # `old` went first, and proved needless once `young` had to go
+    assert away_at(100) == ["old", "young"]
+
+
+def test_a_budget_out_of_reach_gets_the_lowest_peak():
+    assert away_at(0) == ["old", "young"]
+
+
+def test_a_share_bounds_the_bytes_that_leave():
+    assert away_at(0, share=0.0) == []
+    assert away_at(0, share=0.25) == ["old"]  # 10 of 40 bytes
+    assert away_at(0, share=0.75) == ["old"]
+    assert away_at(0, share=1.0) == ["old", "young"]
+
+
+def test_a_wide_window_keeps_what_a_narrow_one_sends_away():
+    assert away_at(0, window=3) == ["old", "young"]
+    assert away_at(0, window=4) == ["old"]
+    assert away_at(0, window=5) == []
+
+
+def test_a_ramdisk_in_the_devices_own_memory_is_left_alone():
+    graph = two_long_lives()
+    costs = with_store(graph, dataclasses.replace(SSD, holds_memory=True))
+    assert Window(store="ramdisk").plan(graph, Plan.traced(graph), 0, costs) == Plan.traced(graph)
+
+
+@pytest.mark.parametrize(("pool", "names"), [(39, 2), (40, 0), (1000, 0)])
+def test_bounce_buffers_as_large_as_what_leaves_are_not_worth_it(pool: int, names: int):
+    graph = two_long_lives()
+    costs = with_store(graph, dataclasses.replace(SSD, pool_bytes=pool))
+    assert len(Window().plan(graph, Plan.traced(graph), 0, costs).offload) == names
+
+
+def test_a_value_that_is_not_there_at_the_peak_stays():
+    # `early` is idle for long too, but comes back before the peak
+    built = Builder()
+    built.op("early", makes=[("early", 50)])
+    for i in range(6):
+        built.op(f"wait{i}", makes=[(f"w{i}", 0)])
+    built.op("use_early", ["early"], [("e", 0)])
+    built.op("peak", makes=[("big", 100)])
+    graph = built.graph("e")
+    assert Window().plan(graph, Plan.traced(graph), 60, with_store(graph)).offload == ()
+
+
+def test_empty_values_never_travel():
+    built = Builder()
+    built.op("empty", makes=[("empty", 0)])
+    for i in range(6):
+        built.op(f"op{i}", makes=[(f"v{i}", 10)])
+    built.op("use", ["empty"], [("y", 0)])
+    graph = built.graph("y")
+    assert Window().plan(graph, Plan.traced(graph), 0, with_store(graph)).offload == ()
+
+
+def test_a_gap_that_recompute_bridges_is_left_to_it():
+    built = Builder()
+    built.op("make", makes=[("v", 30)])
+    built.op("first", ["v"], [("f", 0)])
+    for i in range(8):
+        built.op(f"op{i}", makes=[(f"v{i}", 100 if i == 4 else 0)])
+    built.op("use", ["v"], [("y", 0)])
+    graph = built.graph("y")
+    recomputed = Plan((*range(10), 0, 10))
+    assert Window().plan(graph, recomputed, 0, with_store(graph)).offload == ()
+    assert Window().plan(graph, Plan.traced(graph), 0, with_store(graph)).offload == (Swap(0, 1),)
+
+
+def test_what_was_offloaded_before_is_decided_anew():
+    graph = two_long_lives()
+    before = Plan(Plan.traced(graph).order, (Swap(0, 0),), 2, "ramdisk")
+    assert Keep().plan(graph, before, 0, with_store(graph)) == Plan.traced(graph)
+    made = Window().plan(graph, before, 110, with_store(graph))
+    assert (made.offload, made.window, made.store) == ((Swap(1, 0),), 1, "ssd")
+
+
+def test_on_a_training_chain_only_the_window_stays():
+    graph = training_chain(30, nbytes=100, param_bytes=1)
+    made = Window().plan(graph, Plan.traced(graph), 0, with_store(graph))
+    seen = simulate(graph, lower(graph, made), with_store(graph))
+    assert seen.peak_bytes - graph.static_bytes < 8 * 100
+    assert seen.transfer_bytes == 2 * sum(graph.values[swap.value].nbytes for swap in made.offload)
+
+
+def gaps_of(graph: TrainGraph, plan: Plan, window: int) -> list[Swap]:
+    layers = layer_runs(graph, plan.order)
+    return [
+        Swap(value.id, gap)
+        for value, happened in zip(graph.values, events(graph, plan.order), strict=True)
+        if value.id not in graph.static
+        for gap, ((here, _), (there, again)) in enumerate(itertools.pairwise(happened))
+        if not again and away(layers[here], layers[there], window)
+    ]
+
+
+@settings(max_examples=150)
+@given(st.randoms(use_true_random=False), st.integers(1, 2))
+def test_with_no_budget_to_meet_no_subset_of_gaps_peaks_lower(rng: random.Random, window: int):
+    graph = random_graph(rng, 14)
+    plan = random_plan(graph, rng, offload=False)
+    costs = with_store(graph)
+    gaps = gaps_of(graph, plan, window)[:6]
+    subsets = (s for n in range(len(gaps) + 1) for s in itertools.combinations(gaps, n))
+    lowest = min(peak_bytes(graph, Plan(plan.order, s, window, "ssd"), costs) for s in subsets)
+    made = Window(window=window).plan(graph, plan, 0, costs)
+    assert peak_bytes(graph, made, costs) <= lowest
+
+
+@settings(max_examples=150)
+@given(st.randoms(use_true_random=False))
+def test_every_value_that_leaves_is_needed_for_the_budget_or_the_peak(rng: random.Random):
+    graph = training_chain(rng.randint(3, 12), rng.choice([5, 50])) if rng.random() < 0.5 else random_graph(rng, 14)
+    plan, costs = random_plan(graph, rng, offload=False), with_store(graph)
+    budget = rng.randint(graph.static_bytes, peak_bytes(graph, plan, costs))
+    made = Window(share=rng.choice([0.5, 1.0])).plan(graph, plan, budget, costs)
+    reached = max(budget, peak_bytes(graph, made, costs))
+    for swap in made.offload:
+        fewer = tuple(other for other in made.offload if other != swap)
+        assert peak_bytes(graph, dataclasses.replace(made, offload=fewer), costs) > reached
