@@ -8,6 +8,7 @@ import hashlib
 import logging
 import operator
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,9 +18,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autotune import lstm
 from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
-from autotune.lstm import keep_lstm_whole
 from autotune.program import Call, Meta, Program, Read, View, reads
 from autotune.update import Updates
 from autotune.workload import Workload
@@ -74,16 +75,42 @@ def _trace(stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str
 
     if step._loss_fn is None:
         stack.enter_context(torch.no_grad())
+    stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
     try:
-        forward = dynamo_graph_capture_for_export(step)(*tensors)
-        keep_lstm_whole(forward)
+        try:
+            forward = dynamo_graph_capture_for_export(step)(*tensors)
+        except torch._dynamo.exc.Unsupported:
+            if not _install_late_hooks(step):
+                raise
+            forward = dynamo_graph_capture_for_export(step)(*tensors)
+        lstm.keep_lstm_whole(forward)
         joint = aot_export_joint_with_descriptors(stack, forward, tuple(tensors), _record_nn_module_stack=True)
     except Exception as error:  # the tracer raises the user's own exceptions and dozens of its own
-        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise CaptureError(f"cannot capture {name} as one graph: {type(error).__name__}: {reason}") from error
+        raise CaptureError(f"cannot capture {name} as one graph: {_reason(error)}") from error
     finally:
         torch._dynamo.reset()
     return joint, forward
+
+
+def _install_late_hooks(step: torch.nn.Module) -> bool:
+    """Some models of `transformers` install hooks, under a lock, in their first forward: do it before the capture."""
+    library = sys.modules.get("transformers.utils.output_capturing")
+    install = getattr(library, "maybe_install_capturing_hooks", None)
+    if install is None:
+        return False
+    models = [module for module in step.modules() if getattr(module, "_can_record_outputs", None) is not None]
+    for model in models:
+        install(model)
+    return bool(models)
+
+
+def _reason(error: Exception) -> str:
+    """In one line: the exception, what the tracer says of it, and the user's line that it came from."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    frames = [line for line in lines if line.startswith("File ")]
+    where = f" (at {frames[-1].removeprefix('File ')})" if frames else ""
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}. {cause}".rstrip(". ") + where
 
 
 @contextmanager
@@ -239,6 +266,8 @@ class _Reader:
         backward = node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
         self._layer = _layer(node) or self._layer
         name = f"{self._layer}.{node.name}"
+        if target is lstm.LAYER:
+            target, made = lstm.run_layer, [*made[:3], lstm.workspace(node)]
         if isinstance(made, list):
             outputs: Any = tuple(
                 self._add_value(f"{name}.{index}", Role.ACTIVATION, part) if isinstance(part, torch.Tensor) else None

@@ -1,7 +1,29 @@
 """Keep `nn.LSTM` one op each way: tracing would take it apart into thousands of slow ones."""
 
+from typing import Any
+
 import torch
 from torch import fx
+from torch.utils._mode_utils import no_dispatch
+
+LAYER = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+def run_layer(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """`LAYER` as backward needs it: the kernel makes its workspace only while gradients are on."""
+    detached = [part.detach() if isinstance(part, torch.Tensor) else part for part in arguments]
+    with torch.enable_grad():
+        made: tuple[torch.Tensor, ...] = LAYER(*detached)
+    return made
+
+
+def workspace(node: fx.Node) -> torch.Tensor:
+    """The workspace of a traced layer, whose shape function does not know its size: run once, on zeros."""
+    with no_dispatch():
+        arguments = fx.node.map_arg(
+            node.args, lambda read: torch.zeros(read.meta["val"].shape, dtype=read.meta["val"].dtype)
+        )
+        return run_layer(*arguments)[3]
 
 
 def keep_lstm_whole(module: fx.GraphModule) -> None:
@@ -35,7 +57,7 @@ def lstm(  # noqa: PLR0917 - torch.lstm's own arguments
         for direction in range(directions):
             index = layer * directions + direction
             w_input, w_hidden, b_input, b_hidden = weights[4 * index : 4 * index + 4]
-            output, h, c, _ = torch.ops.aten.mkldnn_rnn_layer.default(
+            output, h, c, _ = LAYER(
                 layer_input, w_input, w_hidden, b_input, b_hidden, hidden[index], cell[index], direction == 1, [],
                 2, hidden.size(2), 1, True, False, False, train,
             )  # fmt: skip
