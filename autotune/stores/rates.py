@@ -1,9 +1,10 @@
 """What a store does on this device, measured through the store itself: the numbers that planners work with."""
 
+import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 
 _PIECES = 32
 _PASS_SECONDS = 0.5
-"""No pass takes longer than this and one piece, however slow the disk."""
+"""No pass takes longer than this and two pieces, however slow the disk."""
+_ENOUGH_SECONDS = 4.0
+"""No further repeat is begun after this."""
 
 
 def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: int = 3) -> StoreCost:
     """Write and read, alone and at once; medians of a few passes over at most `nbytes` and half of what is free.
 
-    Takes below one second on a fast disk and at most 8 s on a slow one. Bursts: a drive that slows down once its own
+    Takes a second or two on a fast disk and at most 8 s on one of 50 MB/s. Bursts: a drive that slows down once its own
     cache is full is seen faster than it stays.
     """
     import torch
@@ -39,21 +42,24 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
         if piece == 0:
             raise StoreError(f"{name} store: {fmt_bytes(room or 0)} free in {directory} are too few to measure it")
         tensor = torch.zeros(piece, dtype=torch.uint8)
-        front, back = range(_PIECES // 2), range(_PIECES // 2, _PIECES)
-        for key in range(_PIECES):  # the first write to fresh extents is slower; and what is read must have been put
-            store.put(key, tensor).result()
+        begun = time.perf_counter()
+        keys: list[int] = []
+        # the first write to fresh extents is slower; and what is read must have been put
+        while len(keys) < _PIECES and (len(keys) < 4 or time.perf_counter() - begun < 2 * _PASS_SECONDS):
+            store.put(len(keys), tensor).result()
+            keys.append(len(keys))
+        front, back = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+        write, read = partial(_transfer, _put(store, tensor)), partial(_transfer, store.fetch)
         alone_write, alone_read, beside_write, beside_read = [], [], [], []
-        with ThreadPoolExecutor(2) as drivers:
-            for _ in range(repeats):
-                alone_write.append(_rate(piece, _transfer(_put(store, tensor), range(_PIECES))))
-                alone_read.append(_rate(piece, _transfer(store.fetch, range(_PIECES))))
-                begun = time.perf_counter()
-                writing = drivers.submit(_transfer, _put(store, tensor), front, begun)
-                reading = drivers.submit(_transfer, store.fetch, back, begun)
-                written, read = writing.result(), reading.result()
-                together = min(written[-1], read[-1])
-                beside_write.append(_rate(piece, [at for at in written if at <= together]))
-                beside_read.append(_rate(piece, [at for at in read if at <= together]))
+        for _ in range(repeats):
+            alone_write.append(piece * write(keys))
+            alone_read.append(piece * read(keys))
+            with _beside(read, back):
+                beside_write.append(piece * write(front))
+            with _beside(write, front):
+                beside_read.append(piece * read(back))
+            if time.perf_counter() - begun > _ENOUGH_SECONDS:
+                break
         return StoreCost(
             write_bytes_per_second=statistics.median(alone_write),
             read_bytes_per_second=statistics.median(alone_read),
@@ -79,18 +85,15 @@ def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats:
             count += 1
         return spent / count
 
-    with open_store(name, directory, {0: piece, 1: piece}) as store, ThreadPoolExecutor(1) as driver:
+    with open_store(name, directory, {0: piece, 1: piece}) as store:
         for key in (0, 1):
             store.put(key, tensor).result()
         product_seconds()
         ratios = []
         for begin in (_put(store, tensor), store.fetch) * (repeats // 2):
             alone = product_seconds()
-            enough = threading.Event()
-            busy = driver.submit(_transfer_until, begin, enough)
-            beside = product_seconds()
-            enough.set()
-            busy.result()
+            with _beside(partial(_transfer, begin), (0, 1)):
+                beside = product_seconds()
             ratios.append(beside / ((alone + product_seconds()) / 2))
     return max(1.0, statistics.median(ratios))
 
@@ -99,30 +102,33 @@ def _put(store: SwapStore, tensor: "Tensor") -> Callable[[int], "Future[Any]"]:
     return partial(store.put, tensor=tensor)
 
 
-def _transfer(begin: Callable[[int], "Future[Any]"], keys: Iterable[int], begun: float | None = None) -> list[float]:
-    """Two transfers in flight until the keys, or the time, run out; when each was done, counted from the beginning."""
-    begun = time.perf_counter() if begun is None else begun
-    done: list[float] = []
+def _transfer(
+    begin: Callable[[int], "Future[Any]"], keys: Iterable[int], enough: Callable[[], bool] | None = None
+) -> float:
+    """Transfers per second, two of them in flight until the keys run out, the time does, or it is enough."""
+    begun, done = time.perf_counter(), 0
     flying: list[Future[Any]] = []
     for key in keys:
         flying.append(begin(key))
         if len(flying) == 2:
             flying.pop(0).result()
-            done.append(time.perf_counter() - begun)
-            if done[-1] > _PASS_SECONDS:
+            done += 1
+            if enough() if enough is not None else time.perf_counter() - begun > _PASS_SECONDS:
                 break
-    for last in flying:
-        last.result()
-        done.append(time.perf_counter() - begun)
-    return done
+    while flying:
+        flying.pop(0).result()
+        done += 1
+    return done / (time.perf_counter() - begun)
 
 
-def _transfer_until(begin: Callable[[int], "Future[Any]"], enough: threading.Event) -> None:
-    for key in cycle((0, 1)):
-        begin(key).result()
-        if enough.is_set():
-            return
-
-
-def _rate(piece: int, done: list[float]) -> float:
-    return piece * len(done) / done[-1]
+@contextlib.contextmanager
+def _beside(transfer: Callable[[Iterable[int], Callable[[], bool]], float], keys: Sequence[int]) -> Iterator[None]:
+    """Transfers of these keys, over and over, as long as the context is open."""
+    enough = threading.Event()
+    with ThreadPoolExecutor(1) as driver:
+        busy = driver.submit(transfer, cycle(keys), enough.is_set)
+        try:
+            yield
+        finally:
+            enough.set()
+            busy.result()

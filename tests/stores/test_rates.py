@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import StoreError
-from autotune.stores import STORES
+from autotune.stores import STORES, SwapStore, rates
 from autotune.stores.rates import contention, probe
 
 MIB = 2**20
@@ -48,3 +48,20 @@ def test_the_probe_names_a_missing_directory(tmp_path: Path) -> None:
 
 def test_contention_is_never_a_gain(tmp_path: Path) -> None:
     assert contention("ssd", tmp_path, seconds=0.02, repeats=2) >= 1.0
+
+
+def test_the_probe_of_a_tiny_disk_takes_at_most_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def opener(directory: Path, slots: dict[int, int]) -> SwapStore:
+        taken.append(sum(slots.values()))
+        return plain(directory, slots)
+
+    plain = STORES["ssd"]
+    monkeypatch.setitem(STORES, "ssd", opener)
+    monkeypatch.setattr(rates, "free_bytes", lambda directory: MIB)
+    probe("ssd", tmp_path, repeats=1)
+    assert taken == [MIB // 2]
+    monkeypatch.setattr(rates, "free_bytes", lambda directory: 1000)
+    with pytest.raises(StoreError, match="1000 B free in .* are too few to measure it"):
+        probe("ssd", tmp_path)
