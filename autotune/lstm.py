@@ -50,7 +50,8 @@ def lstm(  # noqa: PLR0917 - torch.lstm's own arguments
     if not _one_kernel(data, hidden, weights, has_biases):
         return torch.lstm(data, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     directions = 2 if bidirectional else 1
-    layer_input = data.transpose(0, 1) if batch_first else data
+    layer_input = (data.transpose(0, 1) if batch_first else data).contiguous()
+    hidden, cell = hidden.contiguous(), cell.contiguous()
     last_hidden, last_cell = [], []
     for layer in range(num_layers):
         outputs = []
