@@ -5,6 +5,8 @@ import itertools
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -326,6 +328,11 @@ def test_wrong_keys_and_tensors_are_refused_by_name(opener: Opener) -> None:
             store.put(7, random_tensor(4097))
         with pytest.raises(StoreError, match=r"not torch\.strided on meta"):
             store.put(7, torch.empty(1, device="meta"))
+
+
+def test_naming_the_stores_imports_no_torch() -> None:
+    code = "import sys; from autotune.stores import STORES; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_unknown_store_is_answered_with_the_known_ones(tmp_path: Path) -> None:

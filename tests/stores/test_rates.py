@@ -63,5 +63,5 @@ def test_the_probe_of_a_tiny_disk_takes_at_most_half_of_it(tmp_path: Path, monke
     probe("ssd", tmp_path, repeats=1)
     assert taken == [MIB // 2]
     monkeypatch.setattr(rates, "free_bytes", lambda directory: 1000)
-    with pytest.raises(StoreError, match="1000 B free in .* are too few to measure it"):
+    with pytest.raises(StoreError, match=r"1000 B free in .* are too few to measure it"):
         probe("ssd", tmp_path)
