@@ -1,0 +1,383 @@
+"""What a child does: runs plain eager steps and plans, and looks at their results, bytes and seconds."""
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from autotune.capture import capture
+from autotune.errors import ConfigError
+from autotune.execute import Executor, open_slots
+from autotune.harness.limit import limit_data, limit_fraction
+from autotune.harness.messages import Spec
+from autotune.harness.reference import Reference, Writer
+from autotune.measurement import Outcome
+from autotune.meters import Meter, best_meter
+from autotune.meters.cuda import CudaMeter
+from autotune.meters.nvml import NvmlMeter
+from autotune.plan import Plan, check
+from autotune.profile import profile
+from autotune.program import Program
+from autotune.records import from_json, to_json
+from autotune.schedule import Schedule, lower
+from autotune.stores import SwapStore, open_store, probe
+from autotune.workload import Workload, load
+
+STEPS = 2
+"""Steps whose results are compared: the second runs on what the first wrote."""
+BLOCK_STEPS = 2
+"""Measured steps in a row; one more before them is not."""
+
+OnGradient = Callable[[str, torch.Tensor], None]
+Step = Callable[[], list[torch.Tensor]]
+
+
+class Bench:
+    """One workload in one process, and everything that can be asked of it."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._stores = {name: Path(directory) for name, directory in spec.stores.items()}
+        self._held = _nothing
+        self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
+        self._limit()
+        self._seed()
+        self._workload = _on_device(load(spec.reference, spec.arguments), spec.device_kind)
+        self._initial = self._save_initial()
+
+    # What can be asked: each takes and gives what JSON can carry.
+
+    def prepare(self) -> dict[str, Any]:
+        """Capture, profile and probe. The floor is this process's own, without the tensors."""
+        from autotune.devices import this_device
+
+        cache = Path(self._spec.profile_cache) if self._spec.profile_cache else None
+        costs = replace(
+            profile(self._program, cache=cache),
+            stores={name: probe(name, directory) for name, directory in self._stores.items()},
+        )
+        return {
+            "graph": to_json(self._program.graph),
+            "costs": to_json(costs),
+            "device": to_json(this_device(self._spec.device_kind)),
+            "floor_bytes": self._floor_bytes(),
+        }
+
+    def baseline_bytes(self, reference: str) -> dict[str, Any]:
+        """Run plain eager steps, keep their results in the directory `reference`, and tell peak and floor."""
+        self._restore()
+        with contextlib.closing(Writer(Path(reference))) as writer:
+            self._results(self._eager, self._eager, writer.add)
+        return self._peak(lambda: _drop(self._eager())) | {"floor_bytes": self._floor_bytes()}
+
+    def plan_bytes(self, plan: Any, reference: str, tolerance: float) -> dict[str, Any]:
+        """Compare a plan's results with `reference` (empty: compare nothing), then tell peak and floor."""
+        with self._running(plan) as (step, _):
+            compared = self._compare(step, Path(reference)) if reference else self._warm_up(step)
+            if compared.get("max_error", 0.0) > tolerance:
+                return compared | {"outcome": Outcome.WRONG_RESULT}
+            seen = self._peak(lambda: _drop(step()))
+        return compared | seen | {"floor_bytes": self._floor_bytes()}
+
+    def trace(self, reference: str) -> dict[str, Any]:
+        """Keep the results of the graph as it was traced in the directory `reference`."""
+        with (
+            contextlib.closing(Writer(Path(reference))) as writer,
+            self._running(to_json(Plan.traced(self._program.graph))) as (step, _),
+        ):
+            self._restore()
+            self._results(step, self._hooked(step), writer.add)
+        return {}
+
+    def batch_size(self) -> dict[str, Any]:
+        """First dimension of the batch's first tensor."""
+        return {"batch": next(leaf.shape[0] for leaf in self._batch() if leaf.ndim)}
+
+    def wiring(self) -> dict[str, Any]:
+        """What a plan depends on: the same for two batch sizes unless the model looks at them."""
+        graph = self._program.graph
+        return {"wiring": repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops])}
+
+    def seconds(self, plan: Any, eager: bool, samples: int, patience_seconds: float) -> dict[str, Any]:
+        """Time blocks of plan steps (none without a plan) and plain eager steps in turns, charging the plan's blocks,
+        or, without a plan, eager's. Once patience is at an end, fewer samples must do.
+        """
+        self._restore()
+        begun = time.monotonic()
+        found: dict[str, list[float]] = {"plan": [], "eager": []}
+        charged, stalls, moved = 0, [0.0], 0
+        with contextlib.ExitStack() as stack:
+            step, executor = stack.enter_context(self._running(plan)) if plan is not None else (self._eager, None)
+            side = "plan" if plan is not None else "eager"
+            while len(found[side]) < samples and (not found[side] or time.monotonic() - begun < patience_seconds):
+                if eager and plan is not None:
+                    found["eager"] += [seconds for seconds, _ in self._block(self._eager, None)]
+                    self._forget_gradients()
+                trim()
+                with self._meter(charged=True) as meter:
+                    block = self._block(step, executor)
+                charged = max(charged, meter.peak_bytes)
+                found[side] += [seconds for seconds, _ in block]
+                stalls += [stalled for _, stalled in block]
+                moved = executor.transfer_bytes if executor is not None else 0
+            name = meter.name
+        return {
+            "step_seconds": found[side][:samples],
+            "baseline_seconds": found["eager"][:samples],
+            "charged_bytes": charged,
+            "stall_seconds": statistics.median(stalls[1:]),
+            "transfer_bytes": moved,
+            "meter": name,
+        }
+
+    # How.
+
+    @cached_property
+    def _program(self) -> Program:
+        return capture(self._workload, self._spec.reference)
+
+    def _limit(self) -> None:
+        if self._spec.limit_bytes is None:
+            return
+        if self._nvml is not None:
+            limit_fraction(self._spec.limit_bytes, self._context_bytes())
+        else:
+            limit_data(self._spec.limit_bytes, self._meter().now_bytes())
+
+    def _meter(self, *, charged: bool = False) -> Meter:
+        if self._nvml is not None:
+            return CudaMeter(charged=charged, context_bytes=self._context_bytes)
+        return best_meter(self._spec.device_kind, lambda: self._held())
+
+    def _context_bytes(self) -> int:
+        if self._nvml is None or self._nvml.why_not():
+            return 0
+        return self._nvml.context_bytes(torch.cuda.memory_reserved())
+
+    def _seed(self) -> None:
+        random.seed(self._spec.seed)
+        np.random.seed(self._spec.seed)
+        torch.manual_seed(self._spec.seed)
+
+    def _save_initial(self) -> Reference:
+        directory = Path(self._spec.scratch) / f"initial-{os.getpid()}"
+        with contextlib.closing(Writer(directory)) as writer:
+            for name, tensor in self._own_tensors():
+                writer.add(name, tensor)
+        return Reference(directory)
+
+    def _restore(self) -> None:
+        """Bring parameters, buffers, optimizer and generators back to where the factory left them."""
+        if self._workload.optimizer is not None:
+            self._workload.optimizer.state.clear()
+        self._forget_gradients()
+        with torch.no_grad():
+            for name, tensor in self._own_tensors():
+                tensor.copy_(self._initial.load(name))
+        self._seed()
+
+    def _own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._workload.model.named_parameters():
+            yield f"parameter.{name}", parameter
+        for name, buffer in self._workload.model.named_buffers():
+            yield f"buffer.{name}", buffer
+
+    def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._workload.optimizer is None:
+            return
+        state = self._workload.optimizer.state
+        for name, parameter in self._workload.model.named_parameters():
+            leaves = pytree.tree_flatten_with_path(state[parameter])[0] if parameter in state else ()
+            for path, leaf in leaves:
+                if isinstance(leaf, torch.Tensor):
+                    yield f"state.{name}{pytree.keystr(path)}", leaf
+
+    def _static_bytes(self) -> int:
+        tensors = [t for _, t in (*self._own_tensors(), *self._state_tensors())] + self._batch()
+        kind = self._spec.device_kind
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == kind}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def _batch(self) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves(self._workload.batch) if isinstance(leaf, torch.Tensor)]
+
+    def _forget_gradients(self) -> None:
+        self._workload.model.zero_grad(set_to_none=True)
+
+    def _eager(self, on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
+        """One plain step, as anyone writes it."""
+        model, loss_fn, optimizer, batch = (
+            self._workload.model, self._workload.loss_fn, self._workload.optimizer, self._workload.batch,
+        )  # fmt: skip
+        if loss_fn is None:
+            with torch.no_grad():
+                return _leaves(_infer(model, batch))
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        made = loss_fn(model, batch)
+        loss = made[0] if isinstance(made, tuple) else made
+        loss.backward()
+        if optimizer is not None:
+            if on_gradient is not None:
+                self._tell_gradients(optimizer, on_gradient)
+            optimizer.step()
+        return _leaves(made)
+
+    def _tell_gradients(self, optimizer: torch.optim.Optimizer, tell: OnGradient) -> None:
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in self._workload.model.named_parameters():
+            if parameter.grad is not None and id(parameter) in owned:
+                tell(name, parameter.grad)
+
+    @contextlib.contextmanager
+    def _running(self, document: Any) -> Iterator[tuple[Step, Executor]]:
+        """A plan ready to step, with its store open."""
+        plan = from_json(Plan, document, where="plan")
+        graph = self._program.graph
+        check(graph, plan)
+        schedule = lower(graph, plan)
+        batch = self._batch()
+        store = self._open(schedule) if schedule.store else None
+        executor = Executor(self._program, schedule, store)
+        updates = self._program.updates
+        self._held = store.held_bytes if store is not None else _nothing
+
+        def step() -> list[torch.Tensor]:
+            with updates.step() if updates is not None else contextlib.nullcontext():
+                return _leaves(executor(batch))
+
+        try:
+            yield step, executor
+        finally:
+            self._held = _nothing
+            if store is not None:
+                store.close()
+
+    def _open(self, schedule: Schedule) -> SwapStore:
+        name = schedule.store
+        if name not in self._stores:
+            raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
+        return open_store(name, self._stores[name], open_slots(self._program, schedule))
+
+    def _hooked(self, step: Step) -> Callable[[OnGradient], list[torch.Tensor]]:
+        def hooked(on_gradient: OnGradient) -> list[torch.Tensor]:
+            updates = self._program.updates
+            if updates is None:
+                return step()
+            updates.on_gradient = on_gradient
+            try:
+                return step()
+            finally:
+                updates.on_gradient = None
+
+        return hooked
+
+    def _results(self, step: Step, last: Callable[[OnGradient], list[torch.Tensor]], tell: OnGradient) -> None:
+        """Run the compared steps from the initial state and tell each result by name."""
+        for number in range(STEPS):
+            made = step() if number < STEPS - 1 else last(lambda name, gradient: tell(f"gradient.{name}", gradient))
+            for index, tensor in enumerate(made):
+                tell(f"step {number}.result {index}", tensor)
+            del made
+        for name, tensor in (*self._own_tensors(), *self._state_tensors()):
+            tell(name, tensor)
+
+    def _compare(self, step: Step, directory: Path) -> dict[str, Any]:
+        reference = Reference(directory)
+        errors: dict[str, float] = {}
+
+        def tell(name: str, tensor: torch.Tensor) -> None:
+            errors[name] = max(errors.get(name, 0.0), reference.error(name, tensor))
+
+        self._restore()
+        self._results(step, self._hooked(step), tell)
+        missing = reference.names - errors.keys()
+        errors |= dict.fromkeys(missing, float("inf"))
+        worst = max(errors, key=lambda name: errors[name])
+        where = f"{worst} {'was never made' if worst in missing else f'is off by {errors[worst]:.3g}'}"
+        return {"max_error": errors[worst], "detail": where if errors[worst] else ""}
+
+    def _warm_up(self, step: Step) -> dict[str, Any]:
+        self._restore()
+        for _ in range(STEPS):
+            _drop(step())
+        return {}
+
+    def _peak(self, step: Callable[[], None]) -> dict[str, Any]:
+        """Peak over a step once everything is warm."""
+        trim()
+        with self._meter() as meter:
+            step()
+        return {"peak_bytes": meter.peak_bytes, "meter": meter.name}
+
+    def _floor_bytes(self) -> int:
+        self._forget_gradients()
+        trim()
+        return self._meter().now_bytes() - self._static_bytes()
+
+    def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float]]:
+        """(seconds, stalled seconds) of each measured step of a block."""
+        found = []
+        for number in range(1 + BLOCK_STEPS):
+            self._synchronize()
+            start = time.perf_counter()
+            made = step()
+            self._synchronize()
+            if number:
+                found.append((time.perf_counter() - start, executor.stall_seconds if executor is not None else 0.0))
+            del made
+        return found
+
+    def _synchronize(self) -> None:
+        if self._nvml is not None:
+            torch.cuda.synchronize()
+
+
+def trim() -> None:
+    """Collect garbage and give back what allocators keep."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _nothing() -> int:
+    return 0
+
+
+def _infer(model: torch.nn.Module, batch: Any) -> Any:
+    match batch:
+        case dict():
+            return model(**batch)
+        case tuple() | list():
+            return model(*batch)
+    return model(batch)
+
+
+def _leaves(made: Any) -> list[torch.Tensor]:
+    return [leaf.detach() for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+
+
+def _drop(made: list[torch.Tensor]) -> None:
+    made.clear()
+
+
+def _on_device(workload: Workload, kind: str) -> Workload:
+    """Modules move in place, so that the optimizer's parameters stay the model's."""
+    if kind == "cpu":
+        return workload
+    workload.model.to(kind)
+    moved = pytree.tree_map(lambda leaf: leaf.to(kind) if isinstance(leaf, torch.Tensor) else leaf, workload.batch)
+    return replace(workload, batch=moved)

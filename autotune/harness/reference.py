@@ -1,0 +1,104 @@
+"""Tensors on disk with their hashes: results are compared by hash, and by value only where hashes differ."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import xxhash
+
+_CHUNK = 1 << 20
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+
+
+class Writer:
+    """Writes tensors one after the other into `directory`; `close` makes them a Reference."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._file: IO[bytes] = (directory / "tensors.bin").open("wb")
+        self._entries: dict[str, list[Any]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        data = _bytes(tensor)
+        self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self._entries[name] = [
+            self._file.tell(),
+            data.nbytes,
+            list(tensor.shape),
+            dtype,
+            xxhash.xxh3_128_hexdigest(data),
+        ]
+        self._file.write(data)
+
+    def close(self) -> None:
+        self._file.close()
+        (self._directory / "index.json").write_text(json.dumps(self._entries))
+
+
+class Reference:
+    """Tensors as a Writer left them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "tensors.bin"
+        index = json.loads((directory / "index.json").read_text())
+        self._entries = {
+            name: _Entry(offset, nbytes, tuple(shape), dtype, digest)
+            for name, (offset, nbytes, shape, dtype, digest) in index.items()
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._entries)
+
+    def load(self, name: str) -> torch.Tensor:
+        """The tensor, mapped from the file: it takes page cache, no memory of the process's own."""
+        entry = self._entries[name]
+        dtype = getattr(torch, entry.dtype)
+        if entry.nbytes == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        raw = np.memmap(self._path, np.uint8, "r+", entry.offset, (entry.nbytes,))
+        return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
+
+    def error(self, name: str, tensor: torch.Tensor) -> float:
+        """Largest absolute difference; 0.0 if every bit agrees, infinity if it cannot be compared."""
+        entry = self._entries.get(name)
+        if (
+            entry is None
+            or entry.shape != tuple(tensor.shape)
+            or entry.dtype != str(tensor.dtype).removeprefix("torch.")
+        ):
+            return float("inf")
+        if xxhash.xxh3_128_hexdigest(_bytes(tensor)) == entry.digest:
+            return 0.0
+        return _distance(self.load(name), tensor.detach().cpu())
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    """Without a copy if the tensor is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def _distance(expected: torch.Tensor, found: torch.Tensor) -> float:
+    worst, flat, other = 0.0, expected.reshape(-1), found.reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):  # in doubles a whole tensor might not fit
+        a, b = flat[start : start + _CHUNK].double(), other[start : start + _CHUNK].double()
+        same = (a == b) | (a.isnan() & b.isnan())  # two infinities differ by nothing
+        gap = torch.where(same, 0.0, (a - b).abs()).max().item()
+        worst = max(worst, float("inf") if math.isnan(gap) else gap)
+    return worst

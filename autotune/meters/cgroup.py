@@ -1,0 +1,195 @@
+"""What the kernel charges to a process's own memory cgroup, v1 or v2."""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+PREFIX = "autotune-"
+"""A cgroup of this name holds one process of ours and nothing else."""
+
+_ROOT = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A memory cgroup that exists."""
+
+    path: Path
+    version: int
+
+    @classmethod
+    def current(cls, root: Path = _ROOT) -> Self | None:
+        """The one that this process is in; None where the kernel shows none."""
+        try:
+            lines = (root / "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return None
+        for line in sorted(lines, reverse=True):  # v1's numbered hierarchies before v2's 0
+            _, controllers, inside = line.split(":", 2)
+            if "memory" in controllers.split(","):
+                version, mount = 1, root / "sys/fs/cgroup/memory"
+            elif not controllers:
+                version, mount = 2, root / "sys/fs/cgroup"
+            else:
+                continue
+            path = mount / inside.lstrip("/")
+            for place in (path, mount):  # in a container the mount is the container's own cgroup
+                if (place / "cgroup.procs").exists():
+                    return cls(place, version)
+        return None
+
+    def usage_bytes(self) -> int:
+        return self._number("memory.usage_in_bytes" if self.version == 1 else "memory.current")
+
+    def file_bytes(self) -> int:
+        """Page cache of files, tmpfs not among them."""
+        stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        cache, shmem = ("total_cache", "total_shmem") if self.version == 1 else ("file", "shmem")
+        return max(0, int(stat[cache]) - int(stat[shmem]))
+
+    def oom_kills(self) -> int:
+        """Processes that the kernel killed here for memory, so far."""
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        try:
+            counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
+        except OSError:
+            return 0
+        return int(counts.get("oom_kill", 0))
+
+    def _number(self, name: str) -> int:
+        return int((self.path / name).read_text())
+
+
+class CgroupMeter:
+    """Anonymous memory, tmpfs, kernel memory, and the page cache that grew since the meter was opened."""
+
+    name = "cgroup"
+
+    def __init__(self, cgroup: Cgroup | None = None, root: Path = _ROOT) -> None:
+        self._cgroup = cgroup or Cgroup.current(root)
+        self._file_at_enter: int | None = None
+        self._peak: int | None = None
+        self._peak_file: IO[str] | None = None
+
+    def why_not(self) -> str:
+        if self._cgroup is None:
+            return "the kernel shows no memory cgroup"
+        if not self._cgroup.path.name.startswith(PREFIX):
+            return f"this process shares {self._cgroup.path} with others"
+        name = "memory.max_usage_in_bytes" if self._cgroup.version == 1 else "memory.peak"
+        if not os.access(self._cgroup.path / name, os.W_OK):
+            return f"{self._cgroup.path / name} cannot be reset (v2 needs Linux 6.12)"
+        return ""
+
+    def now_bytes(self) -> int:
+        assert self._cgroup is not None
+        return self._cgroup.usage_bytes() - self._old_cache()
+
+    @property
+    def peak_bytes(self) -> int:
+        if self._peak is not None:
+            return self._peak
+        assert self._cgroup is not None
+        if self._peak_file is None:
+            highest = self._cgroup._number("memory.max_usage_in_bytes")
+        else:
+            self._peak_file.seek(0)
+            highest = int(self._peak_file.read())
+        return highest - self._old_cache()
+
+    def _old_cache(self) -> int:
+        """Cache that was there before; under a limit the kernel may have dropped some of it since."""
+        assert self._cgroup is not None
+        cached = self._cgroup.file_bytes()
+        return cached if self._file_at_enter is None else min(self._file_at_enter, cached)
+
+    def __enter__(self) -> Self:
+        assert self._cgroup is not None
+        self._peak = None
+        self._file_at_enter = self._cgroup.file_bytes()
+        if self._cgroup.version == 1:
+            (self._cgroup.path / "memory.max_usage_in_bytes").write_text("0")
+        else:  # v2 resets for one open file alone
+            self._peak_file = (self._cgroup.path / "memory.peak").open("r+")
+            self._peak_file.write("reset")
+            self._peak_file.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._peak = self.peak_bytes
+        self._file_at_enter = None
+        if self._peak_file is not None:
+            self._peak_file.close()
+            self._peak_file = None
+
+
+class OwnCgroup:
+    """A cgroup below this process's own (on v2 beside it, where below is not allowed), for one process alone.
+
+    As a context manager it moves this process in, and at the end back and removes the cgroup. Raises OSError where the
+    hierarchy is not writable.
+    """
+
+    def __init__(self, name: str = "", root: Path = _ROOT) -> None:
+        home = Cgroup.current(root)
+        if home is None:
+            raise FileNotFoundError("the kernel shows no memory cgroup")
+        self._home = home
+        self.cgroup = _make(home, f"{PREFIX}{name or os.getpid()}")
+
+    def __enter__(self) -> Cgroup:
+        (self.cgroup.path / "cgroup.procs").write_text(str(os.getpid()))
+        return self.cgroup
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        (self._home.path / "cgroup.procs").write_text(str(os.getpid()))
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove it; its processes must have ended. A killed process leaves some milliseconds late."""
+        for _ in range(50):
+            try:
+                self.cgroup.path.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+
+
+def remove_stale(root: Path = _ROOT) -> None:
+    """Remove the empty cgroups of processes of ours that are gone: a kill -9 leaves them behind."""
+    home = Cgroup.current(root)
+    for place in (home.path, home.path.parent) if home is not None else ():
+        for path in place.glob(f"{PREFIX}*"):
+            pid = path.name.removeprefix(PREFIX).split("-")[0]
+            if pid.isdigit() and not (root / "proc" / pid).exists():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+
+def _make(home: Cgroup, name: str) -> Cgroup:
+    if home.version == 1:
+        path = home.path / name
+        path.mkdir(exist_ok=True)
+        return Cgroup(path, 1)
+    problem: OSError = FileNotFoundError(f"{home.path}: the memory controller cannot be delegated")
+    for place in (home.path, home.path.parent):
+        try:
+            control = place / "cgroup.subtree_control"
+            if "memory" not in control.read_text().split():
+                control.write_text("+memory")
+            (place / name).mkdir(exist_ok=True)
+            return Cgroup(place / name, 2)
+        except OSError as error:
+            problem = error
+    raise problem

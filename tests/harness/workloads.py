@@ -1,0 +1,90 @@
+"""Tiny workloads, one of them with a switch that makes its next step go wrong."""
+
+import errno
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from autotune import Workload
+
+
+def small(batch: int = 8, width: int = 64) -> Workload:
+    """Linear layers, batch statistics and a dropout."""
+    layers = [nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.GELU(), nn.Linear(width, width)]
+    return _trained(nn.Sequential(*layers), batch, width)
+
+
+def wide(batch: int = 16384, width: int = 256, depth: int = 6) -> Workload:
+    """At the default batch each layer's two results take 16 MiB each, its weights 256 KiB."""
+    layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.Tanh())]
+    return _trained(nn.Sequential(*layers), batch, width)
+
+
+def fixed(width: int = 256) -> Workload:
+    """Like `wide`, but nobody can make its batch smaller."""
+    return wide(width=width)
+
+
+def switched(switch: str) -> Workload:
+    """The step that finds a word in the file `switch` removes the file and does what the word says."""
+    return _trained(nn.Sequential(nn.Linear(32, 32), _Trip(switch), nn.Linear(32, 32)), 4, 32)
+
+
+def raises() -> Workload:
+    """No workload at all."""
+    raise ValueError("the data set is missing")
+
+
+def _trained(model: nn.Module, batch: int, width: int) -> Workload:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    data = (torch.randn(batch, width), torch.randn(batch, width))
+    return Workload(model, lambda model, batch: (model(batch[0]) - batch[1]).square().mean(), optimizer, data)
+
+
+class _Trip(nn.Module):
+    def __init__(self, switch: str) -> None:
+        super().__init__()
+        self.switch = switch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.autotune_tests.trip(x, self.switch)
+
+
+@torch.library.custom_op("autotune_tests::trip", mutates_args=())
+def trip(x: torch.Tensor, switch: str) -> torch.Tensor:
+    file = Path(switch)
+    word = file.read_text() if file.exists() else ""
+    file.unlink(missing_ok=True)
+    print("tripping", word)  # a model may print: nothing must take it for an answer
+    match word:
+        case "raise":
+            raise ValueError("the loss went through the roof")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "abort":
+            print("terminate called without an active exception", file=sys.stderr, flush=True)
+            os.abort()
+        case "hang":
+            time.sleep(1000)
+        case "exit":
+            os._exit(7)
+        case "fill memory":
+            torch.ones(1 << 40)
+        case "fill disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        case "wrong":
+            return x * 1.25
+    return x.clone()
+
+
+@trip.register_fake
+def _(x: torch.Tensor, switch: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+trip.register_autograd(lambda ctx, gradient: (gradient, None))
