@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import Role, TrainGraph
@@ -13,6 +16,8 @@ from autotune.plan import Plan, Swap, events
 from autotune.planners.offload.keep import Keep
 from autotune.schedule import Run, away, layer_runs, lower
 from autotune.simulate import peak_bytes, timeline
+
+Bytes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,8 @@ class Window:
         if max(profile, default=0) <= budget_bytes or store.holds_memory:
             return kept
         # an open store's own buffers stand beside every op
-        profile = [nbytes + store.pool_bytes for nbytes in profile]
-        swaps = _choose(self._gaps(graph, kept, costs), profile, budget_bytes, self.share)
+        opened = np.array(profile, dtype=np.int64) + store.pool_bytes
+        swaps = _choose(self._gaps(graph, kept, costs), opened, budget_bytes, self.share)
         away_too = replace(kept, offload=swaps, store=self.store, window=self.window) if swaps else kept
         return min(kept, away_too, key=lambda made: peak_bytes(graph, made, costs))
 
@@ -77,35 +82,28 @@ class Window:
         return sorted(gaps, key=lambda gap: (-gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap))
 
 
-def _choose(gaps: list[_Gap], profile: list[int], budget_bytes: int, share: float) -> tuple[Swap, ...]:
+def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float) -> tuple[Swap, ...]:
     """Take gaps in turn while they lower what stands above the target, then give back those that proved needless.
 
     `profile`: bytes at each position of the order with nothing away.
     """
+    lowest = profile.copy()
+    for gap in gaps:
+        lowest[gap.start : gap.stop] -= gap.nbytes
+    target = max(budget_bytes, int(lowest.max()))
     allowance = share * sum(gap.nbytes for gap in gaps)
-    lowest = list(profile)
-    for gap in gaps:
-        _shift(lowest, gap, -1)
-    reachable = max(lowest)
-    target = max(budget_bytes, reachable)
     taken: list[_Gap] = []
-    now = list(profile)
+    now = profile.copy()
     for gap in gaps:
-        if gap.nbytes <= allowance and max(now[gap.start : gap.stop]) > target:
+        if gap.nbytes <= allowance and now[gap.start : gap.stop].max() > target:
             allowance -= gap.nbytes
             taken.append(gap)
-            _shift(now, gap, -1)
-    reached = max(now)
-    target = max(target, reached)
+            now[gap.start : gap.stop] -= gap.nbytes
+    target = max(target, int(now.max()))
     needed = []
     for gap in reversed(taken):
-        if max(now[gap.start : gap.stop]) + gap.nbytes > target:
+        if now[gap.start : gap.stop].max() + gap.nbytes > target:
             needed.append(gap)
         else:
-            _shift(now, gap, +1)
+            now[gap.start : gap.stop] += gap.nbytes
     return tuple(sorted((gap.swap for gap in needed), key=lambda swap: (swap.value, swap.gap)))
-
-
-def _shift(profile: list[int], gap: _Gap, sign: int) -> None:
-    for position in range(gap.start, gap.stop):
-        profile[position] += sign * gap.nbytes
