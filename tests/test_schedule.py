@@ -95,13 +95,25 @@ def test_a_layer_of_several_ops_is_loaded_before_its_first_and_saved_until_its_l
 
 def test_writes_are_begun_before_anything_waits():
     built = Builder()
-    built.op("make", makes=[("kept", 1), ("short", 1)])
+    built.op("make", makes=[("short", 1), ("kept", 1)])
     built.op("both", ["kept", "short"], [("v1", 1)])
     for i in range(2, 7):
         built.op(f"op{i}", [f"v{i - 1}"], [(f"v{i}", 1)])
     built.op("use", ["kept", "v6"], [("y", 1)])
     graph = built.graph("y")
     assert "both Offload:kept Free:short" in text(graph, Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd"))
+
+
+def test_what_is_read_first_is_loaded_first():
+    built = Builder()
+    built.op("make", makes=[("later", 1), ("sooner", 1)], layer="make")
+    for i in range(1, 6):
+        built.op(f"op{i}", makes=[(f"v{i}", 0)])
+    built.op("use_sooner", ["sooner"], [("x", 0)], layer="use")
+    built.op("use_later", ["later"], [("y", 0)], layer="use")
+    graph = built.graph("x", "y")
+    made = text(graph, Plan(Plan.traced(graph).order, (Swap(0, 0), Swap(1, 0)), 1, "ssd"))
+    assert "Prefetch:sooner Prefetch:later op5" in made
 
 
 def test_a_value_can_leave_twice():

@@ -126,6 +126,25 @@ def test_a_write_beside_a_read_goes_at_the_rate_measured_beside():
     assert simulate(graph, lower(graph, plan), with_store(graph)).stall_seconds == pytest.approx(1 + 3 + 1 + 3)
 
 
+def test_a_read_beside_a_write_goes_at_the_rate_measured_beside():
+    # op0 ends at 1, its write at 3 (1 s of it waited for), op2..op4 at 6, `b` at 7; its write alone takes 2 s: 7..9. The
+    # read of `a` begins at 7 too, beside it: 10 s at 10 B/s
+    built = Builder("reading")
+    built.op("a", makes=[("a", 100)])
+    for i in range(1, 5):
+        built.op(f"op{i}", makes=[(f"v{i}", 0)])
+    built.op("b", makes=[("b", 100)])
+    built.op("op6", makes=[("v6", 0)])
+    built.op("use_a", ["a"], [("x", 0)])
+    for i in range(8, 12):
+        built.op(f"op{i}", makes=[(f"v{i}", 0)])
+    built.op("use_b", ["b"], [("y", 0)])
+    graph = built.graph("x", "y")
+    plan = Plan(Plan.traced(graph).order, (Swap(built.ids["a"], 0), Swap(built.ids["b"], 0)), 1, "ssd")
+    transfers = [s.transfer for s in spans(graph, lower(graph, plan), with_store(graph)) if s.transfer]
+    assert transfers[:3] == [(1.0, 3.0), (7.0, 9.0), (7.0, 17.0)]
+
+
 @given(plans(), st.floats(1.0, 3.0))
 def test_spans_follow_each_other_and_each_direction_carries_one_transfer_at_a_time(
     made: tuple[TrainGraph, Plan], contention: float
