@@ -101,7 +101,7 @@ def test_writes_are_begun_before_anything_waits():
         built.op(f"op{i}", [f"v{i - 1}"], [(f"v{i}", 1)])
     built.op("use", ["kept", "v6"], [("y", 1)])
     graph = built.graph("y")
-    assert "both Offload:kept Free:short" in text(graph, Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd"))
+    assert "both Offload:kept Free:short" in text(graph, Plan(Plan.traced(graph).order, (Swap(1, 1),), 1, "ssd"))
 
 
 def test_what_is_read_first_is_loaded_first():
