@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune import charts, table
+from autotune import charts, planfile, table
 from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
 from autotune.judge import Rules, baseline_step_bytes, winner
 from autotune.measurement import Budget, Device, Outcome
 from autotune.plan import Plan
+from autotune.planfile import PlanFile
 from autotune.records import from_json
 from autotune.trial import Trial, load
 from autotune.units import fmt_bytes, fmt_seconds
@@ -33,7 +34,7 @@ PHASE_COLOURS = {
 
 @dataclass(frozen=True)
 class Records:
-    """What a run directory holds. Graph, costs and device are None where a run ended before they were written."""
+    """What a run directory holds. Graph, costs, device and plan are None where a run ended before they were written."""
 
     name: str
     config: Mapping[str, Any]
@@ -41,6 +42,7 @@ class Records:
     graph: TrainGraph | None = None
     costs: Costs | None = None
     device: Device | None = None
+    plan: PlanFile | None = None
 
     @classmethod
     def load(cls, run_dir: Path) -> "Records":
@@ -57,6 +59,7 @@ class Records:
             _record(TrainGraph, run_dir / "graph.json"),
             _record(Costs, run_dir / "costs.json"),
             _record(Device, run_dir / "device.json"),
+            planfile.read(run_dir / "plan.json") if (run_dir / "plan.json").exists() else None,
         )
 
     @cached_property
@@ -70,19 +73,15 @@ class Records:
         step = self.budget_step_bytes
         if step is None:
             return None
-        tolerance = self.config.get("tolerance")
-        rules = Rules(
-            budget=Budget.parse(str(self.config["budget"])),
-            budget_bytes=step,
-            floor_bytes=self.floor_bytes or 0,
-            tolerance=float("inf") if tolerance is None else float(tolerance),  # outcomes were judged already
-            baseline_seconds=self.traced.seconds if self.traced else 0.0,
-        )
+        # outcomes were judged when they were recorded, so no tolerance is needed
+        rules = Rules(step, self.floor_bytes or 0, None, self.traced.seconds if self.traced else 0.0)
         return winner(self.trials, rules)
 
     @cached_property
     def floor_bytes(self) -> int | None:
-        """The process's floor as first measured."""
+        """The process's floor, as the plan was held to it or else as first measured."""
+        if self.plan is not None:
+            return self.plan.floor_bytes
         seen = (trial.measurement.floor_bytes for trial in self.trials if trial.measurement)
         return next((floor for floor in seen if floor is not None), None)
 
@@ -94,6 +93,8 @@ class Records:
     @cached_property
     def budget_step_bytes(self) -> int | None:
         """What the step itself may take; None while nothing was measured."""
+        if self.plan is not None:
+            return self.plan.budget_bytes
         if "budget" not in self.config:
             return None
         budget = Budget.parse(str(self.config["budget"]))

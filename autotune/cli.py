@@ -1,0 +1,209 @@
+"""The command line: options, and one line for everything that goes wrong."""
+# ruff: noqa: ARG001 - `-v` is read by `main`, which must know it before a command's own options are understood
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.errors import AutotuneError, ConfigError
+
+# what a command needs is imported when it runs: torch and its like take seconds, `autotune --help` must not
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Target = Annotated[
+    str,
+    typer.Argument(help="A config file, a zoo name, package.module:factory or file.py:factory."),
+]
+PlanPath = Annotated[Path, typer.Argument(help="A plan file.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", "-b", help="65% of the baseline's step bytes, or the whole process: 512MiB, 6GiB, 123456B."
+    ),
+]
+Arguments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of the factory; repeatable.")
+]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option("--store", metavar="NAME=DIR", help="Where offloaded bytes may go: ssd=DIR, ramdisk=DIR; repeatable."),
+]
+Limit = Annotated[
+    str | None,
+    typer.Option("--limit", metavar="BYTES", help="Enforce a memory limit on every process that runs the step."),
+]
+Time = Annotated[str | None, typer.Option("--time", metavar="TIME", help="How long the search may take: 90s, 10m, 1h.")]
+Trials = Annotated[int | None, typer.Option("--trials", min=1, help="How many trials it may take.")]
+Objective = Annotated[str | None, typer.Option("--objective", metavar="time|pareto", help="What the search lowers.")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="Name of the run's directory under runs/; the time by default.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+
+
+@app.callback()
+def about() -> None:
+    """Fit a training step into a memory budget at the least cost in time, by measuring, not guessing."""
+
+
+@app.command(short_help="Say what this machine can measure.")
+def doctor(*, store: Stores = None, json: Json = False, verbose: Verbose = False) -> None:
+    """Say what this machine can measure, and how to mend what it cannot."""
+    from autotune.commands.doctor import run
+
+    run(stores=_pairs(store, "--store"), json=json)
+
+
+@app.command(short_help="Search for the fastest plan within the budget.")
+def tune(
+    workload: Target,
+    *,
+    budget: Budget = None,
+    set_: Arguments = None,
+    store: Stores = None,
+    limit: Limit = None,
+    time: Time = None,
+    trials: Trials = None,
+    objective: Objective = None,
+    name: Name = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search for the fastest plan within the budget, every number measured; Ctrl-C ends it early and keeps all."""
+    from autotune.commands.tune import run
+
+    given = {"budget": budget, "limit": limit, "time": time, "trials": trials, "objective": objective}
+    run(_config(workload, given, set_, store), name=name, json=json)
+
+
+@app.command(short_help="Go on with a run that was interrupted.")
+def resume(
+    run: Annotated[Path, typer.Argument(help="A directory under runs/.")],
+    *,
+    time: Time = None,
+    trials: Trials = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with a run that was interrupted, by whatever; --time and --trials are those of the whole run."""
+    from autotune.commands.tune import go_on
+
+    go_on(run, {"time": time, "trials": trials}, json=json)
+
+
+@app.command(short_help="Make a plan by estimate alone.")
+def plan(
+    workload: Target,
+    *,
+    budget: Budget = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the plan.")] = None,
+    set_: Arguments = None,
+    store: Stores = None,
+    limit: Limit = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make one plan for the budget by estimate alone; nothing is trained, percentages are of the simulated step."""
+    from autotune.commands.plan import run
+
+    run(_config(workload, {"budget": budget, "limit": limit}, set_, store), out=out, json=json)
+
+
+@app.command(short_help="Run a plan and the baseline in turns.")
+def measure(
+    plan: PlanPath,
+    *,
+    set_: Arguments = None,
+    store: Stores = None,
+    limit: Limit = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a plan and the baseline on this machine, in turns, and tell what they took."""
+    from autotune.commands.measure import run
+
+    run(plan, _pairs(set_, "--set"), _pairs(store, "--store"), limit, json=json)
+
+
+@app.command(short_help="Write the report of a run anew.")
+def report(
+    run: Annotated[Path | None, typer.Argument(help="A directory under runs/; the latest.")] = None,
+    *,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the report of a run anew from its records."""
+    from autotune.commands.report import run as write
+
+    write(run, json=json)
+
+
+@app.command(short_help="Say in words what a plan decides.")
+def show(plan: PlanPath, *, json: Json = False, verbose: Verbose = False) -> None:
+    """Say in words what a plan decides, what was predicted of it and what was seen."""
+    from autotune.commands.show import run
+
+    run(plan, json=json)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: every error becomes one line on standard error and an exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = "-v" in given or "--verbose" in given
+    try:
+        code = app(given or ["--help"], standalone_mode=False)
+        if code == 130:  # Ctrl-C, which typer turns into a code; commands raise
+            code = _fail("interrupted", 130, verbose=False)
+    except AutotuneError as error:
+        code = _fail(f"{error}", error.exit_code, verbose)
+    except BrokenPipeError:
+        code = 1
+    except Exception as error:  # noqa: BLE001 - the last line of defence: whatever else it is, it is ours
+        if (said := getattr(error, "format_message", None)) is not None:
+            code = _fail(f"{_lower(said())}; try autotune --help", 2, verbose=False)
+        else:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            hint = "" if verbose else "; run again with -v for the traceback"
+            code = _fail(f"a fault of autotune's own: {reason}{hint}", 1, verbose)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int, verbose: bool) -> int:
+    if verbose:
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _config(target: str, fields: dict[str, Any], arguments: list[str] | None, stores: list[str] | None) -> Any:
+    from autotune.config import load_config
+
+    overrides = fields | ({"stores": _pairs(stores, "--store")} if stores else {})
+    return load_config(target, overrides=overrides, arguments=_pairs(arguments, "--set"))
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    pairs = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals or not value:
+            example = "ssd=/mnt/disk" if option == "--store" else "batch=8"
+            raise ConfigError(f"{option} {text!r}: write {option} {example}")
+        pairs[key] = value
+    return pairs
+
+
+def _lower(text: str) -> str:
+    return (text[:1].lower() + text[1:]).rstrip(".")

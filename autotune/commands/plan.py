@@ -1,0 +1,82 @@
+"""`autotune plan`: one plan by estimate alone."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune import planfile
+from autotune.candidates import Candidate, answers, candidate, smallest
+from autotune.commands.session import answering, harness, print_json, say
+from autotune.errors import ConfigError
+from autotune.handback import too_small
+from autotune.judge import Rules
+from autotune.plan import Plan
+from autotune.planfile import PlanFile
+from autotune.planners import KINDS
+from autotune.records import to_json
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from autotune.space import preset, search_space
+from autotune.units import fmt_seconds
+
+if TYPE_CHECKING:
+    from autotune.config import Config
+    from autotune.harness.run import Prepared
+
+
+FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep"}
+"""What is tried before anything else: it needs no store and seconds at most."""
+
+
+def run(config: "Config", *, out: Path | None, json: bool) -> None:
+    """Write the plan, if a file was named, and say what it is."""
+    if out is None and not json:
+        raise ConfigError("no file for the plan; add -o FILE, or --json to print it")
+    with answering() as answer:
+        say(f"capturing {config.ref} and profiling its ops")
+        with harness(config) as runner:
+            prepared = runner.prepare()
+        began = time.perf_counter()
+        made = make(config, prepared)
+        seconds = time.perf_counter() - began
+        if out is not None:
+            planfile.write(out, made)
+        if json:
+            document = {"plan": to_json(made.plan), "estimate": to_json(made.estimate), "planning_seconds": seconds}
+            print_json(document, answer)
+            return
+        from autotune.console import describe
+
+        lines = [*describe(made, prepared.graph), f"planned in {fmt_seconds(seconds)}", f"plan       {out}"]
+        answer.write("\n".join(lines) + "\n")
+
+
+def make(config: "Config", prepared: "Prepared") -> PlanFile:
+    """The first planners' answer, or the fastest of any planners' that fits; InfeasibleError if none does."""
+    graph, costs = prepared.graph, prepared.costs
+    whole = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
+    step = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=whole)
+    searched = search_space(KINDS, costs.stores)
+    made = candidate(graph, costs, preset(KINDS, searched, FIRST), step)
+    if made.estimate.peak_bytes > step:
+        others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
+        made = min(others, key=lambda one: _rank(one, step))
+    if made.estimate.peak_bytes > step:
+        low, rules = made.estimate, Rules(step, prepared.floor_bytes, None, 0.0)
+        raise too_small(config, rules, low.peak_bytes, low.peak_op, stores=bool(costs.stores))
+    return PlanFile(
+        workload=config.ref,
+        graph_digest=graph.digest,
+        budget=config.budget,
+        budget_bytes=step,
+        floor_bytes=prepared.floor_bytes,
+        settings=made.settings,
+        plan=made.plan,
+        estimate=made.estimate,
+        device=prepared.device,
+    )
+
+
+def _rank(made: Candidate, step_bytes: int) -> tuple[int, float]:
+    """What fits before what does not, the fast before the slow."""
+    return max(made.estimate.peak_bytes - step_bytes, 0), made.estimate.seconds

@@ -1,0 +1,77 @@
+"""`autotune tune` and `autotune resume`: search, write the records, print the table."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir
+from autotune.errors import ConfigError
+from autotune.records import to_json
+
+if TYPE_CHECKING:
+    from autotune.config import Config
+    from autotune.handback import Result
+    from autotune.harness.run import Harness
+    from autotune.progress import Progress
+
+
+def run(config: "Config", *, name: str | None, json: bool) -> None:
+    """Tune in a run directory of its own; one that holds no trial in the end is taken away again."""
+    where = run_dir(config, name)
+    fresh = not where.exists()
+    try:
+        _tune(config, where, json=json)
+    finally:
+        if fresh and not (where / "trials.jsonl").exists():
+            shutil.rmtree(where, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: other runs lie there
+                where.parent.rmdir()
+
+
+def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
+    """Tune on with the config that the run recorded."""
+    from autotune.config import load_config
+
+    if not (where / "config.yaml").exists():
+        raise ConfigError(f"{where}: no run is recorded here; give a directory that autotune tune made")
+    _tune(load_config(str(where / "config.yaml"), overrides=changes), where, json=json)
+
+
+def _tune(config: "Config", where: Path, *, json: bool) -> None:
+    from autotune.console import print_table
+    from autotune.live import watching
+    from autotune.table import rows
+
+    with answering() as out:
+        with watching(config) as listener, harness(config, where / "logs") as runner:
+            result = _searched(config, runner, where, listener)
+        if json:
+            print_json(document(result), out)
+        else:
+            print_table(rows(result.trials, result.best), out)
+            out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
+    if result.interrupted:
+        raise Interrupted(f"interrupted; go on with: autotune resume {where}", result.interrupted)
+
+
+def _searched(config: "Config", runner: "Harness", where: Path, listener: "Progress") -> "Result":
+    from autotune import study
+    from autotune.report import write_report
+
+    try:
+        return study.tune(config, runner, where, progress=listener, write_report=write_report)
+    except SystemExit as stopped:
+        number = int(stopped.code or 130) - 128
+        raise Interrupted(f"{where}: interrupted before the baseline was measured; nothing is kept", number) from None
+
+
+def document(result: "Result") -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "baseline": to_json(result.baseline),
+        "best": to_json(result.best) if result.best else None,
+        "trials": [to_json(trial) for trial in result.trials],
+        "plan_path": str(result.plan_path) if result.plan_path else None,
+        "report_path": str(result.report_path) if result.report_path else None,
+    }

@@ -1,0 +1,190 @@
+"""What people see: rich on a terminal, plain lines elsewhere; nothing here decides anything."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from autotune.graph import TrainGraph
+from autotune.measurement import Measurement
+from autotune.planfile import PlanFile
+from autotune.simulate import Estimate
+from autotune.table import COLUMNS, FIGURES, Row, mib, words
+from autotune.units import fmt_bytes, fmt_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.devices import Finding
+
+
+def on_terminal(stream: IO[str]) -> bool:
+    """Whether a person watches the stream."""
+    return stream.isatty()
+
+
+def rich_console(stream: IO[str]) -> "Console":
+    """Colours unless NO_COLOR is set, as rich does by itself."""
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False)
+
+
+def print_table(rows: Sequence[Row], stream: IO[str] | None = None) -> None:
+    """The trials, aligned; the best one stands out."""
+    out = stream or sys.stdout
+    if on_terminal(out):
+        _print_rich(rows, out)
+        return
+    lines = [COLUMNS, *(row.cells for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if name in FIGURES else cell.ljust(width)
+            for name, cell, width in zip(COLUMNS, line, widths, strict=True)
+        )  # fmt: skip
+        print("  ".join(cells).rstrip(), file=out)
+
+
+def _print_rich(rows: Sequence[Row], out: IO[str]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in FIGURES else "left", no_wrap=name in FIGURES)
+    for row in rows:
+        style = "bold green" if row.best else "" if row.cells[-1] == "ok" else "dim"
+        table.add_row(*(Text(cell) for cell in row.cells), style=style)
+    rich_console(out).print(table)
+
+
+def describe(file: PlanFile, graph: TrainGraph | None = None) -> list[str]:
+    """A plan in words, a line each; with its graph also the layers that it touches."""
+    plan, expected = file.plan, file.estimate
+    lines = [
+        f"workload   {file.workload}",
+        f"budget     {file.budget}: {fmt_bytes(file.budget_bytes)} for the step, floor {fmt_bytes(file.floor_bytes)}",
+        f"device     {file.device.silicon}, {file.device.cores} cores, torch {file.device.torch}" if file.device else
+        "device     not recorded",
+        f"order      {words(file.settings.get('order', {}))}",
+        f"update     {words(file.settings.get('update', {}))}",
+        f"recompute  {_recomputed(file, graph)}",
+        f"offload    {_offloaded(file, graph)}",
+        "",
+    ]  # fmt: skip
+    seen = file.measurement
+    lines += compare(expected, seen)
+    lines.append(
+        f"no plan of this graph peaks below {fmt_bytes(expected.lower_bound_bytes)}; "
+        f"this one is {100 * (expected.peak_bytes / expected.lower_bound_bytes - 1):.1f} % above"
+        if expected.lower_bound_bytes
+        else "no lower bound is known"
+    )
+    if not plan.recomputed and not plan.offload:
+        lines.append("nothing is recomputed and nothing offloaded: only the order saves memory")
+    return lines
+
+
+def compare(expected: Estimate, seen: Measurement | None, baseline: Measurement | None = None) -> list[str]:
+    """Estimate and measurement side by side, and the baseline where it was measured too."""
+    peak = seen.step_peak_bytes if seen else None
+    charged = seen.step_charged_bytes if seen else None
+    seconds = seen.median_seconds if seen else None
+    ratio = seen.time_ratio if seen else None
+    stall = seen.stall_seconds if seen else None
+    moved = seen.transfer_bytes if seen else None
+    table = [
+        ("", "estimate", "measured"),
+        ("peak of the step, MiB", mib(expected.peak_bytes), mib(peak)),
+        ("charged for the step, MiB", "-", mib(charged)),
+        ("step", fmt_seconds(expected.seconds), _time(seconds)),
+        ("ratio to baseline", "-", "-" if ratio is None else f"{ratio:.3f}"),
+        ("computing again", fmt_seconds(expected.recompute_seconds), "-"),
+        ("waiting for the store", fmt_seconds(expected.stall_seconds), _time(stall)),
+        ("through the store, MiB", mib(expected.transfer_bytes), mib(moved)),
+        ("outcome", "-", seen.outcome.value if seen else "not measured"),
+    ]
+    lines = [f"{name:<26}{left:>12}{right:>14}" for name, left, right in table]
+    if baseline is not None:
+        plain = (
+            "baseline", mib(baseline.step_peak_bytes), mib(baseline.step_charged_bytes), _time(baseline.median_seconds),
+            "1.000", "-", "-", "-", baseline.outcome.value,
+        )  # fmt: skip
+        lines = [f"{line}{cell:>14}" for line, cell in zip(lines, plain, strict=True)]
+    return lines
+
+
+def outcomes(rows: Iterable[Row]) -> str:
+    """`ok 5  over budget 2`."""
+    return "  ".join(f"{verdict} {count}" for verdict, count in Counter(row.cells[-1] for row in rows).most_common())
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else fmt_seconds(seconds)
+
+
+def _recomputed(file: PlanFile, graph: TrainGraph | None) -> str:
+    order = file.plan.order
+    runs = file.plan.recomputed
+    if not runs:
+        return "nothing"
+    counts = Counter(order)
+    ops = [op for op, count in counts.items() if count > 1]
+    text = f"{len(ops)} ops, {runs} runs more than traced, {fmt_seconds(file.estimate.recompute_seconds)} a step"
+    text += f" ({words(file.settings.get('recompute', {}))})"
+    return text + (_layers(graph, ops) if graph else "")
+
+
+def _offloaded(file: PlanFile, graph: TrainGraph | None) -> str:
+    plan = file.plan
+    if not plan.offload:
+        return "nothing"
+    values = sorted({swap.value for swap in plan.offload})
+    text = f"{len(values)} values to {plan.store}, window of {plan.window} layers, "
+    text += f"{fmt_bytes(file.estimate.transfer_bytes)} written and read a step"
+    makers = [maker for value in values if graph and (maker := graph.producer[value]) is not None]
+    return text + (_layers(graph, makers) if graph else "")
+
+
+def _layers(graph: TrainGraph, ops: Iterable[int], most: int = 4) -> str:
+    named = list(dict.fromkeys(graph.ops[op].layer or graph.ops[op].name for op in sorted(ops)))
+    more = f" and {len(named) - most} more" if len(named) > most else ""
+    return f": {', '.join(named[:most])}{more}"
+
+
+def graph_beside(path: Path, digest: str) -> TrainGraph | None:
+    """The graph of a plan that still lies in its run directory."""
+    import json
+
+    from autotune.errors import ConfigError
+    from autotune.records import from_json
+
+    beside = path.parent / "graph.json"
+    try:
+        graph = from_json(TrainGraph, json.loads(beside.read_text()), where=str(beside))
+    except (OSError, ValueError, ConfigError):
+        return None
+    return graph if graph.digest == digest else None
+
+
+def print_findings(findings: Iterable["Finding"], out: IO[str]) -> None:
+    """One line a finding, coloured on a terminal; its cure below."""
+    colours = {"ok": "green", "warn": "yellow", "bad": "red"}
+    found = list(findings)
+    width = max((len(finding.name) for finding in found), default=0)
+    lines: list[tuple[str, str, str]] = []
+    for finding in found:
+        lines.append((finding.status, f"{finding.status:<5}", f"{finding.name:<{width}}  {finding.detail}"))
+        if finding.cure:
+            lines.append(("", " " * 5, f"{'':<{width}}  -> {finding.cure}"))
+    if not on_terminal(out):
+        out.writelines(f"{status}{text}\n" for _, status, text in lines)
+        return
+    from rich.text import Text
+
+    screen = rich_console(out)
+    for kind, status, text in lines:
+        screen.print(Text.assemble((status, colours.get(kind, "")), text))

@@ -1,0 +1,125 @@
+"""A study as it goes on: a live panel on a terminal, one plain line an event elsewhere; both on standard error."""
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from autotune.config import Config
+from autotune.progress import Event, Finished, Phase, Progress, Ready, Resolved
+from autotune.table import mib, verdict
+from autotune.trial import Trial
+from autotune.units import fmt_bytes, fmt_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PHASES = {
+    "prepare": "capturing the step, profiling its ops, running the baseline",
+    "baseline": "baseline: plain PyTorch eager",
+    "smallest": "smallest plan",
+    "planners": "the planners' own answers for the budget",
+    "search": "search",
+    "confirm": "confirming the best plan in fresh processes",
+}
+
+
+@contextlib.contextmanager
+def watching(config: Config) -> Iterator[Progress]:
+    """A listener for a study that shows what it hears."""
+    state = _State(config)
+    if not sys.stderr.isatty():
+        yield lambda event: _plain(state, event)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    # once a second: the screen must not take the cores from what is being measured
+    with Live(
+        console=Console(stderr=True, highlight=False), refresh_per_second=1, transient=True, get_renderable=state.panel
+    ):
+        yield state.hear
+
+
+class _State:
+    """What was heard so far."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.began = time.monotonic()
+        self.phase = ""
+        self.about: list[str] = []
+        self.outcomes: Counter[str] = Counter()
+        self.best: Finished | None = None
+        self.last: Finished | None = None
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Phase(name):
+                self.phase = name
+            case Ready(graph, _, device):
+                self.about.append(f"{graph.name}, {len(graph.ops)} ops")
+                self.about.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
+            case Resolved(budget_bytes, floor_bytes):
+                self.about.append(
+                    f"budget {self.config.budget}: {fmt_bytes(budget_bytes)} for the step, floor {fmt_bytes(floor_bytes)}"
+                )
+            case Finished(trial):
+                self.outcomes[verdict(trial)] += 1
+                self.last = event
+                if event.leads:
+                    self.best = event
+
+    @property
+    def used(self) -> str:
+        return f"{fmt_seconds(time.monotonic() - self.began)} of {self.config.time}"
+
+    def panel(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        count = sum(self.outcomes.values())
+        of = f"/{self.config.trials}" if self.config.trials else ""
+        lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.about]), style="bold", overflow="fold")]
+        phase = PHASES.get(self.phase, self.phase or "starting")
+        lines.append(Spinner("dots", text=f"{phase}  trial {count}{of}  {self.used}"))
+        if self.best is not None:
+            lines.append(Text(f"  best   {_told(self.best)}", style="green"))
+        if self.last is not None:
+            lines.append(Text(f"  last   {_told(self.last)}"))
+        if self.outcomes:
+            lines.append(Text("  " + "  ".join(f"{name} {n}" for name, n in self.outcomes.most_common()), style="dim"))
+        return Group(*lines)
+
+
+def _plain(state: _State, event: Event) -> None:
+    before = len(state.about)
+    state.hear(event)
+    match event:
+        case Phase(name):
+            _line(f"[{state.used}] {PHASES.get(name, name)}")
+        case Ready() | Resolved():
+            _line("; ".join(state.about[before:]))
+        case Finished(_, _, leads, resumed):
+            _line(f"[{state.used}] {'kept  ' if resumed else ''}{_told(event)}{'  best so far' if leads else ''}")
+
+
+def _told(event: Finished) -> str:
+    """`trial 4  planner  612.0 MiB  1.043x  ok`."""
+    trial = event.trial
+    ratio = "" if event.ratio is None else f"  {event.ratio:.3f}x"
+    return f"trial {trial.number}  {trial.kind}  {_bytes(trial)}{ratio}  {verdict(trial)}"
+
+
+def _bytes(trial: Trial) -> str:
+    seen = trial.measurement.step_charged_bytes if trial.measurement else None
+    if seen is not None:
+        return f"{mib(seen)} MiB"
+    return f"~{mib(trial.estimate.peak_bytes)} MiB" if trial.estimate else "-"
+
+
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,441 @@
+"""The command line: one line and the right exit code for whatever goes wrong, one document for a script."""
+
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import cli, planfile
+from autotune.commands.measure import failure, match_plan
+from autotune.commands.plan import make
+from autotune.config import load_config
+from autotune.costs import Costs
+from autotune.devices import Finding
+from autotune.errors import InfeasibleError, PlanError
+from autotune.graph import TrainGraph
+from autotune.measurement import Device, Measurement, Outcome
+from autotune.plan import Plan
+from autotune.planfile import PlanFile, WorkloadRef
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from tests.graphs import training_chain
+
+MIB = 2**20
+FLOOR = 100 * MIB
+DEVICE = Device("cpu", "Test Silicon", 8 * 2**30, 2, "2.13.0")
+GRAPH = training_chain(8, 20 * MIB, MIB)
+COSTS = Costs(tuple(0.01 for _ in GRAPH.ops), tuple(0 for _ in GRAPH.ops))
+HEAVY = {
+    "torch",
+    "optuna",
+    "mlflow",
+    "pandas",
+    "pydantic",
+    "transformers",
+    "matplotlib",
+    "numpy",
+    "rich",
+    "yaml",
+    "jinja2",
+}
+
+FACTORIES = """
+import torch
+import autotune
+
+def tiny(width=8):
+    model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+    return autotune.Workload(
+        model, lambda model, batch: model(batch).square().mean(), torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4)
+    )
+
+def broken():
+    raise RuntimeError("the data set is gone")
+"""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    graph: TrainGraph = GRAPH
+    costs: Costs = COSTS
+    device: Device = DEVICE
+    floor_bytes: int = FLOOR
+    baseline_fits: bool = True
+    capture_error: float | None = 0.0
+
+
+class FakeHarness:
+    """A harness that measures what the simulator predicts; `prints` on standard output, as careless libraries do."""
+
+    def __init__(self, workload: WorkloadRef, **options: Any) -> None:
+        print("noise from a library")
+
+    def __enter__(self) -> "FakeHarness":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def prepare(self) -> Prepared:
+        return Prepared()
+
+    survey = prepare
+
+    def baseline(self) -> Measurement:
+        return replace(self.measure(Plan.traced(GRAPH)), max_error=None)
+
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+        expected = simulate(GRAPH, lower(GRAPH, plan), COSTS)
+        return Measurement(
+            Outcome.OK,
+            peak_bytes=FLOOR + expected.peak_bytes,
+            charged_bytes=FLOOR + expected.peak_bytes,
+            floor_bytes=FLOOR,
+            step_seconds=(expected.seconds,) * 8,
+            baseline_seconds=(sum(COSTS.seconds),) * 8,
+            max_error=0.0,
+            meter="fake",
+            device=DEVICE,
+        )
+
+    def renew(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, standard output, standard error) of a command, run in this process."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            cli.main(arguments)
+        out, err = capfd.readouterr()
+        return int(exit.value.code or 0), out, err
+
+    return call
+
+
+def in_a_process(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def plan_file(**changes: Any) -> PlanFile:
+    plan = Plan.traced(GRAPH)
+    file = PlanFile(
+        WorkloadRef("chain"),
+        GRAPH.digest,
+        "65%",
+        200 * MIB,
+        FLOOR,
+        {},
+        plan,
+        simulate(GRAPH, lower(GRAPH, plan)),
+        DEVICE,
+    )
+    return replace(file, **changes)
+
+
+def files(where: Path) -> Iterator[str]:
+    return (str(path.relative_to(where)) for path in sorted(where.rglob("*")) if path.is_file())
+
+
+# -- what is said before anything runs -----------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys\nfrom autotune.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert "autotune.cli" in loaded
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("command", ["doctor", "tune", "resume", "plan", "measure", "report", "show"])
+def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = run(command, "--help")
+    assert (code, err) == (0, "")
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tune", "resnet18", "--bugdet", "65%"), "--bugdet"),
+        (("tune",), "missing argument 'workload'"),
+        (("tine", "resnet18"), "tine"),
+        (("tune", "resnet18", "--budget", "much"), "--budget: cannot read 'much'"),
+        (("tune", "resnet18", "--budget", "0%"), "'0%' must lie above 0%"),
+        (("tune", "resnet18", "--budget", "600"), "'600'"),
+        (("tune", "resnet18", "--limit", "1gb"), "--limit: cannot read '1gb'"),
+        (("tune", "resnet18", "--time", "long"), "--time: cannot read 'long'"),
+        (("tune", "resnet18", "--trials", "0"), "--trials"),
+        (("tune", "resnet18", "--objective", "memory"), "--objective"),
+        (("tune", "resnet18", "--set", "batch"), "--set 'batch': write --set batch=8"),
+        (("tune", "resnet18", "--store", "ssd"), "--store 'ssd': write --store ssd="),
+        (("tune", "resnet18", "--store", "sdd=."), "sdd"),
+        (("tune", "resnet18", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("tune", "resnet18", "--store", "ssd=a file"), "a file is no directory"),
+        (("tune", "resnet18", "--name", "../up"), "a plain name"),
+        (("tune", "no.yaml"), "no.yaml"),
+        (("tune", "wrong.yaml"), "wrong.yaml:2: unknown key 'bugdet'; "),
+        (("plan", "resnet18"), "add -o FILE"),
+        (("measure", "no.json"), "no.json: cannot read the plan"),
+        (("measure", "cut.json"), "cut.json: not a plan file"),
+        (("measure", "edited.json"), "edited.json: plan.order"),
+        (("measure", "away.json"), "add --store ssd=DIR"),
+        (("show", "cut.json"), "cut.json: not a plan file"),
+        (("show", "future.json"), "plan schema 99"),
+        (("report",), "no run in runs/"),
+        (("report", "empty"), "no run is recorded here"),
+        (("resume", "empty"), "no run is recorded here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_no_file(
+    arguments: tuple[str, ...], said: str, here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "a file").write_text("")
+    (here / "empty").mkdir()
+    (here / "wrong.yaml").write_text("workload: resnet18\nbugdet: 65%\n")
+    planfile.write(here / "whole.json", plan_file())
+    text = (here / "whole.json").read_text()
+    document = json.loads(text)
+    (here / "cut.json").write_text(text[: len(text) // 2])
+    (here / "edited.json").write_text(json.dumps(document | {"plan": document["plan"] | {"order": ["first"]}}))
+    (here / "future.json").write_text(json.dumps(document | {"schema": 99}))
+    swapped = document["plan"] | {"offload": [{"value": 20, "gap": 0}], "store": "ssd"}
+    (here / "away.json").write_text(json.dumps(document | {"plan": swapped}))
+    before = list(files(here))
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert list(files(here)) == before
+
+
+def test_a_run_that_another_process_works_in_is_75_and_stays_whole(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "runs/night").mkdir(parents=True)
+    with (here / "runs/night/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = run("tune", "chain", "--name", "night")
+    assert (code, out) == (75, "")
+    assert "runs/night" in err.splitlines()[-1]
+    assert (here / "runs/night/lock").exists()
+
+
+def test_a_fault_of_ours_is_one_line_and_a_traceback_only_with_v(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("autotune.commands.show.run", fail)
+    code, out, err = run("show", "plan.json")
+    assert (code, out) == (1, "")
+    assert err == ("error: a fault of autotune's own: RuntimeError: first line; run again with -v for the traceback\n")
+    code, _, err = run("show", "plan.json", "-v")
+    assert code == 1
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("error: a fault of autotune's own")
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.commands.show.run", interrupt)
+    assert run("show", "plan.json") == (130, "", "error: interrupted\n")
+
+
+def test_doctor_ends_with_2_and_the_name_of_what_is_bad(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    found = [Finding("torch", "ok", "2.13"), Finding("runs", "warn", "nearly full", "free space")]
+    monkeypatch.setattr("autotune.devices.doctor", lambda stores: found)
+    assert run("doctor") == (0, "ok   torch  2.13\nwarn runs   nearly full\n            -> free space\n", "")
+    found.append(Finding("store ssd", "bad", "no directory", "create it"))
+    code, out, err = run("doctor", "--json")
+    assert (code, len(json.loads(out)["findings"])) == (2, 3)
+    assert err.startswith("error: store ssd: ")
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_made_within_a_share_of_the_simulated_peak() -> None:
+    whole = simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes
+    made = make(load_config("chain", overrides={"budget": "60%"}), Prepared())
+    assert made.budget_bytes == int(0.6 * whole)
+    assert made.estimate.peak_bytes <= made.budget_bytes
+
+
+def test_a_budget_that_no_plan_reaches_names_the_lowest_peak_and_its_op() -> None:
+    with pytest.raises(InfeasibleError, match=r"chain\(\) needs [\d.]+ MiB at \w+ .* the budget 5% .*--store ssd=DIR"):
+        make(load_config("chain", overrides={"budget": "5%"}), Prepared())
+
+
+def test_a_plan_that_does_not_fit_is_4_and_writes_nothing(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("plan", "chain", "--budget", "5%", "-o", "new/plan.json")
+    assert (code, out) == (4, "")
+    assert err.splitlines()[-1].startswith("error: chain() needs ")
+    assert not list(files(here))
+
+
+def test_plan_json_is_one_document_whatever_libraries_print(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("plan", "chain", "--budget", "60%", "-o", "plan.json", "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {"plan", "estimate", "planning_seconds"}
+    assert "noise from a library" in err
+    assert planfile.read(here / "plan.json").workload == WorkloadRef("chain")
+
+
+def test_show_says_what_a_plan_decides(here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]) -> None:
+    run("plan", "chain", "--budget", "60%", "-o", "plan.json")
+    code, out, err = run("show", "plan.json")
+    assert (code, err) == (0, "")
+    recomputed = planfile.read(here / "plan.json").plan.recomputed
+    assert f"{recomputed} runs more than traced" in out
+    assert "Test Silicon" in out
+    assert "offload    nothing" in out
+    assert "not measured" in out
+    assert run("show", "plan.json", "--json")[1].count("\n") == 1
+
+
+def test_measure_json_holds_measurement_and_baseline(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("plan", "chain", "--budget", "60%", "-o", "plan.json")
+    code, out, _ = run("measure", "plan.json", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert set(document) == {"measurement", "baseline"}
+    assert document["measurement"]["outcome"] == "ok"
+
+
+def test_a_plan_of_another_graph_names_what_differs() -> None:
+    other = training_chain(9, 20 * MIB, MIB)
+    wider = training_chain(8, 21 * MIB, MIB)
+    file = plan_file()
+    match_plan(Path("p.json"), file, Prepared())
+    with pytest.raises(PlanError, match=r"p\.json: made for a graph of 33 ops, this one has 37"):
+        match_plan(Path("p.json"), file, Prepared(graph=other))
+    with pytest.raises(PlanError, match="the same 33 ops on other shapes"):
+        match_plan(Path("p.json"), file, Prepared(graph=wider))
+    with pytest.raises(PlanError, match="made on cuda, this is cpu"):
+        match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), Prepared())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome.OK, 0), (Outcome.NOISY, 0), (Outcome.OVER_BUDGET, 4), (Outcome.OUT_OF_MEMORY, 4),
+        (Outcome.WRONG_RESULT, 8), (Outcome.DISK_FULL, 2), (Outcome.CRASHED, 1), (Outcome.TIMEOUT, 1),
+    ],
+)  # fmt: skip
+def test_every_outcome_of_a_measurement_has_its_exit_code(outcome: Outcome, code: int) -> None:
+    error = failure(Path("p.json"), Measurement(outcome, "because"))
+    assert (error.exit_code if error else 0) == code
+
+
+# -- tune ----------------------------------------------------------------------------------------------------------
+
+
+def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert set(document) == {"baseline", "best", "trials", "plan_path", "report_path"}
+    for found in (document["baseline"], document["best"]):
+        assert {"plan", "estimate", "measurement"} <= set(found)
+    assert document["baseline"]["plan"] is None
+    assert planfile.read(here / document["plan_path"]).estimate.peak_bytes == document["best"]["estimate"]["peak_bytes"]
+    assert (here / document["report_path"]).read_text().startswith("<!doctype html>")
+
+
+def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "6", "--name", "one")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].split()[:4] == ["plan", "kind", "order", "update"]
+    assert sum(line.endswith("BEST") for line in lines) == 1
+    assert lines[-2].startswith("plan    plans/one.json")
+    assert lines[-1].startswith("report  runs/one/report.html")
+    before = (here / "runs/one/trials.jsonl").read_bytes()
+    code, out, err = run("resume", "runs/one", "--trials", "9")
+    assert code == 0, err
+    after = (here / "runs/one/trials.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after) > len(before)
+    assert run("report")[1] == "runs/one/report.html\n"
+
+
+def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "5%", "--trials", "4", "--name", "one")
+    assert (code, out) == (4, "")
+    assert " MiB at " in err.splitlines()[-1]
+
+
+# -- with real children --------------------------------------------------------------------------------------------
+
+
+def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(here: Path) -> None:
+    (here / "mine.py").write_text(FACTORIES)
+    code, out, err = in_a_process("tune", "mine.py:broken", "--budget", "65%", cwd=here)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "the data set is gone" in last
+    assert "Traceback" not in err
+    assert [name for name in files(here) if "__pycache__" not in name] == ["mine.py"]
+
+
+def test_a_plan_of_another_model_is_6(here: Path) -> None:
+    (here / "mine.py").write_text(FACTORIES)
+    code, _, err = in_a_process("plan", "mine.py:tiny", "--budget", "200%", "-o", "plan.json", cwd=here)
+    assert code == 0, err
+    code, out, err = in_a_process("measure", "plan.json", "--set", "width=16", cwd=here)
+    assert (code, out) == (6, "")
+    assert "on other shapes" in err.splitlines()[-1]
