@@ -51,7 +51,7 @@ class Change:
     removed: tuple[int, ...]
     """Runs taken out."""
     area: int
-    """Bytes over the limit, summed over positions: negative is better."""
+    """Change of the bytes over the limit, summed over positions: negative is better."""
     seconds: float
     low: int
     delta: Bytes
@@ -71,6 +71,8 @@ class Runs:
         self.nbytes = [value.nbytes for value in graph.values]
         self.reads = [tuple(value for value in op.inputs if dynamic[value]) for op in graph.ops]
         self.makes = [op.outputs for op in graph.ops]
+        self.maker = [-1 if op is None else op for op in graph.producer]
+        self.sources = [tuple(dict.fromkeys(self.maker[value] for value in reads)) for reads in self.reads]
         self.own = [
             sum(self.nbytes[value] for value in op.outputs) + scratch
             for op, scratch in zip(graph.ops, costs.scratch_bytes, strict=True)
@@ -99,6 +101,16 @@ class Runs:
         scratch = np.array([self.costs.scratch_bytes[op] for op in order], dtype=np.int64)
         self.bytes: Bytes = np.cumsum(steps)[:-1] + scratch + self.graph.static_bytes
 
+    def copy(self) -> "Runs":
+        """The same order, to be changed apart."""
+        twin = object.__new__(Runs)
+        twin.__dict__.update(self.__dict__)
+        twin.op_of, twin._at, twin.sequence = self.op_of.copy(), self._at.copy(), self.sequence.copy()
+        twin.bytes = self.bytes.copy()
+        twin.events = [events.copy() for events in self.events]
+        twin.runs = [runs.copy() for runs in self.runs]
+        return twin
+
     # -- what stands now -------------------------------------------------------------------------------------------
 
     @property
@@ -116,10 +128,6 @@ class Runs:
         """Of all runs."""
         return sum(self.costs.seconds[op] for op in self.order)
 
-    def over(self) -> int:
-        """Bytes over the limit, summed over positions."""
-        return int(np.maximum(self.bytes - self.limit, 0).sum())
-
     def at(self, run: int) -> int:
         """Position of a run."""
         return self._at.item(run)
@@ -128,22 +136,19 @@ class Runs:
         """Position after the last read of a version; -1 stands for the end of the step."""
         return len(self.sequence) if last == NEVER else self._at.item(last) + 1
 
-    def latest(self, value: int, position: int) -> tuple[int, int]:
-        """(run, last read) of the version that stands before `position`; (-1, -1) where none was made."""
-        maker = self.graph.producer[value]
-        events = self.events[value]
-        index = bisect_left(events, position, key=self._at.item)
-        run = index - 1
-        while run >= 0 and self.op_of[events[run]] != maker:
-            run -= 1
-        if run < 0:
-            return -1, -1
-        last = run
-        while last + 1 < len(events) and self.op_of[events[last + 1]] != maker:
-            last += 1
-        if last + 1 == len(events) and value in self.outputs:
-            return events[run], NEVER
-        return events[run], events[last]
+    def latest(self, op: int, position: int) -> int:
+        """The last run of an op before `position`; -1 if none."""
+        own = self.runs[op]
+        index = bisect_left(own, position, key=self._at.item)
+        return own[index - 1] if index else -1
+
+    def is_repeat(self, run: int) -> bool:
+        """Whether an op ran before this run of it."""
+        return run != self.runs[self.op_of[run]][0]
+
+    def repeats(self) -> list[int]:
+        """All runs of ops that ran before."""
+        return [run for own in self.runs for run in own[1:]]
 
     def last_event(self, value: int, position: int) -> int:
         """Position of the last run or read of a value before `position`; -1 if none."""
@@ -152,9 +157,12 @@ class Runs:
         return self.at(events[index - 1]) if index else -1
 
     def live(self, value: int, position: int) -> bool:
-        """Whether a value stands in memory just before `position`."""
-        run, last = self.latest(value, position)
-        return run >= 0 and self._end(last) > position
+        """Whether a value that was made before stands in memory just before `position`: its next event is a read."""
+        events = self.events[value]
+        index = bisect_left(events, position, key=self._at.item)
+        if index == len(events):
+            return value in self.outputs
+        return self.op_of[events[index]] != self.graph.producer[value]
 
     def may_run_before(self, op: int, position: int) -> bool:
         """Whether an op may be run again there: no side effect, and nothing it reads was changed in between."""
@@ -201,8 +209,7 @@ class Runs:
                 own.insert(slot, ~index)
                 slots[value] = slot + 1
         for op in chain:
-            value = self.makes[op][0]
-            run, _ = self.latest(value, position)
+            run = self.latest(op, position)
             if run >= 0:
                 suspects.append((op, run))
         gone: list[int] = []
@@ -286,9 +293,15 @@ class Runs:
                     inner[leave] -= amount
 
         for value, own in events.items():
-            for first, last in self._intervals(value, self.events[value]):
+            old = list(self._intervals(value, self.events[value]))
+            new = list(self._intervals(value, own, chain))
+            if len(new) > 1 or len(old) > 1:
+                known = set(old)
+                old = [version for version in old if version not in new]
+                new = [version for version in new if version not in known]
+            for first, last in old:
                 mark(value, first, last, -1)
-            for first, last in self._intervals(value, own, chain):
+            for first, last in new:
                 mark(value, first, last, +1)
         local = []
         if size:
@@ -299,8 +312,8 @@ class Runs:
         low, delta = self._spread(marks)
         area = sum(max(0, bytes_ - self.limit) for bytes_ in local)
         if len(delta):
-            old = self.bytes[low : low + len(delta)] - self.limit
-            area += int(np.maximum(old + delta, 0).sum()) - int(np.maximum(old, 0).sum())
+            over = self.bytes[low : low + len(delta)] - self.limit
+            area += int((np.maximum(over + delta, 0) - np.maximum(over, 0)).sum())
         for run in gone:
             where = self.at(run)
             inside = int(delta[where - low]) if low <= where < low + len(delta) else 0
