@@ -42,6 +42,10 @@ def capture(workload: Workload, name: str = "") -> Program:
         return reader.program(name, joint.out_spec, tensors[0].device)
 
 
+_TENSOR = "<tensor>"
+"""Where a batch has a tensor."""
+
+
 class _Step(torch.nn.Module):
     """The step's forward as a module of flat tensors in, loss and detached extras out."""
 
@@ -50,12 +54,13 @@ class _Step(torch.nn.Module):
         self.training = workload.model.training
         self.model = workload.model
         self._loss_fn = workload.loss_fn
-        self._leaves = leaves
+        # kept here, the batch's own tensors would be traced as constants: every later batch would be the first
+        self._leaves = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._spec = spec
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self._leaves]
         batch = pytree.tree_unflatten(leaves, self._spec)
         if self._loss_fn is not None:
             made = self._loss_fn(self.model, batch)
