@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,11 +45,9 @@ class Child:
         """What enforces the memory limit, if one was asked for."""
 
     @classmethod
-    def start(
-        cls, make_spec: Callable[[bool], Spec], limit_bytes: int | None, log: Path, *, cgroups: bool = True
-    ) -> Self:
-        """`make_spec(cgroup)` is told whether a cgroup enforces the limit already."""
-        cgroup = _own_cgroup(limit_bytes) if cgroups else None
+    def start(cls, spec: Spec, log: Path) -> Self:
+        """Start one; where a cgroup can enforce the spec's limit, it does, and the child need not."""
+        cgroup = _own_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
         theirs_requests, ours_requests = os.pipe()
         ours_replies, theirs_replies = os.pipe()
         command = [sys.executable, "-m", "autotune.harness.worker"]
@@ -72,10 +70,9 @@ class Child:
             os.close(theirs_requests)
             os.close(theirs_replies)
         child = cls(process, (ours_requests, ours_replies), log, cgroup)
-        spec = make_spec(cgroup is not None)
-        if limit_bytes is not None:
+        if spec.limit_bytes is not None:
             child.limit = CGROUP if cgroup is not None else FRACTION if spec.device_kind == "cuda" else RLIMIT
-        child._send(to_json(spec))
+        child._send(to_json(replace(spec, limit_bytes=None) if cgroup is not None else spec))
         return child
 
     @property

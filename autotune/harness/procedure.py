@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ class Bench:
 
     def baseline_bytes(self, reference: str) -> dict[str, Any]:
         """Run plain eager steps, keep their results in the directory `reference`, and tell peak and floor."""
-        self._restore()
         with contextlib.closing(Writer(Path(reference))) as writer:
             self._results(self._eager, self._eager, writer.add)
         return self._peak(lambda: _drop(self._eager())) | {"floor_bytes": self._floor_bytes()}
@@ -89,7 +88,9 @@ class Bench:
             if compared.get("max_error", 0.0) > tolerance:
                 return compared | {"outcome": Outcome.WRONG_RESULT}
             seen = self._peak(lambda: _drop(step()))
-        return compared | seen | {"floor_bytes": self._floor_bytes()}
+        seen |= {"floor_bytes": self._floor_bytes()}
+        self._forget()
+        return compared | seen
 
     def trace(self, reference: str) -> dict[str, Any]:
         """Keep the results of the graph as it was traced in the directory `reference`."""
@@ -97,7 +98,6 @@ class Bench:
             contextlib.closing(Writer(Path(reference))) as writer,
             self._running(to_json(Plan.traced(self._program.graph))) as (step, _),
         ):
-            self._restore()
             self._results(step, self._hooked(step), writer.add)
         return {}
 
@@ -132,14 +132,14 @@ class Bench:
                 found[side] += [seconds for seconds, _ in block]
                 stalls += [stalled for _, stalled in block]
                 moved = executor.transfer_bytes if executor is not None else 0
-            name = meter.name
+        self._forget()
         return {
             "step_seconds": found[side][:samples],
             "baseline_seconds": found["eager"][:samples],
             "charged_bytes": charged,
             "stall_seconds": statistics.median(stalls[1:]),
             "transfer_bytes": moved,
-            "meter": name,
+            "meter": meter.name,
         }
 
     # How.
@@ -159,7 +159,7 @@ class Bench:
     def _meter(self, *, charged: bool = False) -> Meter:
         if self._nvml is not None:
             return CudaMeter(charged=charged, context_bytes=self._context_bytes)
-        return best_meter(self._spec.device_kind, lambda: self._held())
+        return best_meter(self._spec.device_kind, self._held)
 
     def _context_bytes(self) -> int:
         if self._nvml is None or self._nvml.why_not():
@@ -180,9 +180,7 @@ class Bench:
 
     def _restore(self) -> None:
         """Bring parameters, buffers, optimizer and generators back to where the factory left them."""
-        if self._workload.optimizer is not None:
-            self._workload.optimizer.state.clear()
-        self._forget_gradients()
+        self._forget()
         with torch.no_grad():
             for name, tensor in self._own_tensors():
                 tensor.copy_(self._initial.load(name))
@@ -216,6 +214,13 @@ class Bench:
     def _forget_gradients(self) -> None:
         self._workload.model.zero_grad(set_to_none=True)
 
+    def _forget(self) -> None:
+        """Hold no more memory than the factory's own, while others are measured."""
+        if self._workload.optimizer is not None:
+            self._workload.optimizer.state.clear()
+        self._forget_gradients()
+        trim()
+
     def _eager(self, on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
         """One plain step, as anyone writes it."""
         model, loss_fn, optimizer, batch = (
@@ -248,7 +253,6 @@ class Bench:
         graph = self._program.graph
         check(graph, plan)
         schedule = lower(graph, plan)
-        batch = self._batch()
         store = self._open(schedule) if schedule.store else None
         executor = Executor(self._program, schedule, store)
         updates = self._program.updates
@@ -256,7 +260,7 @@ class Bench:
 
         def step() -> list[torch.Tensor]:
             with updates.step() if updates is not None else contextlib.nullcontext():
-                return _leaves(executor(batch))
+                return _leaves(executor(self._batch()))
 
         try:
             yield step, executor
@@ -285,12 +289,16 @@ class Bench:
         return hooked
 
     def _results(self, step: Step, last: Callable[[OnGradient], list[torch.Tensor]], tell: OnGradient) -> None:
-        """Run the compared steps from the initial state and tell each result by name."""
+        """Run the compared steps from the initial state, each on another batch, and tell each result by name."""
+        self._restore()
+        first = self._workload.batch
         for number in range(STEPS):
+            self._workload.batch = pytree.tree_map(partial(_shifted, by=number), first)
             made = step() if number < STEPS - 1 else last(lambda name, gradient: tell(f"gradient.{name}", gradient))
             for index, tensor in enumerate(made):
                 tell(f"step {number}.result {index}", tensor)
             del made
+        self._workload.batch = first
         for name, tensor in (*self._own_tensors(), *self._state_tensors()):
             tell(name, tensor)
 
@@ -301,7 +309,6 @@ class Bench:
         def tell(name: str, tensor: torch.Tensor) -> None:
             errors[name] = max(errors.get(name, 0.0), reference.error(name, tensor))
 
-        self._restore()
         self._results(step, self._hooked(step), tell)
         missing = reference.names - errors.keys()
         errors |= dict.fromkeys(missing, float("inf"))
@@ -351,6 +358,13 @@ def trim() -> None:
     ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _shifted(leaf: Any, by: int) -> Any:
+    """Another batch of the same look: a step that remembers the first one's data shows itself."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or not by:
+        return leaf
+    return torch.empty_like(leaf).copy_(leaf.roll(by, 0))
 
 
 def _nothing() -> int:

@@ -86,7 +86,8 @@ class Harness:
         self._stores = {name: str(directory) for name, directory in (stores or {}).items()}
         self._device_kind = device_kind
         self._limit_bytes = limit_bytes
-        self._time_limit = time_limit_seconds
+        self.time_limit_seconds = time_limit_seconds
+        """For one request: a fresh process must start, capture and run a few steps within it."""
         self._prepare_limit = prepare_limit_seconds
         self._samples = samples
         self._seed = seed
@@ -95,6 +96,7 @@ class Harness:
         self._scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=log_dir))
         self._numbers = itertools.count(1)
         self._children: dict[str, Child] = {}
+        self._limit = ""
         self._baseline: Measurement | None = None
         self._reference = ""
         self._surveyed: Surveyed | None = None
@@ -123,7 +125,7 @@ class Harness:
     def baseline(self) -> Measurement:
         """Plain eager steps, measured once, in processes of their own. Not fitting is an answer, an Outcome."""
         if self._baseline is None:
-            self._baseline = self._measure_baseline()
+            self._baseline = replace(self._measure_baseline(), limit=self._limit)
         return self._baseline
 
     def survey(self) -> Surveyed:
@@ -149,8 +151,11 @@ class Harness:
         ConfigError or a StoreError of the child's is raised. `budget_bytes`: what the step itself may be charged, the
         floor not included.
         """
-        prepared = self.prepare()
-        seen = Measurement(Outcome.OK, device=prepared.device)
+        return replace(self._measure(plan, budget_bytes), limit=self._limit, device=self.prepare().device)
+
+    def _measure(self, plan: Plan, budget_bytes: int | None) -> Measurement:
+        self.prepare()
+        seen = Measurement(Outcome.OK)
         try:
             seen = self._look_at_results_and_bytes(plan, seen)
             if seen.outcome is Outcome.OK:
@@ -166,7 +171,7 @@ class Harness:
         reference = str(self._scratch / "eager")
         try:
             found = self._ask("eager", {"do": "baseline_bytes", "reference": reference})
-            seen = self._with_limit(replace(seen, **found, max_error=0.0), "eager")
+            seen = replace(seen, **found, max_error=0.0)
             self._end("eager")
             self._reference = reference
             found = self._ask("seconds", self._seconds_request(None, eager=True))
@@ -284,7 +289,7 @@ class Harness:
             request |= {"reference": numerics.reference}
         found = self._ask("bytes", request)
         named = ("outcome", "detail", "max_error", "peak_bytes", "floor_bytes", "meter")
-        return self._with_limit(replace(seen, **_known(found, *named)), "bytes")
+        return replace(seen, **_known(found, *named))
 
     def _look_at_seconds(self, plan: Plan, seen: Measurement) -> Measurement:
         eager = self.prepare().baseline_fits
@@ -301,7 +306,7 @@ class Harness:
 
     def _seconds_request(self, plan: Plan | None, *, eager: bool) -> dict[str, Any]:
         document = None if plan is None else to_json(plan)
-        patience = self._time_limit / 3  # a block begun before its end must be over before the limit
+        patience = self.time_limit_seconds / 3  # a block begun before its end must be over before the limit
         return {
             "do": "seconds",
             "plan": document,
@@ -313,9 +318,6 @@ class Harness:
     @property
     def _plan_tolerance(self) -> float:
         return CUDA_TOLERANCE if self._device_kind == "cuda" else 0.0
-
-    def _with_limit(self, seen: Measurement, name: str) -> Measurement:
-        return replace(seen, limit=self._children[name].limit)
 
     def _ask(
         self,
@@ -333,27 +335,26 @@ class Harness:
                 name, self._workload.arguments if arguments is None else arguments
             )
         try:
-            return child.ask(request, self._time_limit if seconds is None else seconds)
+            return child.ask(request, self.time_limit_seconds if seconds is None else seconds)
         except BaseException:
             self._end(name)
             raise
 
     def _start(self, name: str, arguments: dict[str, Any]) -> Child:
-        def spec(cgroup: bool) -> Spec:
-            return Spec(
-                reference=self._workload.reference,
-                arguments=arguments,
-                scratch=str(self._scratch),
-                stores=self._stores,
-                device_kind=self._device_kind,
-                seed=self._seed,
-                return_memory=name not in ("seconds", "prepare"),
-                limit_bytes=None if cgroup else self._limit_bytes,
-                profile_cache=self._profile_cache,
-            )
-
-        log = self._log_dir / f"{name}-{next(self._numbers)}.log"
-        return Child.start(spec, self._limit_bytes, log, cgroups=self._device_kind == "cpu")
+        spec = Spec(
+            reference=self._workload.reference,
+            arguments=arguments,
+            scratch=str(self._scratch),
+            stores=self._stores,
+            device_kind=self._device_kind,
+            seed=self._seed,
+            return_memory=name not in ("seconds", "prepare"),
+            limit_bytes=self._limit_bytes,
+            profile_cache=self._profile_cache,
+        )
+        child = Child.start(spec, self._log_dir / f"{name}-{next(self._numbers)}.log")
+        self._limit = child.limit
+        return child
 
     def _end(self, name: str) -> None:
         child = self._children.pop(name, None)

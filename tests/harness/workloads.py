@@ -13,21 +13,16 @@ from torch import nn
 from autotune import Workload
 
 
-def small(batch: int = 8, width: int = 64) -> Workload:
-    """Linear layers, batch statistics and a dropout."""
-    layers = [nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.GELU(), nn.Linear(width, width)]
-    return _trained(nn.Sequential(*layers), batch, width)
-
-
-def wide(batch: int = 16384, width: int = 256, depth: int = 6) -> Workload:
-    """At the default batch each layer's two results take 16 MiB each, its weights 256 KiB."""
+def wide(batch: int = 1 << 16, width: int = 64, depth: int = 6) -> Workload:
+    """At the default batch each layer's two results take 16 MiB each, its weights next to nothing."""
     layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.Tanh())]
+    layers += [nn.BatchNorm1d(width), nn.Dropout(0.1)]
     return _trained(nn.Sequential(*layers), batch, width)
 
 
-def fixed(width: int = 256) -> Workload:
-    """Like `wide`, but nobody can make its batch smaller."""
-    return wide(width=width)
+def fixed() -> Workload:
+    """Like `wide` with four times the batch, but nobody can make its batch smaller."""
+    return wide(batch=1 << 18)
 
 
 def switched(switch: str) -> Workload:
@@ -35,9 +30,10 @@ def switched(switch: str) -> Workload:
     return _trained(nn.Sequential(nn.Linear(32, 32), _Trip(switch), nn.Linear(32, 32)), 4, 32)
 
 
-def raises() -> Workload:
-    """No workload at all."""
-    raise ValueError("the data set is missing")
+def tells_threads() -> Workload:
+    """No workload, but what a child's environment says of threads."""
+    print("about to fail")
+    raise ValueError(f"OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS')}")
 
 
 def _trained(model: nn.Module, batch: int, width: int) -> Workload:
@@ -71,8 +67,6 @@ def trip(x: torch.Tensor, switch: str) -> torch.Tensor:
             os.abort()
         case "hang":
             time.sleep(1000)
-        case "exit":
-            os._exit(7)
         case "fill memory":
             torch.ones(1 << 40)
         case "fill disk":
