@@ -30,7 +30,8 @@ class Trial:
 
     number: int
     kind: str
-    """`baseline`, `smallest`, `planner` or `search`."""
+    """`baseline`, `smallest`, `planner` or `search`; `repeat` for a plan seen before, which carries that measurement
+    and was not run; `confirm` for the best plan measured afresh."""
     workload: str
     graph_digest: str
     settings: Settings = field(default_factory=dict)

@@ -1,0 +1,84 @@
+"""What a study hands back: the best plan as files, or why there is none."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import planfile
+from autotune.config import Config
+from autotune.errors import AutotuneError, InfeasibleError, NumericsError
+from autotune.judge import Rules
+from autotune.measurement import Device, Outcome
+from autotune.simulate import Estimate
+from autotune.trial import Trial
+from autotune.units import fmt_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a study found."""
+
+    baseline: Trial
+    best: Trial | None
+    """None where the study was interrupted before any plan was known to fit."""
+    trials: tuple[Trial, ...]
+    budget_bytes: int
+    """What the step itself may take."""
+    floor_bytes: int
+    plan_path: Path | None
+    report_path: Path | None
+    interrupted: int = 0
+    """Number of the signal that ended it early; 0 for none."""
+
+
+def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:
+    """Write the plan under its own name, and once more beside its records."""
+    assert best.plan is not None
+    assert best.estimate is not None
+    file = planfile.PlanFile(
+        workload=config.ref,
+        graph_digest=best.graph_digest,
+        budget=config.budget,
+        budget_bytes=rules.budget_bytes,
+        floor_bytes=rules.floor_bytes,
+        settings=best.settings,
+        plan=best.plan,
+        estimate=best.estimate,
+        device=device,
+        measurement=best.measurement,
+    )
+    path = Path(config.plans) / f"{run_dir.name}.json"
+    planfile.write(path, file)
+    planfile.write(run_dir / "plan.json", file)
+    return path
+
+
+def too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool) -> InfeasibleError:
+    """No plan fits: the lowest peak that was reached, and the op that needs it."""
+    more = "Raise --budget" if stores else "Raise --budget or allow --store ssd=DIR"
+    return InfeasibleError(
+        f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'its start'} with the smallest plan that was found; "
+        f"the budget {config.budget} leaves the step {fmt_bytes(max(rules.budget_bytes, 0))}. {more}"
+    )
+
+
+def why_none(config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path) -> AutotuneError:
+    """Why no trial won, after all of them were run."""
+    seen = [trial.measurement for trial in trials if trial.plan is not None and trial.measurement is not None]
+    wrong = next((one for one in seen if one.outcome is Outcome.WRONG_RESULT), None)
+    if wrong is not None:
+        return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {run_dir}/trials.jsonl")
+    charged = [one.step_charged_bytes for one in seen if one.step_charged_bytes is not None]
+    if charged:
+        return too_small(config, rules, min(charged), lowest.peak_op, stores=bool(config.stores))
+    reason = next((one.detail for one in seen if one.detail), "none was run")
+    return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {run_dir}/trials.jsonl")
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write whole or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(json.dumps(document) + "\n")
+    draft.replace(path)

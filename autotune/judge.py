@@ -1,0 +1,212 @@
+"""What a trial is worth: which plans fit, what each costs in time, and which one wins. Pure functions of records."""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from autotune.measurement import Measurement, Outcome
+from autotune.plan import Plan
+from autotune.records import to_json
+from autotune.simulate import Estimate
+from autotune.trial import Trial
+from autotune.units import fmt_bytes
+
+ASSUMED_WASTE = 0.03
+"""Of a plan's bytes, that the allocator holds on top of them: until the first plan was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the trials of one study are held to."""
+
+    budget_bytes: int
+    """What the step itself may take."""
+    floor_bytes: int
+    """Of a process that runs plans."""
+    tolerance: float | None
+    """Largest `max_error` that is accepted; None where eager fits at no batch size, so that nothing can be compared."""
+    baseline_seconds: float
+    """Predicted for the traced plan; stands in where the baseline never ran."""
+
+    @property
+    def allowed_bytes(self) -> int:
+        """What the whole process may be charged."""
+        return self.floor_bytes + self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the search is told of a trial. A constraint above 0 is violated."""
+
+    time_ratio: float
+    """Step over the baseline's."""
+    step_bytes: int
+    memory: float
+    numerics: float
+    imputed: bool
+    """Ratio and bytes are the simulator's: nothing was measured."""
+
+
+def baseline_step_bytes(measurement: Measurement) -> int | None:
+    """The bytes that a budget's percentage is taken of: what eager needs itself, without its allocator's waste."""
+    return measurement.step_charged_bytes if measurement.step_peak_bytes is None else measurement.step_peak_bytes
+
+
+def wastes(trials: Iterable[Trial]) -> list[float]:
+    """Per measured plan the share that it was charged above its estimate."""
+    found = []
+    for trial in trials:
+        seen, predicted = trial.measurement, trial.estimate
+        taken = _step_taken(seen) if seen is not None and trial.kind != "repeat" else None
+        if predicted is not None and taken is not None:
+            found.append(taken / max(predicted.peak_bytes, 1) - 1)
+    return found
+
+
+def waste(seen: Sequence[float]) -> float:
+    """The upper quartile of what was seen, so that most plans made with it fit; never negative."""
+    if not seen:
+        return ASSUMED_WASTE
+    return max(0.0, sorted(seen)[math.ceil(0.75 * len(seen)) - 1])
+
+
+def aim_bytes(budget_bytes: int, seen: Sequence[float]) -> int:
+    """What planners are told to meet so that the charge meets the budget."""
+    return int(budget_bytes / (1 + waste(seen)))
+
+
+def plan_hash(plan: Plan) -> str:
+    """Identity of a plan."""
+    return hashlib.sha256(json.dumps(to_json(plan)).encode()).hexdigest()[:16]
+
+
+def judge(measurement: Measurement, rules: Rules) -> Measurement:
+    """The measurement with the outcome that the study's own rules give it."""
+    if measurement.outcome is not Outcome.OK:
+        return measurement
+    allowed = rules.allowed_bytes
+    if not _exact(measurement, rules):
+        detail = f"results differ from the reference by {measurement.max_error}; {rules.tolerance} is accepted"
+        return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=detail)
+    if measurement.charged_bytes is not None and measurement.charged_bytes > allowed:
+        detail = f"charged {fmt_bytes(measurement.charged_bytes)}, {fmt_bytes(allowed)} is allowed"
+        return replace(measurement, outcome=Outcome.OVER_BUDGET, detail=detail)
+    return measurement
+
+
+def not_run(estimate: Estimate, rules: Rules) -> Measurement:
+    """The outcome of a plan that the simulator already finds too large."""
+    detail = (
+        f"estimated {fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}, the step may take "
+        f"{fmt_bytes(rules.budget_bytes)}: not run"
+    )
+    return Measurement(Outcome.OVER_BUDGET, detail)
+
+
+def was_run(trial: Trial) -> bool:
+    """Whether a plan reached the device; `not_run` measurements carry neither bytes nor an outcome of a worker."""
+    seen = trial.measurement
+    return seen is not None and (seen.outcome is not Outcome.OVER_BUDGET or _taken(seen) is not None)
+
+
+def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict:
+    """What to tell the search. An outcome without numbers gets the simulator's, and a violated constraint."""
+    seen = trial.measurement or Measurement(Outcome.CRASHED)
+    predicted_bytes = round(trial.estimate.peak_bytes * (1 + waste(seen_wastes))) if trial.estimate else None
+    step_bytes = predicted_bytes if (own := _step_taken(seen)) is None else own
+    ratio = measured_ratio(seen, rules)
+    allowed = max(rules.allowed_bytes, 1)
+    taken = _taken(seen)
+    memory = ((rules.floor_bytes + (step_bytes or allowed)) if taken is None else taken) / allowed - 1
+    if seen.outcome not in (Outcome.OK, Outcome.WRONG_RESULT, Outcome.NOISY, Outcome.STOPPED_EARLY):
+        memory = max(memory, 0.01)
+    wrong = seen.outcome is Outcome.WRONG_RESULT or (seen.max_error is not None and not _exact(seen, rules))
+    imputed = trial.estimate.seconds / rules.baseline_seconds if trial.estimate and rules.baseline_seconds else 1.0
+    return Verdict(
+        time_ratio=imputed if ratio is None else ratio,
+        step_bytes=step_bytes or rules.budget_bytes,
+        memory=memory,
+        numerics=1.0 if wrong else 0.0,
+        imputed=ratio is None,
+    )
+
+
+def measured_ratio(measurement: Measurement, rules: Rules) -> float | None:
+    """Step time over the baseline's; over the predicted one where the baseline does not fit; None if nothing ran."""
+    if measurement.time_ratio is not None or measurement.median_seconds is None:
+        return measurement.time_ratio
+    return measurement.median_seconds / rules.baseline_seconds if rules.baseline_seconds else None
+
+
+def noise(measurement: Measurement) -> float:
+    """Half the width of the ratio's interval, relative: two medians whose intervals touch are a tie (McGill 1978)."""
+    parts = []
+    for samples in (measurement.step_seconds, measurement.baseline_seconds):
+        if len(samples) >= 4:
+            low, middle, high = statistics.quantiles(samples, n=4)
+            parts.append(1.57 * (high - low) / math.sqrt(len(samples)) / middle)
+    return math.hypot(*parts)
+
+
+def pool(trials: Sequence[Trial]) -> Trial:
+    """Several runs of one plan as one: all samples, the highest bytes; a confirming run outweighs those that chose it."""
+    fresh = [trial for trial in trials if trial.kind == "confirm"]
+    last = (fresh or list(trials))[-1]
+    seen = [trial.measurement for trial in fresh or trials if trial.measurement is not None]
+    pooled = replace(
+        seen[-1],
+        step_seconds=tuple(chain.from_iterable(one.step_seconds for one in seen)),
+        baseline_seconds=tuple(chain.from_iterable(one.baseline_seconds for one in seen)),
+        peak_bytes=max((one.peak_bytes for one in seen if one.peak_bytes is not None), default=None),
+        charged_bytes=max((one.charged_bytes for one in seen if one.charged_bytes is not None), default=None),
+    )
+    return replace(last, measurement=pooled)
+
+
+def winner(trials: Iterable[Trial], rules: Rules) -> Trial | None:
+    """The fastest verified plan within the budget in every run it had; of those within the noise the smallest."""
+    runs: dict[Plan, list[Trial]] = {}
+    for trial in trials:
+        if trial.plan is not None and trial.kind != "repeat" and was_run(trial):
+            runs.setdefault(trial.plan, []).append(trial)
+    fit = [pool(same) for same in runs.values() if all(_accepted(trial, rules) for trial in same)]
+    cost = {trial.number: measured_ratio(trial.measurement, rules) or math.inf for trial in fit if trial.measurement}
+    if not fit:
+        return None
+    best = min(fit, key=lambda trial: cost[trial.number])
+    ties = [trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + _noise(trial) + _noise(best))]
+    return min(ties, key=lambda trial: (_charged(trial), cost[trial.number]))
+
+
+def _accepted(trial: Trial, rules: Rules) -> bool:
+    seen = trial.measurement
+    return seen is not None and judge(seen, rules).outcome is Outcome.OK and measured_ratio(seen, rules) is not None
+
+
+def _exact(measurement: Measurement, rules: Rules) -> bool:
+    if rules.tolerance is None:
+        return True
+    return measurement.max_error is not None and measurement.max_error <= rules.tolerance
+
+
+def _taken(measurement: Measurement) -> int | None:
+    """Highest bytes of the process that were seen; the charge is not, where a plan stopped over its peak."""
+    return measurement.peak_bytes if measurement.charged_bytes is None else measurement.charged_bytes
+
+
+def _step_taken(measurement: Measurement) -> int | None:
+    taken = _taken(measurement)
+    return None if taken is None or measurement.floor_bytes is None else taken - measurement.floor_bytes
+
+
+def _noise(trial: Trial) -> float:
+    return noise(trial.measurement) if trial.measurement is not None else 0.0
+
+
+def _charged(trial: Trial) -> float:
+    seen = trial.measurement
+    return math.inf if seen is None or seen.charged_bytes is None else seen.charged_bytes

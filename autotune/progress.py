@@ -1,0 +1,57 @@
+"""What a study tells while it goes on: plain events, for a screen, a log or a tracker to make something of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.costs import Costs
+from autotune.graph import TrainGraph
+from autotune.measurement import Device
+from autotune.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The study goes on to `prepare`, `baseline`, `smallest`, `planners`, `search` or `confirm`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Graph, costs and device are known."""
+
+    graph: TrainGraph
+    costs: Costs
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The budget in bytes."""
+
+    budget_bytes: int
+    """What the step itself may take."""
+    floor_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trial is on disk."""
+
+    trial: Trial
+    ratio: float | None
+    """Step time over the baseline's; None where nothing ran to its end."""
+    leads: bool
+    """Its plan is the best so far, and was not before."""
+    resumed: bool
+    """An earlier session ran it."""
+
+
+Event = Phase | Ready | Resolved | Finished
+Progress = Callable[[Event], None]
+"""Called between measurements, never during one."""
+
+
+def silent(event: Event) -> None:
+    """Tell nobody."""
+    del event

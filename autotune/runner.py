@@ -1,0 +1,118 @@
+"""What a study needs of the device, and its first two phases: capture and profile, then the baseline and the budget."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from autotune.config import Config, dump, load_config
+from autotune.costs import Costs
+from autotune.errors import ConfigError
+from autotune.graph import TrainGraph
+from autotune.handback import write_json
+from autotune.harness.run import CUDA_TOLERANCE
+from autotune.interrupts import Interrupts
+from autotune.judge import Rules, baseline_step_bytes
+from autotune.measurement import Device, Measurement, Outcome
+from autotune.plan import Plan
+from autotune.progress import Phase, Progress, Ready, Resolved
+from autotune.records import to_json
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from autotune.trial import Trial, append
+
+
+class Prepared(Protocol):
+    """What is known before anything is measured."""
+
+    @property
+    def graph(self) -> TrainGraph: ...
+    @property
+    def costs(self) -> Costs: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def floor_bytes(self) -> int: ...
+    @property
+    def baseline_fits(self) -> bool: ...
+    @property
+    def capture_error(self) -> float | None: ...
+
+
+class Runner(Protocol):
+    """Runs steps on the device; a failed step is an outcome. `autotune.harness.run.Harness` is the real one."""
+
+    def prepare(self) -> Prepared: ...
+    def baseline(self) -> Measurement: ...
+    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
+        """`budget_bytes`: what the whole process may be charged, the floor included."""
+        ...
+
+    def renew(self) -> None:
+        """Let the next measurement come from fresh processes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One session's work: what is asked, what runs it, where it is written, who listens, what may stop it."""
+
+    config: Config
+    runner: Runner
+    run_dir: Path
+    progress: Progress
+    interrupts: Interrupts
+    deadline: float
+    """On the monotonic clock."""
+
+
+def prepare(task: Task, trials: list[Trial]) -> Prepared:
+    """Capture and profile; refuse a directory that holds another study."""
+    config, run_dir = task.config, task.run_dir
+    if (run_dir / "config.yaml").exists():
+        before = load_config(str(run_dir / "config.yaml")).budget
+        if before != config.budget:
+            raise ConfigError(f"{run_dir}: was begun for {before}, not {config.budget}. Give another --name")
+    task.progress(Phase("prepare"))
+    with task.interrupts.breakable(patient=False):
+        prepared = task.runner.prepare()
+    for trial in trials:
+        if trial.graph_digest != prepared.graph.digest:
+            raise ConfigError(
+                f"{run_dir}: holds trials of {trial.workload} as graph {trial.graph_digest[:8]}; {config.ref} is now "
+                f"{prepared.graph.digest[:8]}. Give another --name"
+            )
+    for name, record in (("graph", prepared.graph), ("costs", prepared.costs), ("device", prepared.device)):
+        write_json(run_dir / f"{name}.json", to_json(record))
+    if not (run_dir / "config.yaml").exists():
+        (run_dir / "config.yaml").write_text(dump(config))
+    task.progress(Ready(prepared.graph, prepared.costs, prepared.device))
+    return prepared
+
+
+def resolve(task: Task, prepared: Prepared, trials: list[Trial]) -> Rules:
+    """Trial 0, plain eager, unless `trials` has it; then the budget is known in bytes."""
+    config = task.config
+    task.progress(Phase("baseline"))
+    if not trials:
+        trial = Trial(0, "baseline", str(config.ref), prepared.graph.digest, started=time.time())
+        seen = Measurement(Outcome.OUT_OF_MEMORY, "the plain step does not fit", device=prepared.device)
+        if prepared.baseline_fits:
+            with task.interrupts.breakable(patient=False):
+                seen = task.runner.baseline()
+        if seen.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY, Outcome.NOISY):
+            raise ConfigError(f"{config.ref}: the plain step ended as {seen.outcome}: {seen.detail}")
+        append(task.run_dir / "trials.jsonl", replace(trial, measurement=seen))
+        trials.append(replace(trial, measurement=seen))
+    first = trials[0].measurement or Measurement(Outcome.OUT_OF_MEMORY)
+    traced = simulate(prepared.graph, lower(prepared.graph, Plan.traced(prepared.graph)), prepared.costs)
+    measured = None if first.outcome is Outcome.OUT_OF_MEMORY else baseline_step_bytes(first)
+    whole = traced.peak_bytes if measured is None else measured
+    budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=whole)
+    tolerance = prepared.capture_error
+    if tolerance is not None and prepared.device.kind == "cuda":
+        tolerance = max(tolerance, CUDA_TOLERANCE)
+    task.progress(Resolved(budget_bytes, prepared.floor_bytes))
+    return Rules(budget_bytes, prepared.floor_bytes, tolerance, traced.seconds)

@@ -1,0 +1,284 @@
+"""Search for the fastest plan within a budget: baseline, smallest plan, the planners' own answers, then the sampler."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune import space
+from autotune.candidates import Candidate, answers, candidate, smallest
+from autotune.config import Config
+from autotune.errors import ConfigError, InfeasibleError, PlanError
+from autotune.handback import Result, too_small, why_none, write_json, write_plan
+from autotune.interrupts import Interrupts, Stopped, locked
+from autotune.judge import Rules, aim_bytes, judge, measured_ratio, not_run, pool, was_run, winner
+from autotune.ledger import Identity, Ledger
+from autotune.measurement import Measurement, Outcome
+from autotune.plan import Plan
+from autotune.planners import KINDS
+from autotune.progress import Finished, Phase, Progress, silent
+from autotune.runner import Prepared, Runner, Task, prepare, resolve
+from autotune.trial import Settings, Trial, load
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Prepared", "Result", "Runner", "tune"]
+
+PLANNED = 6
+"""Of the planners' own answers as many are measured, the fastest by estimate first."""
+PATIENCE = 20
+"""Plans of the sampler's that were measured without a new leader, after which it is stopped."""
+UNMEASURED = 0.25
+"""What a trial that was not run counts of one."""
+PLANNING_SHARE = 0.2
+"""Of the study's time, that the planners' own answers may take to be made."""
+CONFIRMATIONS = 3
+"""Plans measured afresh at the end, at most: each that leads once the one before it has its fresh numbers."""
+
+
+def tune(
+    config: Config,
+    runner: Runner,
+    run_dir: Path,
+    *,
+    progress: Progress = silent,
+    write_report: Callable[[Path], Path] | None = None,
+) -> Result:
+    """Tune `config.workload` into `config.budget`; a run directory with trials in it is gone on with.
+
+    Raises InfeasibleError, NumericsError, LockedError, or what `runner` does; SystemExit(128 + signal) where a signal
+    came before the budget was known. The runner is closed in any case.
+    """
+    with locked(run_dir), Interrupts() as interrupts:
+        task = Task(config, runner, run_dir, progress, interrupts, time.monotonic() + config.time_seconds)
+        begun: _Session | None = None
+        plan_path = report_path = None
+        trials: list[Trial] = load(run_dir / "trials.jsonl")
+        resumed = len(trials)
+        try:
+            prepared = prepare(task, trials)
+            rules = resolve(task, prepared, trials)
+            begun = _Session(task, prepared, rules, trials, resumed)
+            begun.run()
+        except Stopped:
+            if begun is None:
+                raise SystemExit(128 + interrupts.received) from None
+        finally:
+            runner.close()
+            if begun is not None:
+                plan_path = begun.finish()
+            if trials and write_report is not None:
+                report_path = write_report(run_dir)
+        best = winner(trials, rules)
+        return Result(
+            baseline=trials[0],
+            best=best,
+            trials=tuple(trials),
+            budget_bytes=rules.budget_bytes,
+            floor_bytes=rules.floor_bytes,
+            plan_path=plan_path,
+            report_path=report_path,
+            interrupted=interrupts.received,
+        )
+
+
+class _Session:
+    """One session of a study whose budget is known."""
+
+    def __init__(self, task: Task, prepared: Prepared, rules: Rules, trials: list[Trial], resumed: int) -> None:
+        self.config, self.runner, self.run_dir = task.config, task.runner, task.run_dir
+        self.progress, self.interrupts = task.progress, task.interrupts
+        self.prepared, self.rules, self.trials, self.resumed = prepared, rules, trials, resumed
+        self.graph, self.costs = prepared.graph, prepared.costs
+        self.deadline = task.deadline
+        self.longest_seconds = 0.0
+        self.best_plan: Plan | None = None
+        self.since_gain = 0.0
+        self.space = _space(self.config, prepared)
+        self.ledger = Ledger(
+            self.run_dir, _identity(self.config, prepared, rules, self.space, trials), self.space, rules, trials
+        )
+
+    def run(self) -> None:
+        """Every phase in turn; Stopped where a signal ends it."""
+        for done in range(1, len(self.trials) + 1):
+            self.announce(self.trials[:done], resumed=done <= self.resumed)
+        self.smallest()
+        self.planners()
+        self.search()
+        self.confirm()
+        if winner(self.trials, self.rules) is None:
+            raise why_none(self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir)
+
+    def smallest(self) -> None:
+        """Trial 1: if even this is estimated over the budget, nothing fits."""
+        self.progress(Phase("smallest"))
+        with self.interrupts.breakable(patient=False):
+            self.lowest = smallest(self.graph, self.costs, self.space)
+        if self.lowest.estimate.peak_bytes > self.rules.budget_bytes:
+            low = self.lowest.estimate
+            raise too_small(self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores))
+        if not any(trial.kind == "smallest" for trial in self.trials):
+            self.evaluate("smallest", self.lowest.settings, made=self.lowest)
+
+    def planners(self) -> None:
+        """The planners' own answers for the budget, the fastest by estimate first."""
+        self.progress(Phase("planners"))
+        until = time.monotonic() + PLANNING_SHARE * self.config.time_seconds
+        made: list[Candidate] = []
+        with self.interrupts.breakable(patient=False):
+            for answer in answers(self.graph, self.costs, self.space, self.aim_bytes):
+                made.append(answer)
+                if time.monotonic() > until:
+                    break
+        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
+        fitting = [answer for answer in made if answer.estimate.peak_bytes <= self.rules.budget_bytes]
+        for answer in sorted(fitting, key=lambda answer: answer.estimate.seconds)[:PLANNED]:
+            if answer.settings not in done and not self.spent():
+                self.ask("planner", answer)
+
+    def search(self) -> None:
+        """Ask the sampler until time, trials or hope run out."""
+        self.progress(Phase("search"))
+        while not self.spent():
+            self.ask("search")
+
+    def confirm(self) -> None:
+        """Measure the best plan afresh, so that it did not win by luck; then whichever leads instead."""
+        self.progress(Phase("confirm"))
+        for _ in range(CONFIRMATIONS):
+            self.interrupts.check()
+            best = winner(self.trials, self.rules)
+            if best is None or best.kind == "confirm" or best.plan is None or best.estimate is None:
+                return
+            self.runner.renew()
+            self.evaluate("confirm", best.settings, made=Candidate(best.settings, best.plan, best.estimate))
+
+    def spent(self) -> bool:
+        """Whether the search ends here: keeps the time that one more trial and the confirmation need."""
+        self.interrupts.check()
+        left = self.deadline - time.monotonic()
+        enough = self.config.trials is not None and len(self.trials) >= self.config.trials
+        return enough or left <= 2 * self.longest_seconds or self.since_gain >= PATIENCE
+
+    @property
+    def aim_bytes(self) -> int:
+        """What planners are told to meet now."""
+        return aim_bytes(self.rules.budget_bytes, self.ledger.wastes)
+
+    def ask(self, kind: str, answer: Candidate | None = None) -> None:
+        """One trial of Optuna's, at the settings of this answer if one is given."""
+        fixed, _ = space.parameters(answer.settings, self.space) if answer else ({}, {})
+        asked = self.ledger.ask(fixed)
+        settings = space.suggest(asked, self.space)
+        # a retry may have come before the answer; and a wasteful allocator may have left it too little room
+        keep = answer is not None and answer.settings == settings and answer.estimate.peak_bytes <= self.aim_bytes
+        self.evaluate(kind, settings, made=answer if keep else None, asked=asked)
+
+    def evaluate(
+        self, kind: str, settings: Settings, *, made: Candidate | None = None, asked: "optuna.Trial | None" = None
+    ) -> None:
+        """Plan, estimate, run what is new and may fit, and record it."""
+        number = self.ledger.next_number() if asked is None else asked.number
+        trial = Trial(number, kind, str(self.config.ref), self.graph.digest, settings, started=time.time())
+        began = time.monotonic()
+        try:
+            with self.interrupts.breakable():
+                made = made or candidate(self.graph, self.costs, settings, self.aim_bytes)
+            trial = replace(trial, plan=made.plan, estimate=made.estimate)
+            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made))
+        except (PlanError, InfeasibleError) as error:
+            trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
+        except Stopped:
+            if asked is not None:
+                self.ledger.retry(asked)
+            raise
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+        self.ledger.record(trial, asked)
+        self.announce(self.trials)
+
+    def repeated(self, trial: Trial) -> Trial | None:
+        """The trial with what its plan was seen to do before, if it was run before."""
+        same = [old for old in self.trials if old.plan == trial.plan and was_run(old) and old.kind != "repeat"]
+        pooled = pool(same).measurement if same and trial.kind != "confirm" else None
+        if pooled is None:
+            return None
+        note = f"same plan as trial {same[-1].number}: not run again"
+        return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
+
+    def measure(self, made: Candidate) -> Measurement:
+        """Run the plan, unless the simulator already finds it too large."""
+        if made.estimate.peak_bytes > self.rules.budget_bytes:
+            return not_run(made.estimate, self.rules)
+        with self.interrupts.breakable():
+            seen = self.runner.measure(made.plan, budget_bytes=self.rules.allowed_bytes)
+        return judge(seen, self.rules)
+
+    def announce(self, known: Sequence[Trial], *, resumed: bool = False) -> None:
+        """Tell of the last of these trials, and whether its plan leads now."""
+        trial, best = known[-1], winner(known, self.rules)
+        leads = best is not None and best.plan == trial.plan and best.plan != self.best_plan
+        self.best_plan = None if best is None else best.plan
+        if trial.kind in ("search", "repeat"):
+            self.since_gain += 1 if trial.kind == "search" and was_run(trial) else UNMEASURED
+        if leads:
+            self.since_gain = 0.0
+        ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
+        self.progress(Finished(trial, ratio, leads, resumed))
+
+    def finish(self) -> Path | None:
+        """Write the best plan, and what the records do not say."""
+        best = winner(self.trials, self.rules)
+        write_json(
+            self.run_dir / "study.json",
+            {
+                "best": None if best is None else best.number,
+                "budget_bytes": self.rules.budget_bytes,
+                "floor_bytes": self.rules.floor_bytes,
+                "baseline_fits": self.prepared.baseline_fits,
+                "capture_error": self.prepared.capture_error,
+                "interrupted": self.interrupts.received,
+            },
+        )
+        return None if best is None else write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
+
+
+def _space(config: Config, prepared: Prepared) -> space.Space:
+    """What the search may choose from: the config's planners, of those that need a store where there is one."""
+    chosen = config.planners.model_dump()
+    kinds = {
+        kind: {name: planner for name, planner in known.items() if name in (chosen[kind] or known)}
+        for kind, known in KINDS.items()
+    }
+    searched = space.search_space(kinds, prepared.costs.stores)
+    for kind, names in searched.items():
+        if not names:
+            raise ConfigError(f"planners.{kind}: {', '.join(kinds[kind])} needs a store; add --store ssd=DIR")
+    return searched
+
+
+def _identity(
+    config: Config, prepared: Prepared, rules: Rules, searched: space.Space, trials: Sequence[Trial]
+) -> Identity:
+    seed = config.seed + len(trials)  # a resumed study must not draw the same trials again
+    digest = space.digest([config.objective, sorted(searched.items())])
+    return Identity(
+        name=f"autotune.{prepared.graph.name}.{prepared.device.key}.{config.objective}.{digest}",
+        objectives=("step_bytes", "time_ratio") if config.objective == "pareto" else ("time_ratio",),
+        attributes={
+            "workload": str(config.ref),
+            "graph_digest": prepared.graph.digest,
+            "budget": config.budget,
+            "budget_bytes": rules.budget_bytes,
+            "floor_bytes": rules.floor_bytes,
+            "sampler": config.sampler,
+            "seed": seed,
+            "autotune": version("autotune"),
+            "optuna": version("optuna"),
+            "note": "imputed trials were told the simulator's numbers; a constraint above 0 is violated",
+        },
+        sampler=space.make_sampler(config.sampler, searched, config.trials or 0, seed),
+    )

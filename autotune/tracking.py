@@ -1,0 +1,321 @@
+"""Log a run directory to MLflow: what is on disk is the truth, what MLflow lacks of it is added, nothing twice."""
+
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.config import Config
+from autotune.measurement import Measurement, Outcome
+from autotune.progress import Event, Finished, Ready
+from autotune.records import to_json
+from autotune.trial import Trial, frame, load
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ARTIFACTS = ("plan.json", "report.html", "trials.jsonl", "graph.json", "costs.json", "device.json", "config.yaml")
+"""Of the run directory; `trials.csv` is made beside them."""
+
+ENVIRONMENT = {
+    # set_terminated prints to stdout, where the command line's answer goes
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    # a server that is gone must cost seconds, not the minutes that eight attempts take
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+"""What this process tells MLflow, where the user said nothing else."""
+
+
+def tracking_uri(config: Config) -> str:
+    """The user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.runs).resolve()}/mlflow.db"
+
+
+def experiment_name(workload: str, device_key: str) -> str:
+    """One per workload and device. No slashes: MLflow's pages show only what follows the last."""
+    return f"autotune.{re.sub(r'[^A-Za-z0-9_.-]+', '-', workload).strip('-.')}.{device_key}"
+
+
+class Tracker:
+    """Listens to a study and logs between its measurements. Nothing that MLflow does ends the study."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(config)
+        self.problem = ""
+        """Why logging stopped, in one line; `finish` tries once more."""
+        self._device_key = ""
+        self._log: _Log | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Ready(_, _, device):
+                self._device_key = device.key
+            case Finished(_, _, _, False) if not self.problem:
+                with self._tolerant():
+                    self._logged().catch_up(load(self.run_dir / "trials.jsonl"))
+
+    def finish(self, *, interrupted: int = 0) -> str:
+        """Log what is missing and the artifacts; one line that says where it lies, or why it does not."""
+        trials = load(self.run_dir / "trials.jsonl")
+        if not trials or not self._device_key:
+            return ""
+        self.problem = ""
+        with self._tolerant():
+            log = self._logged()
+            log.catch_up(trials)
+            log.close(trials, interrupted)
+            return f"{self.uri} experiment {log.experiment}"
+        return f"not logged to {self.uri}: {self.problem}. autotune resume {self.run_dir} logs it later"
+
+    def _logged(self) -> "_Log":
+        if self._log is None:
+            self._log = _Log(self.config, self.run_dir, self.uri, self._device_key)
+        return self._log
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            self._log = None
+            self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+class _Log:
+    """The parent run of one run directory, and which of its trials have a child."""
+
+    def __init__(self, config: Config, run_dir: Path, uri: str, device_key: str) -> None:
+        self.config, self.run_dir = config, run_dir
+        self.experiment = experiment_name(config.workload, device_key)
+        self.client = _connect(uri, Path(config.runs))
+        self._experiment_id = self._find_experiment(uri)
+        self._parent = ""
+        self._children: dict[int, str] = {}
+
+    def catch_up(self, trials: Sequence[Trial]) -> None:
+        """A child for every notable trial that has none yet."""
+        if not self._parent:
+            self._open(trials)
+        for trial in notable(trials):
+            if trial.number not in self._children:
+                self._children[trial.number] = self._log_trial(trial)
+
+    def close(self, trials: Sequence[Trial], interrupted: int) -> None:
+        """Name the best, add the artifacts, end the parent."""
+        best = best_of(trials, self.run_dir)
+        for number, run in self._children.items():
+            self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
+        if best is not None and best.measurement is not None:
+            self._batch(self._parent, best, {f"best_{key}": value for key, value in _metrics(best).items()}, {})
+            self.client.set_tag(self._parent, "autotune.best_trial", best.number)
+        self.client.set_tag(self._parent, "autotune.trials", len(trials))
+        frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
+        for name in (*ARTIFACTS, "trials.csv"):
+            if (self.run_dir / name).exists():
+                self.client.log_artifact(self._parent, str(self.run_dir / name))
+        self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
+
+    def _find_experiment(self, uri: str) -> str:
+        found = self.client.get_experiment_by_name(self.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        own = uri.startswith("sqlite:") and "MLFLOW_TRACKING_URI" not in os.environ
+        where = (Path(self.config.runs).resolve() / "mlruns").as_uri() if own else None
+        return self.client.create_experiment(self.experiment, artifact_location=where)
+
+    def _open(self, trials: Sequence[Trial]) -> None:
+        """Find this run directory's parent and children by their tags, or begin it."""
+        first = trials[0]
+        # the name alone may have been used before, and deleted
+        identity = f"{self.run_dir.name}.{first.graph_digest[:8]}.{int(first.started * 1000)}"
+        same = self._search(f"tags.`autotune.run` = '{identity}'")
+        if same:
+            self._parent = same[0].info.run_id
+            self.client.update_run(self._parent, status="RUNNING")
+            children = self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'")
+            # a child that was not ended was cut short: it is written once more, over what it has
+            self._children = {
+                int(run.data.tags["autotune.trial"]): run.info.run_id
+                for run in children
+                if run.info.status != "RUNNING" and "autotune.trial" in run.data.tags
+            }
+            for run in children:
+                if run.info.status == "RUNNING":
+                    self.client.delete_run(run.info.run_id)
+            return
+        tags = {"autotune.kind": "study", "autotune.run": identity, **self._common_tags(first)}
+        made = self.client.create_run(
+            self._experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
+        )
+        self._parent = made.info.run_id
+        self._batch(self._parent, first, {}, _study_params(self.config))
+
+    def _log_trial(self, trial: Trial) -> str:
+        tags = {
+            "mlflow.parentRunId": self._parent,
+            "autotune.kind": trial.kind,
+            "autotune.trial": str(trial.number),
+            **self._common_tags(trial),
+        }
+        seen = trial.measurement or Measurement(Outcome.CRASHED)
+        tags |= {"autotune.outcome": seen.outcome.value, "autotune.detail": seen.detail[:4000], "meter": seen.meter}
+        if seen.limit:
+            tags["limit"] = seen.limit
+        started = int(trial.started * 1000)
+        name = f"t{trial.number:04d} {trial.kind}"
+        run = self.client.create_run(self._experiment_id, started, tags, name).info.run_id
+        params = {"workload": trial.workload, "budget": self.config.budget, **_settings_params(trial)}
+        self._batch(run, trial, _metrics(trial), params, samples=seen.step_seconds)
+        self.client.set_terminated(run, "FAILED" if seen.outcome is Outcome.CRASHED else "FINISHED")
+        return str(run)
+
+    def _batch(
+        self,
+        run: str,
+        trial: Trial,
+        metrics: Mapping[str, float],
+        params: Mapping[str, Any],
+        *,
+        samples: Sequence[float] = (),
+    ) -> None:
+        from mlflow.entities import Metric, Param
+
+        at = int(trial.started * 1000)
+        points = [Metric(key, float(value), at, 0) for key, value in metrics.items() if math.isfinite(value)]
+        points += [Metric("sample_seconds", seconds, at, number) for number, seconds in enumerate(samples[:500])]
+        self.client.log_batch(run, points, [Param(key, str(value)[:5000]) for key, value in params.items()])
+
+    def _common_tags(self, trial: Trial) -> dict[str, str]:
+        tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
+        tags |= {f"version.{name}": version(name) for name in ("autotune", "optuna", "mlflow")}
+        device = trial.measurement.device if trial.measurement is not None else None
+        if device is not None:
+            tags |= {f"device.{key}": str(value) for key, value in to_json(device).items() if value != ""}
+            tags |= {"device.key": device.key, "version.torch": device.torch}
+        if sha := git_sha():
+            tags["git.sha"] = sha
+        return tags
+
+    def _search(self, filter_string: str) -> list[Any]:
+        found: list[Any] = []
+        token: str | None = None
+        while token is not None or not found:
+            page = self.client.search_runs([self._experiment_id], filter_string, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                break
+        return found
+
+
+def notable(trials: Sequence[Trial]) -> list[Trial]:
+    """Baseline, smallest, each new leader, failures and confirmations: a run of its own for all would flood the list."""
+    found = []
+    lead = math.inf
+    for trial in trials:
+        seen = trial.measurement
+        if seen is None or trial.kind == "repeat":
+            continue
+        leads = trial.plan is not None and seen.outcome is Outcome.OK and _cost(seen) < lead
+        if leads:
+            lead = _cost(seen)
+        failed = seen.outcome not in (Outcome.OK, Outcome.OVER_BUDGET)
+        if leads or failed or trial.kind in ("baseline", "smallest", "confirm"):
+            found.append(trial)
+    return found
+
+
+def best_of(trials: Sequence[Trial], run_dir: Path) -> Trial | None:
+    """The winner that the study wrote down."""
+    path = run_dir / "study.json"
+    number = json.loads(path.read_text())["best"] if path.exists() else None
+    return next((trial for trial in trials if trial.number == number), None)
+
+
+def git_sha() -> str:
+    """Of the working directory; empty outside a repository."""
+    try:
+        made = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return made.stdout.strip() if made.returncode == 0 else ""
+
+
+def _cost(seen: Measurement | None) -> float:
+    if seen is None:
+        return math.inf
+    ratio = seen.median_seconds if seen.time_ratio is None else seen.time_ratio
+    return math.inf if ratio is None else ratio
+
+
+def _metrics(trial: Trial) -> dict[str, float]:
+    """Base units in the names, as in the types."""
+    found: dict[str, Any] = {}
+    if trial.estimate is not None:
+        known = to_json(trial.estimate)
+        found |= {f"estimate_{key}": value for key, value in known.items() if not isinstance(value, str)}
+    seen = trial.measurement
+    if seen is not None:
+        baseline = sorted(seen.baseline_seconds)
+        found |= {
+            "peak_bytes": seen.peak_bytes,
+            "charged_bytes": seen.charged_bytes,
+            "floor_bytes": seen.floor_bytes,
+            "step_peak_bytes": seen.step_peak_bytes,
+            "step_charged_bytes": seen.step_charged_bytes,
+            "step_seconds": seen.median_seconds,
+            "baseline_seconds": baseline[len(baseline) // 2] if baseline else None,
+            "time_ratio": seen.time_ratio,
+            "stall_seconds": seen.stall_seconds,
+            "transfer_bytes": seen.transfer_bytes,
+            "max_error": seen.max_error,
+        }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _settings_params(trial: Trial) -> dict[str, Any]:
+    return {
+        kind if knob == "planner" else f"{kind}.{knob}": value
+        for kind, knobs in trial.settings.items()
+        for knob, value in knobs.items()
+    }
+
+
+def _study_params(config: Config) -> dict[str, Any]:
+    """The config, flat."""
+    known = config.model_dump(mode="json")
+    flat = {key: value for key, value in known.items() if not isinstance(value, dict)}
+    for key in ("arguments", "stores", "planners"):
+        flat |= {f"{key}.{name}": value for name, value in known[key].items() if value is not None}
+    return {key: value for key, value in flat.items() if value is not None}
+
+
+def _connect(uri: str, runs: Path) -> "MlflowClient":
+    """A client of a store that is there; two processes that begin one SQLite file at once would both fail."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    if not uri.startswith("sqlite:"):
+        return client
+    runs.mkdir(parents=True, exist_ok=True)
+    with (runs / "mlflow.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        client.search_experiments(max_results=1)
+    return client

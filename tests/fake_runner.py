@@ -1,0 +1,88 @@
+"""A runner without a device: what the simulator predicts, with an allocator that wastes and a clock that jitters."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autotune.costs import Costs, StoreCost
+from autotune.graph import TrainGraph
+from autotune.judge import plan_hash
+from autotune.measurement import Device, Measurement, Outcome
+from autotune.plan import Plan
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from tests.graphs import training_chain
+
+FLOOR_BYTES = 1_000_000
+DEVICE = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0")
+
+
+@dataclass(frozen=True)
+class FakePrepared:
+    graph: TrainGraph
+    costs: Costs
+    device: Device
+    floor_bytes: int
+    baseline_fits: bool
+    capture_error: float | None
+
+
+@dataclass
+class FakeRunner:
+    graph: TrainGraph = field(default_factory=lambda: training_chain(40, nbytes=100_000, param_bytes=5_000))
+    waste: float = 0.02
+    store: bool = False
+    baseline_fits: bool = True
+    outcome_of: Callable[[Plan], Outcome] = lambda plan: Outcome.OK
+    error_of: Callable[[Plan], float] = lambda plan: 0.0
+    before_measure: Callable[["FakeRunner"], None] = lambda runner: None
+    measured: list[str] = field(default_factory=list)
+    """Hashes of the plans that reached the device, in turn."""
+    budgets: list[int] = field(default_factory=list)
+    renewed: int = 0
+    closed: int = 0
+
+    @property
+    def costs(self) -> Costs:
+        seconds = tuple(0.001 * (1 + op.id % 3) for op in self.graph.ops)
+        stores = {"ssd": StoreCost(5e7, 5e7, 3e7, 3e7)} if self.store else {}
+        return Costs(seconds, (0,) * len(self.graph.ops), stores)
+
+    def prepare(self) -> FakePrepared:
+        return FakePrepared(self.graph, self.costs, DEVICE, FLOOR_BYTES, self.baseline_fits, 0.0)
+
+    def baseline(self) -> Measurement:
+        return self._look(Plan.traced(self.graph), slower=1.0, error=0.0)
+
+    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
+        self.measured.append(plan_hash(plan))
+        self.budgets.append(budget_bytes)
+        self.before_measure(self)
+        outcome = self.outcome_of(plan)
+        if outcome is not Outcome.OK:
+            return Measurement(outcome, f"the worker said {outcome}", device=DEVICE)
+        return self._look(plan, slower=1.01, error=self.error_of(plan))
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _look(self, plan: Plan, *, slower: float, error: float) -> Measurement:
+        seen = simulate(self.graph, lower(self.graph, plan), self.costs)
+        eager = sum(self.costs.seconds)
+        jitter = random.Random(f"{plan_hash(plan)} {len(self.measured)}")
+        return Measurement(
+            Outcome.OK,
+            peak_bytes=FLOOR_BYTES + seen.peak_bytes,
+            charged_bytes=FLOOR_BYTES + int(seen.peak_bytes * (1 + self.waste)),
+            floor_bytes=FLOOR_BYTES,
+            step_seconds=tuple(seen.seconds * slower * jitter.gauss(1, 0.003) for _ in range(8)),
+            baseline_seconds=tuple(eager * jitter.gauss(1, 0.003) for _ in range(8)),
+            stall_seconds=seen.stall_seconds,
+            transfer_bytes=seen.transfer_bytes,
+            max_error=error,
+            meter="fake",
+            device=DEVICE,
+        )

@@ -1,0 +1,139 @@
+"""What a trial is worth, on records made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.judge import (
+    Rules,
+    aim_bytes,
+    baseline_step_bytes,
+    judge,
+    noise,
+    not_run,
+    pool,
+    verdict,
+    waste,
+    wastes,
+    winner,
+)
+from autotune.measurement import Measurement, Outcome
+from autotune.plan import Plan
+from autotune.simulate import Estimate
+from autotune.trial import Trial
+
+RULES = Rules(budget_bytes=1000, floor_bytes=500, tolerance=0.0, baseline_seconds=10.0)
+
+
+def estimate(peak: int = 900, seconds: float = 11.0) -> Estimate:
+    return Estimate(peak, "conv1", peak, seconds, 0.0, 0, 0.0, 100, 10.0)
+
+
+def seen(charged: int = 1400, ratio: float = 1.1, spread: float = 0.0, **fields: object) -> Measurement:
+    samples = tuple(ratio * (1 + spread * (i - 3.5) / 3.5) for i in range(8))
+    made = Measurement(
+        Outcome.OK, peak_bytes=charged - 50, charged_bytes=charged, floor_bytes=500, step_seconds=samples,
+        baseline_seconds=(1.0,) * 8, max_error=0.0,
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def trial(number: int, measurement: Measurement, kind: str = "search", plan: int | None = None) -> Trial:
+    return Trial(number, kind, "w", "d", {}, Plan((number if plan is None else plan,)), estimate(), measurement)
+
+
+def test_planners_aim_at_what_the_upper_quartile_of_waste_leaves():
+    assert aim_bytes(1030, []) == 1000  # 3 % until something was measured
+    assert aim_bytes(1200, [0.05, 0.2, 0.1, 0.3]) == 1000
+    assert aim_bytes(1000, [-0.2]) == 1000
+
+
+def test_waste_is_what_was_charged_above_the_estimate():
+    assert wastes([trial(1, seen(charged=1490))]) == [pytest.approx(990 / 900 - 1)]
+    assert wastes([trial(1, not_run(estimate(), RULES)), trial(2, seen(), kind="repeat")]) == []
+    assert waste([0.0]) == 0.0
+
+
+def test_a_percentage_is_of_the_peak_not_of_the_charge():
+    assert baseline_step_bytes(seen(charged=2000)) == 1450
+
+
+def test_charge_above_floor_and_budget_is_over_budget():
+    assert judge(seen(charged=1500), RULES).outcome is Outcome.OK
+    assert judge(seen(charged=1501), RULES).outcome is Outcome.OVER_BUDGET
+
+
+@pytest.mark.parametrize("error", [1e-12, float("nan"), None])
+def test_any_difference_at_all_is_a_wrong_result(error):
+    assert judge(seen(max_error=error), RULES).outcome is Outcome.WRONG_RESULT
+
+
+def test_where_nothing_can_be_compared_nothing_is_wrong():
+    assert judge(seen(max_error=None), replace(RULES, tolerance=None)).outcome is Outcome.OK
+
+
+def test_constraints_are_relative_to_the_whole_process():
+    told = verdict(trial(1, seen(charged=1650)), RULES, [])
+    assert (told.memory, told.numerics, told.imputed) == (pytest.approx(0.1), 0.0, False)
+    assert told.time_ratio == pytest.approx(1.1)
+    assert told.step_bytes == 1150
+
+
+def test_what_never_ran_gets_the_simulators_time_and_a_violation():
+    over = replace(trial(1, not_run(estimate(2500), RULES)), estimate=estimate(2500, 13.0))
+    told = verdict(over, RULES, [0.0])
+    assert (told.time_ratio, told.memory, told.imputed) == (pytest.approx(1.3), pytest.approx(1.0), True)
+    failed = verdict(trial(1, Measurement(Outcome.OUT_OF_MEMORY)), RULES, [])
+    assert failed.memory == 0.01  # estimated to fit, so by how much it failed is not known
+
+
+def test_a_wrong_result_violates_numerics_alone():
+    told = verdict(trial(1, seen(outcome=Outcome.WRONG_RESULT, max_error=float("nan"))), RULES, [])
+    assert told.numerics > 0 >= told.memory
+
+
+def test_without_a_baseline_time_is_told_over_the_predicted_one():
+    told = verdict(trial(1, seen(baseline_seconds=(), ratio=12.0)), RULES, [])
+    assert (told.time_ratio, told.imputed) == (pytest.approx(1.2), False)
+
+
+def test_fastest_within_the_budget_wins():
+    trials = [trial(1, seen(ratio=1.3)), trial(2, seen(ratio=1.1)), trial(3, seen(ratio=1.0, charged=1501))]
+    assert winner(trials, RULES).number == 2
+
+
+def test_within_the_noise_the_smaller_wins():
+    trials = [trial(1, seen(ratio=1.100, spread=0.05)), trial(2, seen(ratio=1.105, spread=0.05, charged=1200))]
+    assert winner(trials, RULES).number == 2
+    certain = [trial(1, seen(ratio=1.100)), trial(2, seen(ratio=1.105, charged=1200))]
+    assert winner(certain, RULES).number == 1
+
+
+def test_fresh_numbers_outweigh_those_that_chose_the_plan():
+    lucky = trial(1, seen(ratio=1.0))
+    honest = trial(3, seen(ratio=1.2), kind="confirm", plan=1)
+    assert winner([lucky, trial(2, seen(ratio=1.1))], RULES).number == 1
+    assert winner([lucky, trial(2, seen(ratio=1.1)), honest], RULES).number == 2
+
+
+def test_a_plan_that_failed_once_does_not_win():
+    failed = trial(2, Measurement(Outcome.OUT_OF_MEMORY), kind="confirm", plan=1)
+    assert winner([trial(1, seen()), failed], RULES) is None
+
+
+def test_nothing_wins_where_nothing_was_run():
+    assert (
+        winner([Trial(0, "baseline", "w", "d", measurement=seen()), trial(1, not_run(estimate(), RULES))], RULES)
+        is None
+    )
+
+
+def test_pooling_keeps_all_samples_and_the_highest_bytes():
+    pooled = pool([trial(1, seen(charged=1400)), trial(2, seen(charged=1300), plan=1)]).measurement
+    assert len(pooled.step_seconds) == 16
+    assert pooled.charged_bytes == 1400
+
+
+def test_noise_of_equal_samples_is_none_and_grows_with_their_spread():
+    assert noise(seen()) == 0.0
+    assert noise(seen(spread=0.1)) > noise(seen(spread=0.01)) > 0

@@ -1,0 +1,439 @@
+"""The study on a runner without a device: what is asked for, in which turn, and what survives."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune import planfile
+from autotune.config import Config, load_config
+from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError
+from autotune.interrupts import locked
+from autotune.judge import plan_hash
+from autotune.measurement import Outcome
+from autotune.plan import Plan
+from autotune.progress import Event, Finished, Phase
+from autotune.study import Result, tune
+from autotune.trial import Trial, load
+from tests.fake_runner import FLOOR_BYTES, FakeRunner
+from tests.graphs import training_chain
+
+ROOT = Path(__file__).parents[1]
+
+
+QUICK = {"recompute": ["keep", "segments"]}
+"""Planners that answer in milliseconds: the study is looked at here, not they."""
+
+
+def configured(directory: Path, **fields: object) -> Config:
+    given = {"trials": 8, "plans": str(directory / "plans"), "planners": QUICK, **fields}
+    return load_config("resnet18", overrides=given)
+
+
+def run(
+    directory: Path, runner: FakeRunner | None = None, events: list[Event] | None = None, **fields: object
+) -> Result:
+    listener = (lambda event: None) if events is None else events.append
+    return tune(configured(directory, **fields), runner or FakeRunner(), directory / "run", progress=listener)
+
+
+def stored(directory: Path) -> optuna.Study:
+    """What someone sees who knows nothing of autotune."""
+    return optuna.load_study(study_name=None, storage=f"sqlite:///{directory}/run/optuna.db")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FakeRunner, Result, list[Event]]:
+    """One whole study, looked at from many sides."""
+    directory, runner, events = tmp_path_factory.mktemp("told"), FakeRunner(), list[Event]()
+    return directory, runner, run(directory, runner, events, trials=14), events
+
+
+def test_baseline_then_smallest_then_planners_then_sampler_then_confirmation(told):
+    _, _, result, events = told
+    kinds = [trial.kind for trial in result.trials]
+    assert kinds[:3] == ["baseline", "smallest", "planner"]
+    assert kinds[-1] == "confirm"
+    asked = [kind for kind in kinds[2:] if kind in ("planner", "search")]
+    assert asked == sorted(asked)
+    assert {"planner", "search"} == set(asked)
+    assert len([kind for kind in kinds if kind != "confirm"]) == 14
+    phases = [event.name for event in events if isinstance(event, Phase)]
+    assert phases == ["prepare", "baseline", "smallest", "planners", "search", "confirm"]
+
+
+def test_smallest_plan_has_the_lowest_estimate_of_all(told):
+    trials = told[2].trials
+    assert min(trial.estimate.peak_bytes for trial in trials if trial.estimate) == trials[1].estimate.peak_bytes
+
+
+def test_estimates_over_the_budget_never_reach_the_runner(told):
+    _, runner, result, _ = told
+    over = [trial for trial in result.trials if trial.estimate and trial.estimate.peak_bytes > result.budget_bytes]
+    assert over
+    assert not {plan_hash(trial.plan) for trial in over} & set(runner.measured)
+    assert all(trial.measurement.outcome is Outcome.OVER_BUDGET for trial in over)
+    assert set(runner.budgets) == {FLOOR_BYTES + result.budget_bytes}
+
+
+def test_no_plan_runs_twice_but_to_be_confirmed(told):
+    _, runner, result, _ = told
+    confirmed = [plan_hash(trial.plan) for trial in result.trials if trial.kind == "confirm"]
+    for confirmation in confirmed:
+        runner_saw = runner.measured.count(confirmation)
+        assert runner_saw == 2
+    assert len(runner.measured) == len(set(runner.measured)) + len(confirmed)
+    assert runner.renewed == len(confirmed)
+
+
+def test_a_plan_seen_before_is_told_what_it_did_then(told):
+    trials = told[2].trials
+    repeats = [trial for trial in trials if trial.kind == "repeat"]
+    assert repeats
+    for repeat in repeats:
+        first = next(trial for trial in trials if trial.plan == repeat.plan)
+        assert repeat.measurement.step_seconds[:8] == first.measurement.step_seconds
+        assert f"trial {first.number}" in repeat.measurement.detail
+
+
+def test_plain_optuna_opens_the_study_and_finds_every_trial(told):
+    directory, _, result, _ = told
+    study = stored(directory)
+    assert [trial.number for trial in study.trials] == [trial.number for trial in result.trials]
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    assert study.metric_names == ["time_ratio"]
+    for ours, theirs in zip(result.trials, study.trials, strict=True):
+        assert theirs.user_attrs["outcome"] == ours.measurement.outcome
+        assert set(theirs.constraints) == {"memory", "numerics"}
+        fits = ours.measurement.outcome is Outcome.OK and ours.kind != "baseline"
+        assert all(violation <= 0 for violation in theirs.constraints.values()) == fits
+    assert study.best_trial.user_attrs["plan_hash"] in {plan_hash(t.plan) for t in result.trials if t.kind == "confirm"}
+
+
+def test_a_knob_is_a_parameter_only_with_its_planner(told):
+    for trial in stored(told[0]).trials:
+        for key in trial.params:
+            kind, _, knob = key.partition(".")
+            assert not knob or knob.startswith(trial.params[kind] + ".")
+
+
+def test_the_winner_has_fresh_numbers_fits_and_is_written_twice(told):
+    directory, _, result, _ = told
+    assert result.best.kind == "confirm"
+    assert result.best.measurement.step_charged_bytes <= result.budget_bytes
+    assert result.plan_path == directory / "plans" / "run.json"
+    file = planfile.read(result.plan_path)
+    assert file == planfile.read(directory / "run" / "plan.json")
+    assert (file.plan, file.settings) == (result.best.plan, result.best.settings)
+    assert file.budget_bytes == result.budget_bytes
+    assert file.measurement == result.best.measurement
+
+
+def test_the_run_directory_holds_what_a_report_needs(told):
+    names = {path.name for path in (told[0] / "run").iterdir()}
+    assert names >= {
+        "config.yaml",
+        "graph.json",
+        "costs.json",
+        "device.json",
+        "trials.jsonl",
+        "study.json",
+        "optuna.db",
+    }
+    assert load_config(str(told[0] / "run" / "config.yaml")) == configured(told[0], trials=14)
+
+
+def test_listener_hears_every_trial_once_and_each_new_leader(told):
+    _, _, result, events = told
+    heard = [event for event in events if isinstance(event, Finished)]
+    assert [event.trial for event in heard] == list(result.trials)
+    assert not any(event.resumed for event in heard)
+    assert next(event.trial.number for event in heard if event.leads) == 1
+
+
+def test_percentage_is_of_what_eager_needs_without_its_allocators_waste(tmp_path):
+    wasteful = FakeRunner(waste=0.3)
+    result = run(tmp_path, wasteful, budget="80%", trials=3)
+    assert result.budget_bytes == int(0.8 * result.baseline.measurement.step_peak_bytes)
+
+
+def test_planners_aim_lower_after_a_wasteful_plan(tmp_path):
+    result = run(tmp_path, FakeRunner(waste=0.2), budget="70%", trials=6)
+    planned = [trial for trial in result.trials if trial.kind == "planner"]
+    assert planned
+    assert all(trial.estimate.peak_bytes * 1.2 <= result.budget_bytes for trial in planned)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.DISK_FULL])
+def test_a_failure_is_told_complete_with_violated_memory_and_predicted_time(tmp_path, outcome):
+    failing: list[str] = []
+
+    def fail_once(plan: Plan) -> Outcome:
+        failing.append(plan_hash(plan))
+        return outcome if failing[1:2] == [plan_hash(plan)] else Outcome.OK
+
+    result = run(tmp_path, FakeRunner(outcome_of=fail_once), trials=5)
+    failed = next(trial for trial in result.trials if trial.measurement.outcome is outcome)
+    theirs = stored(tmp_path).trials[failed.number]
+    assert theirs.state is optuna.trial.TrialState.COMPLETE
+    assert theirs.constraints["memory"] > 0
+    assert theirs.user_attrs["imputed"] is True
+    assert theirs.value == pytest.approx(failed.estimate.seconds / sum(FakeRunner().costs.seconds))
+    assert result.best.plan != failed.plan
+
+
+def test_a_wrong_result_never_wins(tmp_path):
+    seen: list[Plan] = []
+
+    def error(plan: Plan) -> float:
+        seen.append(plan)
+        return 0.0 if plan == seen[0] else 1e-3
+
+    result = run(tmp_path, FakeRunner(error_of=error))
+    assert result.best.plan == result.trials[1].plan == seen[0]
+    violated = [trial for trial in stored(tmp_path).trials if trial.constraints["numerics"] > 0]
+    assert len(violated) >= 2
+
+
+def test_all_wrong_is_a_numerics_error(tmp_path):
+    with pytest.raises(NumericsError, match=r"no plan passed: results differ .* by 0.001"):
+        run(tmp_path, FakeRunner(error_of=lambda plan: 1e-3))
+    assert not (tmp_path / "plans").exists()
+
+
+def test_infeasible_names_the_op_the_lowest_peak_and_the_next_move(tmp_path):
+    runner = FakeRunner()
+    with pytest.raises(InfeasibleError, match=r"needs \d.* at (dw|dx|loss|dloss|fwd)\d* .*20%.*--store ssd=DIR"):
+        run(tmp_path, runner, budget="20%")
+    assert runner.measured == []
+    assert [trial.kind for trial in load(tmp_path / "run" / "trials.jsonl")] == ["baseline"]
+    assert not (tmp_path / "plans").exists()
+
+
+def test_a_budget_below_the_floor_is_infeasible(tmp_path):
+    with pytest.raises(InfeasibleError, match="leaves the step 0 B"):
+        run(tmp_path, budget="500000B")
+
+
+def test_bytes_bind_the_whole_process(tmp_path):
+    runner = FakeRunner()
+    result = run(tmp_path, runner, budget="5000000B")
+    assert result.budget_bytes == 5_000_000 - FLOOR_BYTES
+    assert set(runner.budgets) == {5_000_000}
+
+
+def test_a_baseline_that_does_not_fit_is_skipped_and_simulated(tmp_path):
+    class NoBaseline(FakeRunner):
+        def baseline(self):
+            raise AssertionError("it does not fit")
+
+    result = run(tmp_path, NoBaseline(baseline_fits=False))
+    assert result.baseline.measurement.outcome is Outcome.OUT_OF_MEMORY
+    traced_peak = 4_605_001  # 0.5 MB static, 39 activations, two gradients, one of a weight, the loss
+    assert result.budget_bytes == int(0.65 * traced_peak)
+    assert result.best is not None
+
+
+def test_pareto_minimises_bytes_and_time(tmp_path):
+    result = run(tmp_path, objective="pareto", budget="90%")
+    study = stored(tmp_path)
+    assert study.metric_names == ["step_bytes", "time_ratio"]
+    assert len(study.trials) == len(result.trials)
+    smallest = min(study.best_trials, key=lambda trial: trial.values[0])
+    assert smallest.values[0] == result.trials[1].measurement.step_charged_bytes
+    assert all(trial.values[1] <= smallest.values[1] for trial in study.best_trials)
+
+
+def test_a_store_adds_offload_to_the_search(tmp_path):
+    result = run(tmp_path, FakeRunner(store=True), budget="45%")
+    assert result.best.plan.offload
+    assert "offload.window.store" in stored(tmp_path).trials[result.best.number].params
+
+
+def test_a_search_without_gain_stops_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.study.PATIENCE", 2)
+    one = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"]}
+    result = run(tmp_path, trials=None, budget="120%", planners=one)
+    assert [trial.kind for trial in result.trials].count("repeat") == 8
+
+
+def test_ties_go_to_the_lower_peak(tmp_path):
+    result = run(tmp_path, trials=6)
+    ratios = {trial.number: trial.measurement.time_ratio for trial in result.trials if trial.plan}
+    charges = {trial.number: trial.measurement.charged_bytes for trial in result.trials if trial.plan}
+    near = [number for number, ratio in ratios.items() if ratio and ratio <= result.best.measurement.time_ratio]
+    assert charges[result.best.number] <= min(charges[number] for number in near)
+
+
+# -- resuming -----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_study_runs_nothing_again(tmp_path):
+    first = run(tmp_path)
+    again = FakeRunner()
+    events: list[Event] = []
+    second = run(tmp_path, again, events)
+    assert again.measured == []
+    assert second == first
+    assert all(event.resumed for event in events if isinstance(event, Finished))
+
+
+def test_more_trials_go_on_where_it_ended(tmp_path):
+    first = run(tmp_path, trials=4)
+    second = run(tmp_path, trials=9)
+    assert second.trials[: len(first.trials)] == first.trials
+    assert len(second.trials) > len(first.trials)
+    assert len(stored(tmp_path).trials) == len(second.trials)
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_optuna_is_rebuilt_from_the_trials_on_disk(tmp_path, damage):
+    first = run(tmp_path)
+    database = tmp_path / "run" / "optuna.db"
+    if damage == "missing":
+        database.unlink()
+    else:
+        database.write_bytes(b"not a database" * 1000)
+    run(tmp_path, runner := FakeRunner())
+    assert runner.measured == []
+    assert [trial.user_attrs["outcome"] for trial in stored(tmp_path).trials] == [
+        trial.measurement.outcome for trial in first.trials
+    ]
+
+
+def test_another_budget_or_graph_is_refused(tmp_path):
+    run(tmp_path, trials=3)
+    with pytest.raises(ConfigError, match="begun for 65%, not 70%"):
+        run(tmp_path, trials=3, budget="70%")
+    with pytest.raises(ConfigError, match=r"holds trials of resnet18.*Give another --name"):
+        run(tmp_path, FakeRunner(graph=training_chain(5)), trials=3)
+
+
+def test_a_locked_directory_names_the_process_and_exits_75(tmp_path):
+    with locked(tmp_path / "run"), pytest.raises(LockedError, match=f"process {os.getpid()} works here") as caught:
+        run(tmp_path)
+    assert caught.value.exit_code == 75
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from autotune.study import tune
+from tests.fake_runner import FakeRunner
+from tests.test_study import configured
+
+def slow(runner):
+    with open(sys.argv[1] + "/measured", "a") as file:
+        file.write(runner.measured[-1] + "\\n")
+    time.sleep(float(sys.argv[2]) if len(runner.measured) > 1 else 0)
+
+directory = Path(sys.argv[1])
+report = lambda run_dir: (run_dir / "report.html").write_text("made") and run_dir / "report.html"
+result = tune(configured(directory), FakeRunner(before_measure=slow), directory / "run", write_report=report)
+print(result.interrupted, len(result.trials), result.best is not None)
+"""
+
+
+@pytest.fixture
+def child():
+    """Start a session in a process of its own; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(directory: Path, seconds: float) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", CHILD, str(directory), str(seconds)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("nothing happened for 30 s")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def unfinished_reruns(directory: Path, trials: tuple[Trial, ...]) -> int:
+    """How many plans reached the device without a record: at most the one that ran when a session was killed."""
+    ran = [trial for trial in trials if trial.plan and trial.measurement.charged_bytes and trial.kind != "repeat"]
+    return len(lines(directory / "measured")) - len(ran)
+
+
+def test_killed_at_any_moment_no_finished_trial_is_lost_or_repeated(tmp_path, child):
+    dice, kills = random.Random(7), 3
+    records = tmp_path / "run" / "trials.jsonl"
+    kept: list[str] = []
+    for _ in range(kills):
+        process, target = child(tmp_path, 0.02), len(lines(records)) + dice.randint(0, 2)
+        wait_for(lambda: len(lines(records)) > target or process.poll() is not None)  # noqa: B023
+        time.sleep(dice.random() * 0.1)
+        process.kill()
+        process.communicate()
+        assert lines(records)[: len(kept)] == kept
+        kept = lines(records)[: len(load(records))]
+    result = run(tmp_path, runner := FakeRunner())
+    assert lines(records)[: len(kept)] == kept
+    assert 0 <= unfinished_reruns(tmp_path, result.trials) + len(runner.measured) <= kills
+    numbers = [json.loads(line)["number"] for line in lines(records)]
+    assert len(set(numbers)) == len(numbers)
+    finished = [trial for trial in stored(tmp_path).trials if trial.state.name == "COMPLETE"]
+    assert [trial.number for trial in finished] == sorted(numbers)
+    assert not [trial for trial in stored(tmp_path).trials if trial.state.name == "RUNNING"]
+
+
+def test_one_sigint_finishes_the_trial_and_writes_the_report(tmp_path, child):
+    process = child(tmp_path, 0.5)
+    wait_for(lambda: len(lines(tmp_path / "measured")) == 2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out.split() == ["2", "3", "True"]
+    assert (tmp_path / "run" / "report.html").exists()
+    assert len(load(tmp_path / "run" / "trials.jsonl")) == 3
+    assert planfile.read(tmp_path / "plans" / "run.json").plan is not None
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
+def test_second_sigint_or_sigterm_gives_the_trial_up_and_the_next_session_runs_it(tmp_path, child, signals):
+    process = child(tmp_path, 60)
+    wait_for(lambda: len(lines(tmp_path / "measured")) == 2)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.1)
+    out, _ = process.communicate(timeout=30)
+    before = load(tmp_path / "run" / "trials.jsonl")
+    assert out.split() == [str(int(signals[-1])), str(len(before)), "True"]
+    assert (tmp_path / "run" / "report.html").exists()
+    given_up = lines(tmp_path / "measured")[-1]
+    runner = FakeRunner()
+    run(tmp_path, runner)
+    assert runner.measured[0] == given_up
+
+
+def test_a_signal_before_the_budget_is_known_exits_with_its_number(tmp_path):
+    class Interrupted(FakeRunner):
+        def prepare(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().prepare()
+
+    runner = Interrupted()
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, runner)
+    assert stopped.value.code == 143
+    assert runner.closed == 1
