@@ -143,6 +143,7 @@ def render(records: Records) -> str:
     return page.render(
         name=records.name, headline=headline, story=story, facts=_facts(records),
         frontier=_frontier(records), memory=_memory(records), lanes=_lanes(records),
+        chosen=records.chosen is not None,
         layers=_layers(records), errors=_errors(records), certificate=_certificate(records),
         columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(records.trials, records.best),
         details=[trial for trial in records.trials if trial.measurement and trial.measurement.detail],
@@ -160,13 +161,17 @@ def words(records: Records) -> tuple[str, str]:
     plain = seen.step_peak_bytes if seen else None
     fits = seen is not None and seen.outcome is Outcome.OK
     if best is None or best.measurement is None:
-        lowest = min((t for t in records.trials if _bytes(t) is not None), key=lambda t: _bytes(t) or 0, default=None)
-        least = (
-            ""
-            if lowest is None
-            else f" Plan {lowest.number} came lowest, {fmt_bytes(_bytes(lowest) or 0)} for the step."
+        tried = [trial for trial in records.trials if trial.plan and _bytes(trial) is not None]
+        lowest = min(tried, key=lambda trial: _bytes(trial) or 0, default=None)
+        step = records.budget_step_bytes
+        if lowest is None:
+            return f"No plan that was tried fits {budget}", f"{len(records.trials)} trials, none of them of a plan."
+        verb = "was charged" if _taken(lowest) is not None else "was predicted to take"
+        allowed = "" if step is None else f", where {fmt_bytes(max(step, 0))} is allowed"
+        return f"No plan that was tried fits {budget}", (
+            f"Plan {lowest.number} came lowest: its step {verb} {fmt_bytes(_bytes(lowest) or 0)}{allowed}. "
+            f"Raise the budget, or allow a store."
         )
-        return f"No plan that was tried fits {budget}", f"{len(records.trials)} trials.{least} Raise the budget."
     peak, ratio = best.measurement.step_peak_bytes, best.measurement.time_ratio
     taken = "" if peak is None else fmt_bytes(peak)
     room = fmt_bytes(Budget.parse(budget).nbytes or 0) if "budget" in records.config and "%" not in budget else ""
@@ -209,7 +214,7 @@ def _frontier(records: Records) -> str:
         seen = trial.measurement
         if seen is None or trial.kind == "repeat":
             continue
-        nbytes = seen.step_charged_bytes if seen.step_charged_bytes is not None else seen.step_peak_bytes
+        nbytes = _taken(trial)
         cost = _cost(trial, ratios=records.has_ratios)
         measured = nbytes is not None and cost is not None
         if not measured and trial.estimate is not None:
@@ -322,8 +327,16 @@ def _cost(trial: Trial, *, ratios: bool) -> float | None:
 
 
 def _bytes(trial: Trial) -> int | None:
-    seen = trial.measurement.step_peak_bytes if trial.measurement else None
-    return seen if seen is not None else trial.estimate.peak_bytes if trial.estimate else None
+    """What the budget binds, as seen or else as predicted."""
+    seen = _taken(trial)
+    return trial.estimate.peak_bytes if seen is None and trial.estimate else seen
+
+
+def _taken(trial: Trial) -> int | None:
+    seen = trial.measurement
+    if seen is None:
+        return None
+    return seen.step_peak_bytes if seen.step_charged_bytes is None else seen.step_charged_bytes
 
 
 def _percent(expected: float, seen: float | None) -> str:

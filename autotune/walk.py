@@ -88,7 +88,7 @@ class Walk:
                     alive[graph.ops[maker].layer or "(no layer)"] += graph.values[value].nbytes
         match self.spans[self.peak_at].moment.instruction if self.spans else None:
             case Run(op) if self.costs.scratch_bytes[op]:
-                alive[f"(scratch of {graph.ops[op].name})"] += self.costs.scratch_bytes[op]
+                alive["(scratch of the running op)"] += self.costs.scratch_bytes[op]
         return alive
 
     def tracks(self) -> dict[str, list[tuple[float, float, str]]]:

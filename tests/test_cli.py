@@ -14,7 +14,7 @@ import pytest
 from autotune import cli, planfile
 from autotune.commands.measure import failure, match_plan
 from autotune.commands.plan import make
-from autotune.config import load_config
+from autotune.config import Config, load_config
 from autotune.costs import Costs
 from autotune.devices import Finding
 from autotune.errors import InfeasibleError, PlanError
@@ -111,6 +111,19 @@ class FakeHarness:
         pass
 
 
+class FakeTracker:
+    """Says what it would have logged."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self.events = 0
+
+    def __call__(self, event: object) -> None:
+        self.events += 1
+
+    def finish(self, *, interrupted: int = 0) -> str:
+        return f"{self.events} events"
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +132,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No children, no MLflow (which has tests of its own and takes seconds to import), a recompute that is quick."""
     monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
+    monkeypatch.setattr("autotune.tracking.Tracker", FakeTracker)
+    monkeypatch.setattr("autotune.planners.recompute.greedy.improve", lambda runs, *_: runs)
 
 
 @pytest.fixture
@@ -295,14 +311,14 @@ def test_doctor_ends_with_2_and_the_name_of_what_is_bad(
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_made_within_a_share_of_the_simulated_peak() -> None:
+def test_a_plan_is_made_within_a_share_of_the_simulated_peak(fake_device: None) -> None:
     whole = simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes
     made = make(load_config("chain", overrides={"budget": "60%"}), Prepared())
     assert made.budget_bytes == int(0.6 * whole)
     assert made.estimate.peak_bytes <= made.budget_bytes
 
 
-def test_a_budget_that_no_plan_reaches_names_the_lowest_peak_and_its_op() -> None:
+def test_a_budget_that_no_plan_reaches_names_the_lowest_peak_and_its_op(fake_device: None) -> None:
     with pytest.raises(InfeasibleError, match=r"chain\(\) needs [\d.]+ MiB at \w+ .* the budget 5% .*--store ssd=DIR"):
         make(load_config("chain", overrides={"budget": "5%"}), Prepared())
 
@@ -401,6 +417,7 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     assert sum(line.endswith("BEST") for line in lines) == 1
     assert lines[-2].startswith("plan    plans/one.json")
     assert lines[-1].startswith("report  runs/one/report.html")
+    assert err.splitlines()[-1].startswith("mlflow  ")
     before = (here / "runs/one/trials.jsonl").read_bytes()
     code, out, err = run("resume", "runs/one", "--trials", "9")
     assert code == 0, err

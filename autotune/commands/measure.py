@@ -13,7 +13,7 @@ from autotune.planfile import PlanFile
 from autotune.records import to_json
 
 if TYPE_CHECKING:
-    from autotune.harness.run import Prepared
+    from autotune.harness.run import Surveyed
 
 
 def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: str | None, *, json: bool) -> None:
@@ -29,10 +29,9 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
     with answering() as out:
         say(f"measuring {config.ref}: the baseline, then the plan")
         with harness(config) as runner:
-            prepared = runner.prepare()
-            match_plan(path, file, prepared)
+            match_plan(path, file, runner.survey())
             baseline = runner.baseline()
-            seen = runner.measure(file.plan, budget_bytes=prepared.floor_bytes + file.budget_bytes)
+            seen = runner.measure(file.plan, budget_bytes=file.budget_bytes)
         if json:
             print_json({"measurement": to_json(seen), "baseline": to_json(baseline)}, out)
         else:
@@ -43,9 +42,9 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
         raise error
 
 
-def match_plan(path: Path, file: PlanFile, prepared: "Prepared") -> None:
+def match_plan(path: Path, file: PlanFile, surveyed: "Surveyed") -> None:
     """PlanError that names what differs, unless the plan was made for this graph on this kind of device."""
-    graph, device = prepared.graph, prepared.device
+    graph, device = surveyed.graph, surveyed.device
     if file.device is not None and file.device.kind != device.kind:
         raise PlanError(
             f"{path}: made on {file.device.kind}, this is {device.kind}; tune here: autotune tune {file.workload}"

@@ -21,7 +21,7 @@ from autotune.units import fmt_seconds
 
 if TYPE_CHECKING:
     from autotune.config import Config
-    from autotune.harness.run import Prepared
+    from autotune.harness.run import Surveyed
 
 
 FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep"}
@@ -35,9 +35,9 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
     with answering() as answer:
         say(f"capturing {config.ref} and profiling its ops")
         with harness(config) as runner:
-            prepared = runner.prepare()
+            surveyed = runner.survey()
         began = time.perf_counter()
-        made = make(config, prepared)
+        made = make(config, surveyed)
         seconds = time.perf_counter() - began
         if out is not None:
             planfile.write(out, made)
@@ -47,33 +47,33 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
             return
         from autotune.console import describe
 
-        lines = [*describe(made, prepared.graph), f"planned in {fmt_seconds(seconds)}", f"plan       {out}"]
+        lines = [*describe(made, surveyed.graph), f"planned in {fmt_seconds(seconds)}", f"plan       {out}"]
         answer.write("\n".join(lines) + "\n")
 
 
-def make(config: "Config", prepared: "Prepared") -> PlanFile:
+def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     """The first planners' answer, or the fastest of any planners' that fits; InfeasibleError if none does."""
-    graph, costs = prepared.graph, prepared.costs
+    graph, costs = surveyed.graph, surveyed.costs
     whole = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
-    step = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=whole)
+    step = config.parsed_budget.step_bytes(floor_bytes=surveyed.floor_bytes, baseline_step_bytes=whole)
     searched = search_space(KINDS, costs.stores)
     made = candidate(graph, costs, preset(KINDS, searched, FIRST), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
         made = min(others, key=lambda one: _rank(one, step))
     if made.estimate.peak_bytes > step:
-        low, rules = made.estimate, Rules(step, prepared.floor_bytes, None, 0.0)
+        low, rules = made.estimate, Rules(step, surveyed.floor_bytes, None, 0.0)
         raise too_small(config, rules, low.peak_bytes, low.peak_op, stores=bool(costs.stores))
     return PlanFile(
         workload=config.ref,
         graph_digest=graph.digest,
         budget=config.budget,
         budget_bytes=step,
-        floor_bytes=prepared.floor_bytes,
+        floor_bytes=surveyed.floor_bytes,
         settings=made.settings,
         plan=made.plan,
         estimate=made.estimate,
-        device=prepared.device,
+        device=surveyed.device,
     )
 
 

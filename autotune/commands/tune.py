@@ -5,15 +5,14 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir
+from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir, say
 from autotune.errors import ConfigError
 from autotune.records import to_json
 
 if TYPE_CHECKING:
     from autotune.config import Config
     from autotune.handback import Result
-    from autotune.harness.run import Harness
-    from autotune.progress import Progress
+    from autotune.progress import Event
 
 
 def run(config: "Config", *, name: str | None, json: bool) -> None:
@@ -40,12 +39,10 @@ def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
 
 def _tune(config: "Config", where: Path, *, json: bool) -> None:
     from autotune.console import print_table
-    from autotune.live import watching
     from autotune.table import rows
 
     with answering() as out:
-        with watching(config) as listener, harness(config, where / "logs") as runner:
-            result = _searched(config, runner, where, listener)
+        result = _searched(config, where)
         if json:
             print_json(document(result), out)
         else:
@@ -55,15 +52,29 @@ def _tune(config: "Config", where: Path, *, json: bool) -> None:
         raise Interrupted(f"interrupted; go on with: autotune resume {where}", result.interrupted)
 
 
-def _searched(config: "Config", runner: "Harness", where: Path, listener: "Progress") -> "Result":
+def _searched(config: "Config", where: Path) -> "Result":
     from autotune import study
+    from autotune.live import watching
     from autotune.report import write_report
+    from autotune.tracking import Tracker
+
+    tracker, signal = Tracker(config, where), 0
+
+    def tell(event: "Event") -> None:
+        show(event)
+        tracker(event)
 
     try:
-        return study.tune(config, runner, where, progress=listener, write_report=write_report)
+        with watching(config) as show, harness(config, where / "logs") as runner:
+            result = study.tune(config, runner, where, progress=tell, write_report=write_report)
+        signal = result.interrupted
     except SystemExit as stopped:
-        number = int(stopped.code or 130) - 128
-        raise Interrupted(f"{where}: interrupted before the baseline was measured; nothing is kept", number) from None
+        signal = int(stopped.code or 130) - 128
+        raise Interrupted(f"{where}: interrupted before the baseline was measured; nothing is kept", signal) from None
+    finally:
+        if logged := tracker.finish(interrupted=signal):
+            say(f"mlflow  {logged}")
+    return result
 
 
 def document(result: "Result") -> dict[str, Any]:
