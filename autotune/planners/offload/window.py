@@ -56,7 +56,7 @@ class Window:
         moments = timeline(graph, lower(graph, kept), costs)
         profile = [moment.during_bytes for moment in moments if isinstance(moment.instruction, Run)]
         store = costs.stores[self.store]
-        if max(profile, default=0) <= budget_bytes or store.holds_memory:
+        if max(profile, default=0) <= budget_bytes:
             return kept
         # an open store's own buffers stand beside every op
         opened = np.array(profile, dtype=np.int64) + store.pool_bytes

@@ -83,6 +83,13 @@ def test_bounce_buffers_as_large_as_what_leaves_are_not_worth_it(pool: int, name
     assert len(Window().plan(graph, Plan.traced(graph), 0, costs).offload) == names
 
 
+def test_bounce_buffers_count_against_the_budget():
+    graph = two_long_lives()
+    costs = with_store(graph, dataclasses.replace(SSD, pool_bytes=5))
+    made = Window().plan(graph, Plan.traced(graph), 132, costs)  # without them `old` alone would do: 130
+    assert peak_bytes(graph, made, costs) == 140 - 30 + 5
+
+
 def test_a_value_that_is_not_there_at_the_peak_stays():
     # `early` is idle for long too, but comes back before the peak
     built = Builder()
