@@ -69,25 +69,29 @@ def _ready(program: Program, op: Op) -> tuple[Callable[..., Any], tuple[Any, ...
     """The op's target with made-up arguments of the right shapes, dtypes and strides."""
     call = program.calls[op.id]
     made: dict[int, torch.Tensor] = {}
-
-    def real(argument: Any) -> Any:
-        match argument:
-            case Read(value):
-                if value not in made:
-                    made[value] = _made_up(program.metas[value], program.graph.values[value].nbytes)
-                return made[value]
-            case View(target, args, kwargs):
-                return target(*real(args), **{key: real(part) for key, part in kwargs})
-            case tuple():
-                return tuple(real(part) for part in argument)
-            case list():
-                return [real(part) for part in argument]
-            case _:
-                return argument
-
     if call.target == getattr(program.updates, "update", None):
-        return _rehearsal(program.updates, program.tensors[call.args[1].value], real(call.args[2]))
-    return call.target, real(call.args), {key: real(part) for key, part in call.kwargs}
+        gradient = _real(program, made, call.args[2])
+        return _rehearsal(program.updates, program.tensors[call.args[1].value], gradient)
+    kwargs = {key: _real(program, made, part) for key, part in call.kwargs}
+    return call.target, _real(program, made, call.args), kwargs
+
+
+def _real(program: Program, made: dict[int, torch.Tensor], argument: Any) -> Any:
+    """An argument with made-up tensors for the values in it; `made` are those of this call so far."""
+    # no closure that calls itself: its cycle would keep every tensor until the next garbage collection
+    match argument:
+        case Read(value):
+            if value not in made:
+                made[value] = _made_up(program.metas[value], program.graph.values[value].nbytes)
+            return made[value]
+        case View(target, args, kwargs):
+            return target(*_real(program, made, args), **{key: _real(program, made, part) for key, part in kwargs})
+        case tuple():
+            return tuple(_real(program, made, part) for part in argument)
+        case list():
+            return [_real(program, made, part) for part in argument]
+        case _:
+            return argument
 
 
 def _rehearsal(
