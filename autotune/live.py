@@ -78,14 +78,13 @@ class _State:
 
     def panel(self) -> "RenderableType":
         from rich.console import Group
-        from rich.spinner import Spinner
         from rich.text import Text
 
         count = sum(self.outcomes.values())
-        of = f"/{self.config.trials}" if self.config.trials else ""
+        of = f" of {self.config.trials}" if self.config.trials and count <= self.config.trials else ""
         lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.about]), style="bold", overflow="fold")]
         phase = PHASES.get(self.phase, self.phase or "starting")
-        lines.append(Spinner("dots", text=f"{phase}  trial {count}{of}  {self.used}"))
+        lines.append(Text(f"  {phase}; {count}{of} trials; {self.used}"))
         if self.best is not None:
             lines.append(Text(f"  best   {_told(self.best)}", style="green"))
         if self.last is not None:

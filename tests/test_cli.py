@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -433,6 +434,31 @@ def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
     code, out, err = run("tune", "chain", "--budget", "5%", "--trials", "4", "--name", "one")
     assert (code, out) == (4, "")
     assert " MiB at " in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("fake_device")
+def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resumed(
+    number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Interrupted(FakeHarness):
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+            signal.raise_signal(number)
+            return super().measure(plan, budget_bytes=budget_bytes)
+
+        def baseline(self) -> Measurement:
+            return FakeHarness.measure(self, Plan.traced(GRAPH))
+
+    monkeypatch.setattr("autotune.harness.run.Harness", Interrupted)
+    got, _, err = run("tune", "chain", "--budget", "60%", "--name", "one")
+    assert got == code
+    assert err.splitlines()[-1] == "error: interrupted; go on with: autotune resume runs/one"
+    kept = (here / "runs/one/trials.jsonl").read_bytes()
+    assert kept.count(b"\n") == (2 if number == signal.SIGINT else 1)  # the first Ctrl-C lets the trial end
+    assert (here / "runs/one/report.html").exists()
+    monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
+    assert run("resume", "runs/one", "--trials", "5")[0] == 0
+    assert (here / "runs/one/trials.jsonl").read_bytes().startswith(kept)
 
 
 # -- with real children --------------------------------------------------------------------------------------------
