@@ -230,7 +230,7 @@ def _frontier(records: Records) -> str:
             case Outcome.OVER_BUDGET:
                 kind = "over" if measured else "predicted"
             case Outcome.OK | Outcome.STOPPED_EARLY | Outcome.NOISY:
-                kind = "ok"
+                kind = "ok" if measured else "predicted"
             case _:
                 kind = "failed"
         dots.append(charts.Dot(trial.number, nbytes, cost, kind))
