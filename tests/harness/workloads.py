@@ -21,8 +21,8 @@ def wide(batch: int = 1 << 16, width: int = 64, depth: int = 6) -> Workload:
 
 
 def fixed() -> Workload:
-    """Like `wide` with four times the batch, but nobody can make its batch smaller."""
-    return wide(batch=1 << 18)
+    """Like `wide` with twice the batch, but nobody can make its batch smaller."""
+    return wide(batch=1 << 17)
 
 
 def switched(switch: str) -> Workload:

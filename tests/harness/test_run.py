@@ -1,0 +1,183 @@
+"""Plans run for real, in processes that crash, hang, are killed and lie; and the harness goes on."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.errors import ConfigError, PlanError
+from autotune.harness.run import Harness
+from autotune.measurement import Outcome
+from autotune.meters.cgroup import remove_stale
+from autotune.plan import Plan
+from autotune.planfile import WorkloadRef
+from autotune.planners import make_plan
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from autotune.trial import Settings
+from tests.harness.test_limit import needs_cgroup
+
+WORKLOADS = str(Path(__file__).with_name("workloads.py"))
+MIB = 2**20
+SMALLEST: Settings = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "greedy"}}
+
+
+def harness(tmp_path: Path, factory: str, arguments: dict[str, object] | None = None, **options: object) -> Harness:
+    reference = WorkloadRef(f"{WORKLOADS}:{factory}", arguments or {})
+    return Harness(reference, log_dir=tmp_path / "logs", samples=2, **options)
+
+
+@pytest.fixture(scope="module")
+def tripping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness, Path]]:
+    """A harness whose next step does what is written to the file."""
+    folder = tmp_path_factory.mktemp("tripping")
+    with harness(folder, "switched", {"switch": str(folder / "switch")}) as runner:
+        runner.prepare()
+        yield runner, folder / "switch"
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome", "said"),
+    [
+        ("raise", Outcome.CRASHED, "ValueError: the loss went through the roof"),
+        ("kill", Outcome.CRASHED, "killed by SIGKILL"),
+        ("abort", Outcome.CRASHED, "killed by SIGABRT: .*terminate called without"),
+        ("fill memory", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
+        ("fill disk", Outcome.DISK_FULL, "No space left"),
+        ("hang", Outcome.TIMEOUT, "no answer within 3 s"),
+        ("wrong", Outcome.WRONG_RESULT, "is off by"),
+    ],
+)
+def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
+    tripping: tuple[Harness, Path], word: str, outcome: Outcome, said: str
+) -> None:
+    runner, switch = tripping
+    plan = Plan.traced(runner.prepare().graph)
+    if word == "hang":
+        assert runner.measure(plan).outcome is Outcome.OK  # so that no process has yet to start within the limit
+        runner.time_limit_seconds = 3.0
+    switch.write_text(word)
+    try:
+        seen = runner.measure(plan)
+    finally:
+        runner.time_limit_seconds = 300.0
+    assert seen.outcome is outcome
+    assert re.search(said, seen.detail, re.DOTALL)
+    assert runner.measure(plan).outcome is Outcome.OK
+
+
+def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Path) -> None:
+    with harness(tmp_path, "wide") as runner:
+        prepared, baseline = runner.prepare(), runner.baseline()
+        plan = Plan.traced(prepared.graph)
+        seen = runner.measure(plan)
+        predicted = simulate(prepared.graph, lower(prepared.graph, plan), prepared.costs)
+    assert (prepared.baseline_fits, prepared.capture_error, seen.max_error) == (True, 0.0, 0.0)
+    assert seen.outcome is Outcome.OK
+    assert seen.step_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.01)
+    assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
+    assert baseline.step_peak_bytes is not None
+    assert baseline.step_peak_bytes > 6 * 16 * MIB
+
+
+def test_over_the_budget_is_an_outcome_with_all_numbers(tripping: tuple[Harness, Path]) -> None:
+    runner, _ = tripping
+    seen = runner.measure(Plan.traced(runner.prepare().graph), budget_bytes=1)
+    assert seen.outcome is Outcome.OVER_BUDGET
+    assert seen.charged_bytes is not None
+    assert seen.step_seconds
+
+
+def test_a_plan_of_another_graph_is_refused(tripping: tuple[Harness, Path]) -> None:
+    runner, _ = tripping
+    with pytest.raises(PlanError, match="another graph"):
+        runner.measure(Plan((999,)))
+
+
+def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a coordinator's thread count is not its children's
+    with (
+        harness(tmp_path, "tells_threads") as runner,
+        pytest.raises(ConfigError, match="OMP_NUM_THREADS is None") as caught,
+    ):
+        runner.prepare()
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["eager-1.log"]
+
+
+LIMIT = 580 * MIB
+TALL = {"batch": 1 << 17}  # results of 32 MiB each: eager needs 450 MiB beside the interpreter's
+
+
+@needs_cgroup
+def test_where_eager_does_not_fit_a_plan_still_does_and_is_checked_on_a_smaller_batch(tmp_path: Path) -> None:
+    with harness(tmp_path, "wide", TALL, limit_bytes=LIMIT) as runner:
+        prepared, baseline = runner.prepare(), runner.baseline()
+        plan = make_plan(prepared.graph, SMALLEST, 0, prepared.costs)
+        traced, seen = runner.measure(Plan.traced(prepared.graph)), runner.measure(plan)
+    assert baseline.outcome is traced.outcome is Outcome.OUT_OF_MEMORY
+    assert (prepared.baseline_fits, prepared.capture_error) == (False, 0.0)
+    assert seen.outcome is Outcome.OK
+    assert (seen.max_error, seen.limit, seen.time_ratio) == (0.0, "cgroup", None)
+    assert "batch" in seen.detail
+    assert seen.charged_bytes is not None
+    assert seen.charged_bytes <= LIMIT
+
+
+@pytest.mark.slow
+@needs_cgroup
+def test_a_plan_that_nobody_could_check_says_so(tmp_path: Path) -> None:
+    with harness(tmp_path, "fixed", limit_bytes=LIMIT) as runner:
+        prepared = runner.prepare()
+        seen = runner.measure(make_plan(prepared.graph, SMALLEST, 0, prepared.costs))
+    assert prepared.capture_error is seen.max_error is None
+    assert "not compared" in seen.detail
+
+
+def test_without_cgroups_the_child_limits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.harness.child._own_cgroup", lambda _: None)
+    with harness(tmp_path, "wide", TALL, limit_bytes=LIMIT) as runner:
+        seen = runner.baseline()
+    assert (seen.outcome, seen.limit) == (Outcome.OUT_OF_MEMORY, "rlimit (emulated)")
+
+
+COORDINATOR = """
+import sys
+from pathlib import Path
+from autotune.harness.run import Harness
+from autotune.planfile import WorkloadRef
+folder = Path(sys.argv[2])
+(folder / "switch").write_text("hang")
+Harness(WorkloadRef(sys.argv[1] + ":switched", {"switch": str(folder / "switch")}), log_dir=folder / "logs").baseline()
+"""
+
+
+def test_children_hear_no_ctrl_c_and_die_with_the_coordinator(tmp_path: Path) -> None:
+    script = subprocess.Popen([sys.executable, "-c", COORDINATOR, WORKLOADS, str(tmp_path)])
+    try:
+        coordinator = psutil.Process(script.pid)
+        wait_for(lambda: coordinator.children() and not (tmp_path / "switch").exists())
+        child = coordinator.children()[0]
+        assert os.getsid(child.pid) == child.pid != os.getsid(script.pid)
+        script.send_signal(signal.SIGKILL)
+        wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        script.kill()
+        script.wait()
+    remove_stale()
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
