@@ -112,7 +112,7 @@ class Net(Builder):
             self.layer = layer[0]
             targets = [name for name in wrt if name not in batch]
             if kind == "add":
-                sums = {name: grads[made[0]] for name in targets}
+                sums = dict.fromkeys(targets, grads[made[0]])
             else:
                 sizes = [self.size[name] for name in targets]
                 pieces = self.make(
@@ -172,7 +172,14 @@ def resnet(blocks: Sequence[int] = (3, 4, 6, 3), batch: int = 8, side: int = 224
 
 
 def gpt(
-    layers: int = 12, width: int = 768, heads: int = 12, tokens: int = 256, batch: int = 8, dropout: bool = True
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    tokens: int = 256,
+    *,
+    batch: int = 8,
+    vocabulary: int = 8192,
+    dropout: bool = True,
 ) -> tuple[TrainGraph, Costs]:
     """Decoder with unfused attention; masks of dropout are drawn by ops of their own."""
     net = Net("gpt")
@@ -186,7 +193,7 @@ def gpt(
         return net.dropout(x) if dropout else x
 
     tokens_in = net.batch("tokens", 8 * rows)
-    table = net.param("table", 4 * 8192 * width)
+    table = net.param("table", 4 * vocabulary * width)
     x = drop(net.forward("embed", [tokens_in, table], [full], saves=[tokens_in], wrt=[table])[0])
     for layer in range(layers):
         net.layer = f"attention{layer}"
@@ -204,7 +211,7 @@ def gpt(
         y = net.forward("gelu", [y], [4 * full], saves=[y])[0]
         x = net.add(x, drop(linear(y, 4 * width, width)))
     x = net.norm(x, rows, statistics=False)
-    return net.train(linear(x, width, 8192))
+    return net.train(linear(x, width, vocabulary))
 
 
 def lstm(steps: int = 60, width: int = 384, batch: int = 32, vocabulary: int = 8192) -> tuple[TrainGraph, Costs]:

@@ -5,15 +5,16 @@ import random
 from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.runs import Runs
 
+ROUNDS = 80
 EFFORT = 60_000
-"""Runs looked at, at most: rounds times the length of the order."""
+"""Rounds times the length of the order, at most."""
 
 
-def improve(runs: Runs, limit: int, greed: float, effort: int = EFFORT) -> Runs:
+def improve(runs: Runs, limit: int, greed: float) -> Runs:
     """The cheapest order at or under the limit that a fixed number of moves finds; never dearer than `runs`."""
     rng = random.Random(len(runs.sequence))
     best, seconds = runs, runs.seconds
-    for _ in range(effort // max(1, len(runs.sequence))):
+    for _ in range(min(ROUNDS, EFFORT // max(1, len(runs.sequence)))):
         repeats = sorted(best.repeats(), key=best.at)
         if not repeats:
             break
