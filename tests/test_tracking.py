@@ -143,7 +143,9 @@ def test_an_interrupted_study_is_killed_until_it_is_gone_on_with(logged):
     logged.tune(tracker)
     tracker.finish(interrupted=2)
     assert logged.parent.info.status == "KILLED"
-    assert "experiment" in logged.tracker.finish()
+    tracker = Tracker(logged.config, logged.run_dir)
+    logged.tune(tracker)
+    assert "experiment" in tracker.finish()
     assert logged.parent.info.status == "FINISHED"
 
 
