@@ -14,8 +14,8 @@ from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.improve import improve
 from autotune.planners.recompute.runs import Runs, refuse_offload
 
-RESTARTS = 20_000
-"""Runs of all restarts together, at most (but three restarts at least, and twelve at most)."""
+RESTARTS = 10_000
+"""Runs of all restarts together, at most (but one restart at least, and twelve at most)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Greedy:
         """The cheapest order under the limit that a few restarts and local moves find; None if none fits."""
         best: Runs | None = None
         rng = random.Random(len(start.sequence))
-        for turn in range(max(3, min(12, RESTARTS // max(1, len(start.sequence))))):
+        for turn in range(max(1, min(12, RESTARTS // max(1, len(start.sequence))))):
             runs = start.copy()
             taste = [rng.uniform(0.8, 1.0) for _ in runs.graph.ops] if turn >= 3 else None
             Eviction(runs, self.greed * (1.0, 0.67, 1.33)[turn % 3], taste).fit(limit)
