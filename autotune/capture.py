@@ -140,6 +140,7 @@ class _Reader:
     def __init__(self, trace: fx.Graph, owner: fx.GraphModule, workload: Workload) -> None:
         self._trace = trace
         self._owner = owner
+        self._name_of = {id(tensor): name for name, tensor in workload.model.named_parameters()}
         self._updates = Updates(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
         self._argument: dict[fx.Node, Any] = {}  # what a node is to those that read it
         self._values: list[Value] = []
@@ -190,7 +191,7 @@ class _Reader:
                 case "InputMutationAOTOutput":
                     self._commit(_own_name(desc.mutated_input.target), node)
                 case "GradAOTOutput" if node is not None:
-                    gradients.append((node, _own_name(desc.grad_of.target)))
+                    gradients.append((node, self._parameter_name(desc.grad_of.target)))
         position = {node: index for index, node in enumerate(self._trace.nodes)}
         for node, target in sorted(gradients, key=lambda pair: position[pair[0]]):
             self._update(target, node)
@@ -210,11 +211,17 @@ class _Reader:
             return False
         return self._updates.owns(_attribute(self._owner, desc.target))
 
+    def _parameter_name(self, target: str) -> str:
+        """The model's first name for a parameter; the tracer may know a tied one by another."""
+        return self._name_of.get(id(_attribute(self._owner, target)), _own_name(target))
+
     def _read_input(self, node: fx.Node) -> None:
         desc = node.meta["desc"]
         match type(desc).__name__:
             case "ParamAOTInput":
-                self._add_input(node, _own_name(desc.target), Role.PARAM, _attribute(self._owner, desc.target))
+                self._add_input(
+                    node, self._parameter_name(desc.target), Role.PARAM, _attribute(self._owner, desc.target)
+                )
             case "BufferAOTInput":
                 self._add_input(node, _own_name(desc.target), Role.BUFFER, _attribute(self._owner, desc.target))
             case "PlainAOTInput":

@@ -51,7 +51,7 @@ class Executor:
             "after": after_instruction,
         }
         if store is not None:
-            scope |= {"put": self._counted(store.put), "fetch": store.fetch}
+            scope |= {"put": self._counted(store.put), "fetch": self._counted(store.fetch)}
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
 
@@ -71,12 +71,10 @@ class Executor:
         finally:
             self.stall_seconds += time.perf_counter() - start
 
-    def _counted(
-        self, put: Callable[[int, torch.Tensor], "Future[None]"]
-    ) -> Callable[[int, torch.Tensor], "Future[None]"]:
-        def counted(key: int, tensor: torch.Tensor) -> "Future[None]":
-            self.transfer_bytes += tensor.untyped_storage().nbytes()
-            return put(key, tensor)
+    def _counted(self, transfer: Callable[..., "Future[Any]"]) -> Callable[..., "Future[Any]"]:
+        def counted(key: int, *tensor: torch.Tensor) -> "Future[Any]":
+            self.transfer_bytes += self.program.graph.values[key].nbytes
+            return transfer(key, *tensor)
 
         return counted
 

@@ -1,0 +1,141 @@
+"""The executor holds exactly the bytes that the simulator predicts, after every instruction."""
+
+import bisect
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from autotune.capture import capture
+from autotune.costs import Costs, StoreCost
+from autotune.execute import Executor, open_slots
+from autotune.plan import Plan
+from autotune.planners import make_plan
+from autotune.profile import allocations, profile
+from autotune.program import Program
+from autotune.schedule import Offload, Prefetch, Run, Schedule, lower
+from autotune.simulate import simulate, timeline
+from autotune.stores import open_store
+from autotune.trial import Settings
+from autotune.workload import load
+
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet18": {"batch": 2, "size": 32, "width": 16},
+    "gpt2": {"batch": 2, "depth": 2, "width": 48, "tokens": 16, "vocabulary": 64, "dropout": 0.1},
+    "lstm": {"batch": 2, "width": 32, "tokens": 6, "vocabulary": 64},
+    "lstm_fused": {"batch": 2, "width": 32, "tokens": 6, "vocabulary": 64},
+}
+SETTINGS: dict[str, Settings] = {
+    "traced": {"recompute": {"planner": "keep"}},
+    "recompute": {"update": {"planner": "with_gradient"}, "recompute": {"planner": "greedy"}},
+    "offload": {
+        "recompute": {"planner": "keep"},
+        "offload": {"planner": "window", "window": 1, "store": "ssd", "share": 1.0},
+    },
+}
+
+
+def allocator_bytes(
+    program: Program, schedule: Schedule, batch: list[torch.Tensor], directory: Path
+) -> tuple[list[int], int]:
+    """What the allocator's own events add up to after every instruction of a step, and their highest sum."""
+
+    def mark(index: int) -> None:
+        with torch.profiler.record_function(f"autotune {index}"):
+            pass
+
+    slots: Mapping[int, int] = open_slots(program, schedule)
+    with open_store("ssd", directory, slots) as store:
+        step = Executor(program, schedule, store, after_instruction=mark)
+        for _ in range(2):  # optimizer state exists from the second step on
+            step(batch)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
+            result = step(batch)
+    windows, changes = allocations(recorded)
+    sums = [0]
+    for _, nbytes in changes:
+        sums.append(sums[-1] + nbytes)
+    times = [at for at, _ in changes]
+    after = [sums[bisect.bisect_right(times, windows[f"autotune {i}"][0])] for i in range(len(schedule.instructions))]
+    del result
+    return after, max(sums)
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_simulated_bytes_are_the_allocators_after_every_instruction(name: str, kind: str, tmp_path: Path):
+    workload = load(name, MODELS[name])
+    program = capture(workload)
+    measured = profile(program)
+    costs = Costs(measured.seconds, measured.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    schedule = lower(program.graph, make_plan(program.graph, SETTINGS[kind], 0, costs))
+    batch = [leaf for leaf in pytree.tree_leaves(workload.batch) if isinstance(leaf, torch.Tensor)]
+    after, highest = allocator_bytes(program, schedule, batch, tmp_path)
+    static = program.graph.static_bytes
+    assert after == [moment.after_bytes - static for moment in timeline(program.graph, schedule, costs)]
+    assert highest == simulate(program.graph, schedule, costs).peak_bytes - static
+    if kind == "offload":
+        assert any(isinstance(made, Offload) for made in schedule.instructions)
+
+
+class SlowStore:
+    """Futures that are done only when asked to be, to see who waits for what."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+        self.asked: list[str] = []
+
+    def put(self, key: int, tensor: torch.Tensor) -> "Future[None]":
+        self.kept[key] = tensor.clone()
+        self.asked.append(f"put {key}")
+        return _Late(None)
+
+    def fetch(self, key: int) -> "Future[torch.Tensor]":
+        self.asked.append(f"fetch {key}")
+        return _Late(self.kept.pop(key))
+
+
+class _Late(Future[Any]):
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._answer
+
+
+def test_every_wait_for_the_store_is_a_recorded_stall():
+    workload = load("resnet18", MODELS["resnet18"])
+    program = capture(workload)
+    costs = Costs.unit(program.graph)
+    costs = Costs(costs.seconds, costs.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    schedule = lower(program.graph, make_plan(program.graph, SETTINGS["offload"], 0, costs))
+    store = SlowStore()
+    step = Executor(program, schedule, store)
+    step([leaf for leaf in pytree.tree_leaves(workload.batch) if isinstance(leaf, torch.Tensor)])
+    moved = [made for made in schedule.instructions if isinstance(made, (Offload, Prefetch))]
+    assert store.asked == [f"put {m.value}" if isinstance(m, Offload) else f"fetch {m.value}" for m in moved]
+    assert step.stall_seconds > 0
+    assert step.transfer_bytes == sum(program.graph.values[made.value].nbytes for made in moved)
+
+
+def test_a_step_that_fails_leaves_the_next_one_right(tmp_path: Path):
+    workload, other = (load("resnet18", MODELS["resnet18"]) for _ in range(2))
+    program = capture(workload)
+    schedule = lower(program.graph, Plan.traced(program.graph))
+    half = sum(isinstance(made, Run) for made in schedule.instructions) // 4
+
+    def stop(index: int) -> None:
+        if index == half:
+            raise KeyboardInterrupt
+
+    batch = list(workload.batch)
+    with pytest.raises(KeyboardInterrupt):
+        Executor(program, schedule, after_instruction=stop)(batch)
+    loss = Executor(program, schedule)(batch)
+    again = capture(other)
+    assert torch.equal(loss, Executor(again, lower(again.graph, Plan.traced(again.graph)))(list(other.batch)))

@@ -1,0 +1,142 @@
+"""Every plan computes what plain PyTorch computes, for every ready workload."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.apply import TrainStep
+from autotune.capture import capture
+from autotune.costs import Costs, StoreCost
+from autotune.plan import Plan
+from autotune.planners import make_plan
+from autotune.schedule import Offload, Prefetch, lower
+from autotune.simulate import simulate
+from autotune.trial import Settings
+from autotune.workload import Workload, load
+from autotune.zoo import ZOO
+from tests.eager import eager_step, tensors, worst_difference
+from tests.zoo.tiny import TINY
+
+MORE: dict[str, dict[str, Any]] = {
+    "resnet18": {"batch": 8, "size": 64},
+    "resnet50": {"batch": 8, "size": 64},
+    "resnet152": {"batch": 4, "size": 64, "depth": 2},
+    "mobilenet_v2": {"batch": 8, "size": 64, "dropout": 0.1},
+    "segformer": {"batch": 4, "size": 64},
+    "vit": {"batch": 8, "depth": 2, "dropout": 0.1},
+    "gpt2": {"batch": 8, "tokens": 32, "depth": 2, "dropout": 0.1},
+    "bert": {"batch": 8, "tokens": 32, "depth": 2, "dropout": 0.1},
+    "lstm": {"batch": 16, "dropout": 0.1},
+    "lstm_fused": {"batch": 16},
+}
+"""Enough batch that activations outweigh parameters: else no planner has anything to give away."""
+WORKLOADS = {name: {**TINY[name], **MORE[name]} for name in TINY}
+CAPTURE_TOLERANCE = {"segformer": 1e-7}
+"""Largest difference of a gradient to eager's; all others are equal bit for bit. Segformer sums three gradients in
+another order."""
+
+KEEP: Settings = {"recompute": {"planner": "keep"}, "offload": {"planner": "keep"}}
+RECOMPUTE: Settings = {**KEEP, "order": {"planner": "list_by_bytes"}, "recompute": {"planner": "greedy"}}
+OFFLOAD: Settings = {**KEEP, "offload": {"planner": "window", "window": 1, "store": "ssd", "share": 1.0}}
+COMBINED: Settings = {
+    "update": {"planner": "with_gradient"},
+    "recompute": {"planner": "segments", "count": 3},
+    "offload": {"planner": "window", "window": 2, "store": "ssd", "share": 1.0},
+}
+PLANS: dict[str, Settings | None] = {"traced": None, "recompute": RECOMPUTE, "offload": OFFLOAD, "combined": COMBINED}
+
+
+def test_every_ready_workload_is_held_to_the_rules():
+    assert set(WORKLOADS) == set(ZOO)
+
+
+@cache
+def eager_results(name: str) -> tuple[list[Any], list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Losses and gradients of two eager steps, and everything afterwards."""
+    workload = load(name, WORKLOADS[name])
+    losses, gradients = [], []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        loss, found = eager_step(workload)
+        losses.append(loss)
+        gradients.append(found)
+    return losses, gradients, tensors(workload)
+
+
+def plan_for(workload: Workload, settings: Settings | None) -> Plan:
+    """A plan for half of the bytes above the static ones."""
+    program = capture(workload)
+    if settings is None:
+        return Plan.traced(program.graph)
+    graph = program.graph
+    costs = Costs.unit(graph)
+    costs = Costs(costs.seconds, costs.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    over = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes - graph.static_bytes
+    return make_plan(graph, settings, graph.static_bytes + over // 2, costs)
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_plan_equals_eager_bit_for_bit(name: str, kind: str, tmp_path: Path):
+    workload = load(name, WORKLOADS[name])
+    plan = plan_for(workload, PLANS[kind])
+    if kind in ("recompute", "combined"):
+        assert plan.recomputed > 0
+    if kind in ("offload", "combined") and name != "lstm_fused":  # too few layers to leave memory between any two
+        assert plan.offload
+    losses, gradients, after = eager_results(name)
+    with TrainStep(
+        workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan, stores={"ssd": tmp_path}
+    ) as step:
+        for seed in range(2):
+            seen: dict[str, torch.Tensor] = {}
+            step.on_gradient = lambda parameter, gradient, seen=seen: seen.__setitem__(parameter, gradient.clone())
+            torch.manual_seed(seed)
+            made = step(workload.batch)
+            loss = made[0] if isinstance(made, tuple) else made
+            if name in CAPTURE_TOLERANCE:
+                if seed == 0:
+                    assert torch.equal(loss, losses[seed])
+                    assert worst_difference(seen, gradients[seed]) <= CAPTURE_TOLERANCE[name]
+            else:
+                assert torch.equal(loss, losses[seed])
+                assert worst_difference(seen, gradients[seed]) == 0.0
+            assert all(parameter.grad is None for parameter in workload.model.parameters())
+        assert (step.transfer_bytes > 0) == bool(plan.offload)
+    if name not in CAPTURE_TOLERANCE:
+        assert worst_difference(tensors(workload), after) == 0.0
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLANS if kind != "traced"])
+def test_plan_equals_the_traced_plan_where_the_capture_differs_from_eager(kind: str, tmp_path: Path):
+    results = []
+    for settings in (None, PLANS[kind]):
+        workload = load("segformer", WORKLOADS["segformer"])
+        plan = plan_for(workload, settings)
+        with TrainStep(
+            workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan, stores={"ssd": tmp_path}
+        ) as step:
+            for seed in range(2):
+                torch.manual_seed(seed)
+                step(workload.batch)
+        results.append(tensors(workload))
+    assert worst_difference(*results) == 0.0
+
+
+def test_offload_lowers_the_peak_of_a_deep_model_and_brings_back_all_that_left():
+    workload = load("resnet18", WORKLOADS["resnet18"])
+    graph = capture(workload).graph
+    plan = plan_for(workload, OFFLOAD)
+    schedule = lower(graph, plan)
+    left = [made.value for made in schedule.instructions if isinstance(made, Offload)]
+    back = [made.value for made in schedule.instructions if isinstance(made, Prefetch)]
+    assert sorted(left) == sorted(back)
+    costs = Costs.unit(graph)
+    costs = Costs(costs.seconds, costs.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    assert (
+        simulate(graph, schedule, costs).peak_bytes
+        < simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
+    )
