@@ -216,7 +216,7 @@ class _Session:
         if made.estimate.peak_bytes > self.rules.budget_bytes:
             return not_run(made.estimate, self.rules)
         with self.interrupts.breakable():
-            seen = self.runner.measure(made.plan, budget_bytes=self.rules.allowed_bytes)
+            seen = self.runner.measure(made.plan, budget_bytes=self.rules.budget_bytes)
         return judge(seen, self.rules)
 
     def announce(self, known: Sequence[Trial], *, resumed: bool = False) -> None:
