@@ -13,16 +13,16 @@ from torch import nn
 from autotune import Workload
 
 
-def wide(batch: int = 1 << 16, width: int = 64, depth: int = 6) -> Workload:
-    """At the default batch each layer's two results take 16 MiB each, its weights next to nothing."""
+def wide(batch: int = 1 << 14, width: int = 64, depth: int = 24) -> Workload:
+    """At the default batch each layer keeps 4 MiB for its backward; its weights are next to nothing."""
     layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.Tanh())]
     layers += [nn.BatchNorm1d(width), nn.Dropout(0.1)]
     return _trained(nn.Sequential(*layers), batch, width)
 
 
 def fixed() -> Workload:
-    """Like `wide` with twice the batch, but nobody can make its batch smaller."""
-    return wide(batch=1 << 17)
+    """Like `wide`, four times as large, but nobody can make its batch smaller."""
+    return wide(batch=1 << 15, depth=48)
 
 
 def switched(switch: str) -> Workload:
