@@ -1,0 +1,328 @@
+"""Every meter: the highest since it was entered, kept after its end; and what each one must not miss."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.meters import METERS, Meter, best_meter
+from autotune.meters.cgroup import Cgroup, CgroupMeter, OwnCgroup, remove_stale
+from autotune.meters.cuda import CudaMeter
+from autotune.meters.held import HeldMeter
+from autotune.meters.nvml import NvmlMeter
+from autotune.meters.rss import RssMeter
+
+MIB = 2**20
+
+
+class World:
+    """A machine that uses a known number of bytes, and the files and modules in which meters find that."""
+
+    def __init__(self, root: Path, *, sampled: bool = False) -> None:
+        self.root = root
+        self._sampled = sampled
+        self._reads = 0
+        self._now = self._peak = 100 * MIB
+        self.v1 = Cgroup(root / "autotune-1", 1)
+        self.v2 = Cgroup(root / "autotune-2", 2)
+        self._show()
+
+    def use(self, nbytes: int) -> None:
+        """Use so many bytes from now on, until a thread that samples has seen it."""
+        self.obey_reset()
+        self._now, self._peak = nbytes, max(self._peak, nbytes)
+        self._show()
+        seen = self._reads
+        while self._sampled and self._reads == seen:
+            time.sleep(0.001)
+
+    def read(self) -> int:
+        self._reads += 1
+        return self._now
+
+    def obey_reset(self) -> None:
+        """Do what the kernel does when a meter writes to its file."""
+        resets = {
+            self._file(path).read_text() for path in ("autotune-1/memory.max_usage_in_bytes", "proc/self/clear_refs")
+        }
+        if "0" in resets or "5" in resets or self._file("autotune-2/memory.peak").read_text().startswith("reset"):
+            self._peak = self._now
+            self._show()
+
+    def _show(self) -> None:
+        for name, number in (
+            ("autotune-1/memory.usage_in_bytes", self._now),
+            ("autotune-1/memory.max_usage_in_bytes", self._peak),
+            ("autotune-2/memory.current", self._now),
+            ("autotune-2/memory.peak", self._peak),
+        ):
+            self._file(name).write_text(f"{number}\n")
+        self._file("autotune-1/memory.stat").write_text("cache 1\nshmem 1\ntotal_cache 0\ntotal_shmem 0\n")
+        self._file("autotune-2/memory.stat").write_text("file 0\nshmem 0\n")
+        self._file("proc/self/status").write_text(f"VmPeak:\t9 kB\nVmHWM:\t{self._peak // 1024} kB\n")
+        self._file("proc/self/clear_refs").write_text("")
+
+    def _file(self, name: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def cuda(self, held_back: int = 0) -> Any:
+        """The functions of `torch.cuda` that a meter calls."""
+
+        def reset() -> None:
+            self._peak = self._now
+
+        return SimpleNamespace(
+            is_available=lambda: True,
+            synchronize=lambda: None,
+            reset_peak_memory_stats=reset,
+            memory_allocated=lambda: self._now,
+            max_memory_allocated=lambda: self._peak,
+            memory_reserved=lambda: self._now + held_back,
+            max_memory_reserved=lambda: self._peak + held_back,
+        )
+
+    def nvml(self, pid: int, *, hidden: bool = False) -> Any:
+        """The functions of `pynvml` that a meter calls."""
+        mine = SimpleNamespace(pid=4711 if hidden else pid, usedGpuMemory=None if hidden else 0)
+
+        def processes(_: object) -> list[Any]:
+            if not hidden:
+                mine.usedGpuMemory = self.read()
+            return [SimpleNamespace(pid=1, usedGpuMemory=7), mine]
+
+        return SimpleNamespace(
+            NVMLError=RuntimeError,
+            nvmlInit=lambda: None,
+            nvmlDeviceGetHandleByIndex=lambda index: index,
+            nvmlDeviceGetComputeRunningProcesses=processes,
+            nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=self.read()),
+        )
+
+
+FAKED: dict[str, Callable[[World], Meter]] = {
+    "cgroup v1": lambda world: CgroupMeter(world.v1),
+    "cgroup v2": lambda world: CgroupMeter(world.v2),
+    "rss": lambda world: RssMeter(root=world.root, resident=world.read),
+    "rss sampled": lambda world: RssMeter(root=world.root / "nowhere", resident=world.read),
+    "held": lambda world: HeldMeter(world.read),
+    "cuda reserved": lambda world: CudaMeter(cuda=world.cuda()),
+    "cuda allocated": lambda world: CudaMeter(cuda=world.cuda(), charged=False),
+    "nvml": lambda world: NvmlMeter(nvml=world.nvml(42), pid=42),
+    "nvml hidden": lambda world: NvmlMeter(nvml=world.nvml(42, hidden=True), pid=42),
+}
+SAMPLED = {"rss sampled", "held", "nvml", "nvml hidden"}
+
+
+@pytest.fixture(params=FAKED)
+def faked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[World, Meter]:
+    world = World(tmp_path, sampled=request.param in SAMPLED)
+    return world, FAKED[request.param](world)
+
+
+def test_peak_is_of_the_time_since_entering_and_stays(faked: tuple[World, Meter]) -> None:
+    world, meter = faked
+    world._sampled, sampled = False, world._sampled  # nobody samples before it is entered
+    world.use(900 * MIB)
+    world.use(100 * MIB)
+    world._sampled = sampled
+    with meter:
+        world.use(300 * MIB)
+        world.use(200 * MIB)
+        assert meter.peak_bytes == 300 * MIB
+        assert meter.now_bytes() == 200 * MIB
+    world._sampled = False
+    world.use(500 * MIB)
+    assert meter.peak_bytes == 300 * MIB
+
+
+def test_entering_again_starts_from_what_is_used_then(faked: tuple[World, Meter]) -> None:
+    world, meter = faked
+    for nbytes, peak in ((300 * MIB, 300 * MIB), (50 * MIB, 300 * MIB), (60 * MIB, 60 * MIB)):
+        with meter:
+            world.use(nbytes)
+        assert meter.peak_bytes == peak
+
+
+def test_every_meter_has_a_name_and_says_why_it_cannot_read(faked: tuple[World, Meter]) -> None:
+    _, meter = faked
+    assert meter.name
+    assert meter.why_not() == ""
+
+
+def test_cached_files_from_before_do_not_count_but_new_ones_do(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    stat = world.v1.path / "memory.stat"
+    stat.write_text(f"total_cache {40 * MIB}\ntotal_shmem {10 * MIB}\n")
+    with CgroupMeter(world.v1) as meter:
+        (world.v1.path / "memory.max_usage_in_bytes").write_text(str(200 * MIB))
+        stat.write_text(f"total_cache {90 * MIB}\ntotal_shmem {10 * MIB}\n")
+        assert meter.peak_bytes == 170 * MIB
+
+
+def test_cache_that_a_limit_squeezed_out_is_not_subtracted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    stat = world.v1.path / "memory.stat"
+    stat.write_text(f"total_cache {40 * MIB}\ntotal_shmem 0\n")
+    with CgroupMeter(world.v1) as meter:
+        (world.v1.path / "memory.max_usage_in_bytes").write_text(str(200 * MIB))
+        stat.write_text(f"total_cache {5 * MIB}\ntotal_shmem 0\n")
+        assert meter.peak_bytes == 195 * MIB
+
+
+def test_a_cgroup_shared_with_others_is_refused(tmp_path: Path) -> None:
+    assert "shares" in CgroupMeter(Cgroup(tmp_path, 1)).why_not()
+
+
+def test_resident_memory_and_the_stores_bytes_add_up(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with RssMeter(lambda: 30 * MIB, root=world.root, resident=world.read) as meter:
+        world.use(300 * MIB)
+        assert meter.peak_bytes == 330 * MIB
+        assert meter.now_bytes() == 330 * MIB
+
+
+def test_a_meter_that_samples_says_so(tmp_path: Path) -> None:
+    assert RssMeter(root=tmp_path, resident=lambda: 0).name == "rss (sampled)"
+
+
+def test_reserved_is_charged_and_the_context_counts(tmp_path: Path) -> None:
+    cuda = World(tmp_path).cuda(held_back=25 * MIB)
+    assert CudaMeter(cuda=cuda, context_bytes=lambda: 400 * MIB).now_bytes() == 525 * MIB
+    assert CudaMeter(cuda=cuda, context_bytes=lambda: 400 * MIB, charged=False).now_bytes() == 500 * MIB
+
+
+def test_the_context_is_the_processs_total_less_the_allocators(tmp_path: Path) -> None:
+    assert NvmlMeter(nvml=World(tmp_path).nvml(42), pid=42).context_bytes(60 * MIB) == 40 * MIB
+
+
+def test_hidden_processes_are_named_and_have_no_known_context(tmp_path: Path) -> None:
+    meter = NvmlMeter(nvml=World(tmp_path).nvml(42, hidden=True), pid=42)
+    assert "hidden" in meter.name
+    assert meter.context_bytes(60 * MIB) == 0
+
+
+def test_nvml_without_a_driver_says_why(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("NVML Shared Library Not Found")
+
+    nvml = World(tmp_path).nvml(42)
+    nvml.nvmlInit = broken
+    assert "Not Found" in NvmlMeter(nvml=nvml).why_not()
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "version"),
+    [("4:memory:/user/one", "sys/fs/cgroup/memory/user/one", 1), ("0::/user/one", "sys/fs/cgroup/user/one", 2)],
+)
+def test_the_cgroup_of_a_process_is_found(tmp_path: Path, line: str, path: str, version: int) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"9:name=systemd:/x\n{line}\n")
+    (tmp_path / path).mkdir(parents=True)
+    (tmp_path / path / "cgroup.procs").touch()
+    assert Cgroup.current(tmp_path) == Cgroup(tmp_path / path, version)
+
+
+def test_a_container_sees_its_own_cgroup_as_the_mount(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/docker/3f\n")
+    mount = tmp_path / "sys/fs/cgroup/memory"
+    mount.mkdir(parents=True)
+    (mount / "cgroup.procs").touch()
+    assert Cgroup.current(tmp_path) == Cgroup(mount, 1)
+
+
+def test_v2_goes_beside_the_own_cgroup_where_below_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/slice/scope\n")
+    home = tmp_path / "sys/fs/cgroup/slice/scope"
+    home.mkdir(parents=True)
+    (home / "cgroup.procs").touch()  # and no subtree_control that could be written
+    (home.parent / "cgroup.subtree_control").write_text("memory\n")
+    assert OwnCgroup("7", tmp_path).cgroup.path == home.parent / "autotune-7"
+
+
+def test_cgroups_of_dead_processes_are_swept_and_of_living_ones_are_not(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/12").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n")
+    mount = tmp_path / "sys/fs/cgroup/memory"
+    for name in ("autotune-12-1", "autotune-13-1", "theirs-13"):
+        (mount / name).mkdir(parents=True)
+    (mount / "cgroup.procs").touch()
+    remove_stale(tmp_path)
+    assert sorted(path.name for path in mount.iterdir() if path.is_dir()) == ["autotune-12-1", "theirs-13"]
+
+
+def test_unknown_device_kind_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="known: cpu, cuda"):
+        best_meter("tpu")
+
+
+def test_each_meter_by_name_is_one() -> None:
+    for make in METERS.values():
+        meter = make(lambda: 0)
+        assert isinstance(meter.why_not(), str)
+
+
+# Real ones, each in a process of its own: what this one did before stays out of it.
+
+SEES = """
+import json, mmap, sys
+from autotune.meters.cgroup import OwnCgroup
+from autotune.meters import METERS
+from contextlib import ExitStack
+def fill():
+    block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, 64 << 20, 4096):
+        block[at] = 1
+    return block
+with ExitStack() as stack:
+    if sys.argv[1] == "cgroup":
+        stack.enter_context(OwnCgroup())
+    with METERS[sys.argv[1]](lambda: 0) as meter:
+        before = meter.now_bytes()
+        fill().close()
+        after = meter.now_bytes()
+    print(json.dumps([meter.peak_bytes - before, after - before]))
+"""
+
+
+def cgroups_are_writable() -> bool:
+    try:
+        OwnCgroup(f"{os.getpid()}-probe").remove()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rss",
+        pytest.param(
+            "cgroup", marks=pytest.mark.skipif(not cgroups_are_writable(), reason="no writable memory cgroup")
+        ),
+    ],
+)
+def test_64_mib_that_come_and_go_are_seen_within_1_mib(name: str) -> None:
+    seen = subprocess.run([sys.executable, "-c", SEES, name], capture_output=True, text=True, check=True)
+    peak, after = json.loads(seen.stdout)
+    assert peak == pytest.approx(64 * MIB, abs=MIB)
+    assert after == pytest.approx(0, abs=MIB)
+
+
+@pytest.mark.skipif(not cgroups_are_writable(), reason="no writable memory cgroup")
+def test_an_own_cgroup_is_gone_afterwards() -> None:
+    script = "from autotune.meters.cgroup import OwnCgroup\nwith OwnCgroup() as own: print(own.path)"
+    seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not Path(seen.stdout.strip()).exists()
