@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune import planfile
+from autotune.arena import Arena
 from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.errors import ConfigError, PlanError
@@ -35,6 +36,7 @@ class _Ready:
     plan: Plan
     run: Executor
     store: SwapStore | None
+    arena: Arena | None
 
 
 class TrainStep:
@@ -126,6 +128,8 @@ class TrainStep:
         for ready in self._ready.values():
             if ready.store is not None:
                 ready.store.close()
+            if ready.arena is not None:
+                ready.arena.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +214,10 @@ class TrainStep:
         store = None
         if schedule.store:
             store = open_store(schedule.store, self._directory(schedule.store), open_slots(program, schedule))
-        return _Ready(program, plan, Executor(program, schedule, store), store)
+        # gradients that add up over several steps live longer than any one step's places
+        places = plan.allocator == "arena" and program.device.type == "cpu" and self._accumulate == 1
+        arena = Arena() if places else None
+        return _Ready(program, plan, Executor(program, schedule, store, arena=arena), store, arena)
 
     def _replan(self, file: PlanFile, program: Program) -> Plan:
         costs = profile(program)

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune.arena import Arena
 from autotune.program import Call, Program, Read, View
 from autotune.schedule import Free, Offload, Prefetch, Run, Schedule
 
@@ -32,10 +34,12 @@ class Executor:
         schedule: Schedule,
         store: Store | None = None,
         *,
+        arena: Arena | None = None,
         after_instruction: Callable[[int], None] | None = None,
     ) -> None:
         self.program = program
         self.schedule = schedule
+        self._arena = arena
         self.stall_seconds = 0.0
         """Of the last step: waited for the store."""
         self.transfer_bytes = 0
@@ -58,7 +62,7 @@ class Executor:
     def __call__(self, batch: list[torch.Tensor]) -> Any:
         """Run the step; what it returns has the structure that the workload's loss function returned."""
         self.stall_seconds, self.transfer_bytes = 0.0, 0
-        with torch.no_grad():
+        with torch.no_grad(), self._arena.step() if self._arena else nullcontext():
             results = self._step(self.tangent, *batch)
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 

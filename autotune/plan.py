@@ -31,6 +31,8 @@ class Plan:
     """Layers whose offloaded values are resident: the running one and the `window - 1` next."""
     store: str = ""
     """Name of the store that offloaded values go to; empty when none do."""
+    allocator: str = "system"
+    """Who hands out the step's memory: `system`, or `arena` for planned places in one block."""
 
     @classmethod
     def traced(cls, graph: TrainGraph) -> Self:
@@ -62,6 +64,8 @@ def check(graph: TrainGraph, plan: Plan) -> None:
     """
     _check_order(graph, plan)
     _check_offload(graph, plan)
+    if plan.allocator not in ("system", "arena"):
+        raise PlanError(f"the plan's allocator is {plan.allocator!r}; known: system, arena")
 
 
 def _check_order(graph: TrainGraph, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
 from autotune.plan import Plan, check
+from autotune.planners.allocator import ALLOCATORS
 from autotune.planners.contract import Planner
 from autotune.planners.offload import OFFLOADS
 from autotune.planners.order import ORDERS
@@ -24,6 +25,7 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
     "update": UPDATES,
     "recompute": RECOMPUTES,
     "offload": OFFLOADS,
+    "allocator": ALLOCATORS,
 }
 """The kinds in the order in which they decide; in each the planners by name, its default first."""
 

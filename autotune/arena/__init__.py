@@ -1,0 +1,114 @@
+"""Give a training step's tensors planned places in one block of memory, so that malloc keeps nothing back.
+
+glibc holds on to what a step frees: the kernel charges the process for up to twice the bytes that live. An arena records
+the allocations of one step and replays them from a layout in the next; what does not match goes to malloc as before.
+"""
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from autotune.arena.build import library
+from autotune.arena.pack import pack
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+MANY_MISSES = 0.02
+"""Share of a step's allocations; above it the step is not the one that was recorded."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_int64), ("born", ctypes.c_int64), ("died", ctypes.c_int64))
+
+
+@dataclass
+class Arena:
+    """One step's arena: `with arena.step(): ...` around each step, always on the same thread.
+
+    The first step passes (optimizer state is made in it), the second is recorded, later ones are replayed. Too many
+    misses make it record again.
+    """
+
+    misses: int = 0
+    """Of the last step: allocations that went to malloc although they had a slot."""
+    bytes: int = 0
+    """Size of the block; 0 before there is a layout."""
+    _id: int | None = None
+    _slots: int = 0
+    _steps: int = 0
+    _library: ctypes.CDLL | None = field(default_factory=library)
+
+    @property
+    def works(self) -> bool:
+        """Whether there is a compiled allocator; without one steps use malloc."""
+        return self._library is not None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one step; what it allocates on this thread is recorded or replayed."""
+        lib = self._library
+        if lib is None:
+            yield
+            return
+        self._steps += 1
+        if self._id is not None:
+            lib.arena_replay(self._id)
+        elif self._steps > 1:
+            lib.arena_record()
+        whole = False
+        try:
+            with _malloc_returns_memory(self._id is None):
+                yield
+            whole = True
+        finally:
+            self.misses = int(lib.arena_stop())
+        if whole and self._id is None and self._steps > 1:
+            self._lay_out(lib)
+        elif whole and self.misses > MANY_MISSES * max(1, self._slots):
+            _log.warning(
+                "%d of %d allocations differ from the recorded step; recording it again", self.misses, self._slots
+            )
+            self.close()
+
+    def close(self) -> None:
+        """Give the memory back; a later step records anew."""
+        if self._library is not None and self._id is not None:
+            self._library.arena_empty(self._id)
+        self._id, self._steps, self.bytes = None, 1, 0
+
+    def _lay_out(self, lib: ctypes.CDLL) -> None:
+        count = int(lib.arena_recorded(None, 0))
+        events = (_Event * count)()
+        lib.arena_recorded(events, count)
+        inside = [index for index, event in enumerate(events) if event.died >= 0]
+        offsets = [-1] * count
+        packed, self.bytes = (
+            pack([events[i].size for i in inside], [events[i].born for i in inside], [events[i].died for i in inside])
+            if inside
+            else ([], 0)
+        )
+        for index, offset in zip(inside, packed, strict=True):
+            offsets[index] = offset
+        numbers = ctypes.c_int64 * count
+        made = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
+        self._id, self._slots = (made, count) if made >= 0 else (None, 0)
+
+
+@contextmanager
+def _malloc_returns_memory(wanted: bool) -> Iterator[None]:
+    """While a step runs on malloc, let it keep nothing back; afterwards as glibc behaves in a long-lived process."""
+    libc = ctypes.CDLL(None)
+    if not wanted or not hasattr(libc, "mallopt"):
+        yield
+        return
+    libc.mallopt(M_MMAP_THRESHOLD, 64 * 2**10)
+    libc.mallopt(M_TRIM_THRESHOLD, 64 * 2**10)
+    try:
+        yield
+    finally:
+        libc.malloc_trim(0)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # where glibc's own adjustment ends
+        libc.mallopt(M_TRIM_THRESHOLD, 64 * 2**20)

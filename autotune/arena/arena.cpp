@@ -1,0 +1,199 @@
+// A replay allocator behind c10's CPU allocator: it records the allocations of one training step, and gives each one
+// its planned slot in the next. The plan is a hint: an allocation takes its slot only where the size matches and nothing
+// lives there, else it goes to the system's allocator and is counted as a miss.
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+struct Event {
+  int64_t size;
+  int64_t born;
+  int64_t died;  // -1: outlives the step
+};
+
+struct Slot {
+  int64_t offset;  // -1: not in the arena
+  int64_t size;
+};
+
+struct Arena {
+  char* base = nullptr;
+  int64_t bytes = 0;
+  std::vector<Slot> slots;
+  std::map<int64_t, int64_t> live;  // offset -> end
+  int64_t misses = 0;
+  int64_t hits = 0;
+};
+
+enum class Mode { kOff, kRecord, kReplay };
+
+std::mutex mutex;
+c10::Allocator* original = nullptr;
+std::vector<Arena*> arenas;  // never shrinks: a tensor may outlive its arena's user
+std::atomic<int> arena_count{0};
+
+std::vector<Event> events;
+std::unordered_map<void*, size_t> recording;
+std::atomic<bool> is_recording{false};
+int64_t moment = 0;
+
+// only the thread that runs the step is replayed: data loaders and autograd threads stay outside
+thread_local Mode mode = Mode::kOff;
+thread_local Arena* current = nullptr;
+thread_local size_t position = 0;
+
+Arena* owner(void* data) {
+  const int count = arena_count.load(std::memory_order_acquire);
+  for (int i = 0; i < count; ++i) {
+    Arena* arena = arenas[i];
+    if (data >= arena->base && data < arena->base + arena->bytes) return arena;
+  }
+  return nullptr;
+}
+
+void release(void* data) {
+  if (data == nullptr) return;
+  if (Arena* arena = owner(data)) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    arena->live.erase(static_cast<char*>(data) - arena->base);
+    return;
+  }
+  if (is_recording.load(std::memory_order_relaxed)) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = recording.find(data);
+    if (found != recording.end()) {
+      events[found->second].died = moment++;
+      recording.erase(found);
+    }
+  }
+  original->raw_deallocate(data);
+}
+
+bool is_free(const Arena& arena, int64_t offset, int64_t size) {
+  const auto next = arena.live.lower_bound(offset);
+  if (next != arena.live.end() && next->first < offset + size) return false;
+  return next == arena.live.begin() || std::prev(next)->second <= offset;
+}
+
+void* from_slot(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const size_t index = position++;
+  if (index < current->slots.size()) {
+    const Slot slot = current->slots[index];
+    if (slot.size == static_cast<int64_t>(bytes)) {
+      if (slot.offset < 0) return nullptr;  // planned to stay outside
+      if (is_free(*current, slot.offset, slot.size)) {
+        current->live.emplace(slot.offset, slot.offset + slot.size);
+        ++current->hits;
+        return current->base + slot.offset;
+      }
+    }
+  }
+  ++current->misses;
+  return nullptr;
+}
+
+class Replay final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = nullptr;
+    if (bytes > 0 && mode == Mode::kReplay) data = from_slot(bytes);
+    if (data == nullptr) data = original->raw_allocate(bytes);
+    if (bytes > 0 && mode == Mode::kRecord) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      recording[data] = events.size();
+      events.push_back({static_cast<int64_t>(bytes), moment++, -1});
+    }
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
+};
+
+Replay replay;
+
+}  // namespace
+
+extern "C" {
+
+void arena_install() {
+  if (original != nullptr) return;
+  original = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&replay, 255);
+}
+
+// Number of a new arena, or -1 where the memory is not to be had.
+int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (arena_count.load() >= 4096) return -1;
+  auto* arena = new Arena;
+  if (bytes > 0) {
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) {
+      delete arena;
+      return -1;
+    }
+    arena->base = static_cast<char*>(base);
+    arena->bytes = bytes;
+  }
+  for (int64_t i = 0; i < count; ++i) arena->slots.push_back({offsets[i], sizes[i]});
+  if (arenas.capacity() == 0) arenas.reserve(4096);  // readers walk it without a lock
+  arenas.push_back(arena);
+  return arena_count.fetch_add(1, std::memory_order_release);
+}
+
+// Give the memory back to the system; the addresses stay reserved while tensors of the step may still point there.
+void arena_empty(int id) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  Arena* arena = arenas[id];
+  if (arena->base != nullptr && arena->live.empty()) madvise(arena->base, arena->bytes, MADV_DONTNEED);
+}
+
+void arena_record() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  events.clear();
+  recording.clear();
+  moment = 0;
+  is_recording = true;
+  mode = Mode::kRecord;
+}
+
+int64_t arena_recorded(Event* out, int64_t capacity) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const int64_t count = static_cast<int64_t>(events.size());
+  for (int64_t i = 0; i < count && i < capacity; ++i) out[i] = events[i];
+  return count;
+}
+
+void arena_replay(int id) {
+  current = arenas[id];
+  position = 0;
+  current->misses = current->hits = 0;
+  mode = Mode::kReplay;
+}
+
+// Misses of the step that ends; also ends a recording.
+int64_t arena_stop() {
+  const int64_t missed = mode == Mode::kReplay ? current->misses : 0;
+  mode = Mode::kOff;
+  current = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  is_recording = false;
+  recording.clear();
+  return missed;
+}
+
+int64_t arena_hits(int id) { return arenas[id]->hits; }
+
+}  // extern "C"

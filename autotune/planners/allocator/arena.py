@@ -1,0 +1,21 @@
+"""Give the step's tensors planned places in one block: the process is charged for what lives, and for little more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autotune.costs import Costs
+from autotune.graph import TrainGraph
+from autotune.knobs import Knob
+from autotune.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """On a CPU; a GPU's caching allocator keeps its own."""
+
+    knobs: ClassVar[Mapping[str, Knob]] = {}
+
+    def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """The plan with the arena."""
+        return replace(plan, allocator="arena")

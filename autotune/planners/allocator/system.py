@@ -1,0 +1,21 @@
+"""Leave the step's tensors to the system's own allocator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autotune.costs import Costs
+from autotune.graph import TrainGraph
+from autotune.knobs import Knob
+from autotune.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """malloc on a CPU, the caching allocator on a GPU. glibc may keep up to twice what lives."""
+
+    knobs: ClassVar[Mapping[str, Knob]] = {}
+
+    def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """The plan with the system's allocator."""
+        return replace(plan, allocator="system")
