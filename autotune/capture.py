@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ from autotune.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.program import Call, Meta, Program, Read, View, reads
 from autotune.update import Updates
 from autotune.workload import Workload
+
+
+REDUCED_IN_PLACE = (
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.soft_margin_loss.default,
+)
+"""Losses whose kernels shrink a tensor of every element's loss to the one number: its memory stays as large."""
 
 
 def capture(workload: Workload, name: str = "") -> Program:
@@ -289,6 +299,9 @@ class _Reader:
         else:
             outputs = self._add_value(name, Role.ACTIVATION, made)
             self._argument[node] = Read(outputs)
+            if target in REDUCED_IN_PLACE and not made.ndim:
+                whole = max(source.meta["val"].numel() for source in node.all_input_nodes) * made.dtype.itemsize
+                self._values[outputs] = replace(self._values[outputs], nbytes=whole)
         random = _draws(node.target, node.args, node.kwargs)
         self._append(
             Call(target, args, kwargs, outputs),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune.arena import Arena
 from autotune.capture import capture
 from autotune.errors import ConfigError
 from autotune.execute import Executor, open_slots
@@ -110,17 +111,25 @@ class Bench:
         graph = self._program.graph
         return {"wiring": repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops])}
 
-    def seconds(self, plan: Any, eager: bool, samples: int, patience_seconds: float) -> dict[str, Any]:
+    def seconds(  # noqa: PLR0917 - a request, by name
+        self, plan: Any, eager: bool, samples: int, patience_seconds: float, reference: str = "", tolerance: float = 0.0
+    ) -> dict[str, Any]:
         """Time blocks of plan steps (none without a plan) and plain eager steps in turns, charging the plan's blocks,
-        or, without a plan, eager's. Once patience is at an end, fewer samples must do.
+        or, without a plan, eager's. Once patience is at an end, fewer samples must do. Steps that an arena replays are
+        compared with `reference` (empty: nothing is).
         """
         self._restore()
         begun = time.monotonic()
         found: dict[str, list[float]] = {"plan": [], "eager": []}
         charged, stalls, moved = 0, [0.0], 0
         with contextlib.ExitStack() as stack:
-            step, executor = stack.enter_context(self._running(plan)) if plan is not None else (self._eager, None)
+            step: Step = self._eager
+            executor, arena = None, None
+            if plan is not None:
+                step, executor = stack.enter_context(self._running(plan, arena=(arena := _arena(plan))))
             side = "plan" if plan is not None else "eager"
+            if arena is not None:
+                charged = self._settle(step)
             while len(found[side]) < samples and (not found[side] or time.monotonic() - begun < patience_seconds):
                 if eager and plan is not None:
                     found["eager"] += [seconds for seconds, _ in self._block(self._eager, None)]
@@ -132,8 +141,13 @@ class Bench:
                 found[side] += [seconds for seconds, _ in block]
                 stalls += [stalled for _, stalled in block]
                 moved = executor.transfer_bytes if executor is not None else 0
+            compared = self._compare(step, Path(reference)) if arena is not None and reference else {}
+        floor = self._floor_bytes()
         self._forget()
-        return {
+        if compared.get("max_error", 0.0) > tolerance:
+            return compared | {"outcome": Outcome.WRONG_RESULT}
+        return compared | {
+            "floor_bytes": floor,
             "step_seconds": found[side][:samples],
             "baseline_seconds": found["eager"][:samples],
             "charged_bytes": charged,
@@ -143,6 +157,14 @@ class Bench:
         }
 
     # How.
+
+    def _settle(self, step: Step) -> int:
+        """Steps until an arena replays; the highest bytes charged meanwhile."""
+        trim()
+        with self._meter(charged=True) as meter:
+            for _ in range(3):
+                _drop(step())
+        return meter.peak_bytes
 
     @cached_property
     def _program(self) -> Program:
@@ -247,14 +269,14 @@ class Bench:
                 tell(name, parameter.grad)
 
     @contextlib.contextmanager
-    def _running(self, document: Any) -> Iterator[tuple[Step, Executor]]:
-        """A plan ready to step, with its store open."""
+    def _running(self, document: Any, *, arena: Arena | None = None) -> Iterator[tuple[Step, Executor]]:
+        """A plan ready to step, with its store open; on malloc unless an arena is given."""
         plan = from_json(Plan, document, where="plan")
         graph = self._program.graph
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._open(schedule) if schedule.store else None
-        executor = Executor(self._program, schedule, store)
+        executor = Executor(self._program, schedule, store, arena=arena)
         updates = self._program.updates
         self._held = store.held_bytes if store is not None else _nothing
 
@@ -266,6 +288,8 @@ class Bench:
             yield step, executor
         finally:
             self._held = _nothing
+            if arena is not None:
+                arena.close()
             if store is not None:
                 store.close()
 
@@ -350,6 +374,10 @@ class Bench:
     def _synchronize(self) -> None:
         if self._nvml is not None:
             torch.cuda.synchronize()
+
+
+def _arena(document: Any) -> Arena | None:
+    return Arena() if document["allocator"] == "arena" and not torch.cuda.is_available() else None
 
 
 def trim() -> None:

@@ -176,7 +176,9 @@ class Harness:
             self._reference = reference
             found = self._ask("seconds", self._seconds_request(None, eager=True))
             times = tuple(found["step_seconds"])
-            return replace(seen, charged_bytes=found["charged_bytes"], step_seconds=times, baseline_seconds=times)
+            assert seen.floor_bytes is not None
+            charged = found["charged_bytes"] - found["floor_bytes"] + seen.floor_bytes
+            return replace(seen, charged_bytes=charged, step_seconds=times, baseline_seconds=times)
         except Failed as failure:
             if (ours := failure.ours()) is not None:
                 raise ours from None
@@ -293,10 +295,17 @@ class Harness:
 
     def _look_at_seconds(self, plan: Plan, seen: Measurement) -> Measurement:
         eager = self.prepare().baseline_fits
-        found = self._ask("seconds", self._seconds_request(plan, eager=eager))
+        request = self._seconds_request(plan, eager=eager)
+        if self._numerics is not None and self._numerics.arguments == self._workload.arguments:
+            request |= {"reference": self._numerics.reference, "tolerance": self._plan_tolerance}
+        found = self._ask("seconds", request)
+        if found.get("outcome") == Outcome.WRONG_RESULT:
+            return replace(seen, **_known(found, "outcome", "detail", "max_error"))
+        assert seen.floor_bytes is not None
         return replace(
             seen,
-            charged_bytes=found["charged_bytes"],
+            # two processes differ in what their libraries hold: what the step was charged is told over one floor
+            charged_bytes=found["charged_bytes"] - found["floor_bytes"] + seen.floor_bytes,
             step_seconds=tuple(found["step_seconds"]),
             baseline_seconds=tuple(found["baseline_seconds"]),
             stall_seconds=found["stall_seconds"],
