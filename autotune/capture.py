@@ -26,7 +26,6 @@ from autotune.program import Call, Meta, Program, Read, View, reads
 from autotune.update import Updates
 from autotune.workload import Workload
 
-
 REDUCED_IN_PLACE = (
     torch.ops.aten.mse_loss.default,
     torch.ops.aten.smooth_l1_loss.default,
