@@ -12,10 +12,7 @@ from autotune import yamlfile
 from autotune.errors import ConfigError, nearest
 from autotune.measurement import Budget
 from autotune.planfile import WorkloadRef
-from autotune.planners.offload import OFFLOADS
-from autotune.planners.order import ORDERS
-from autotune.planners.recompute import RECOMPUTES
-from autotune.planners.update import UPDATES
+from autotune.planners import KINDS
 from autotune.units import parse_bytes, parse_seconds
 
 StoreName = Literal["ssd", "ramdisk"]
@@ -34,11 +31,12 @@ class Planners(Section):
     recompute: list[str] | None = None
     offload: list[str] | None = None
     update: list[str] | None = None
+    allocator: list[str] | None = None
 
-    @field_validator("order", "recompute", "offload", "update")
+    @field_validator("order", "recompute", "offload", "update", "allocator")
     @classmethod
     def _known(cls, names: list[str] | None, info: ValidationInfo) -> list[str] | None:
-        known = {"order": ORDERS, "recompute": RECOMPUTES, "offload": OFFLOADS, "update": UPDATES}[str(info.field_name)]
+        known = KINDS[str(info.field_name)]
         for name in names or []:
             if name not in known:
                 raise ValueError(f"no planner {name!r}{nearest(name, known)}")

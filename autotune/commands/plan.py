@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.harness.run import Surveyed
 
 
-FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep"}
+FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep", "allocator": "arena"}
 """What is tried before anything else: it needs no store and seconds at most."""
 
 
