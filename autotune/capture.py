@@ -243,7 +243,11 @@ class _Reader:
                 )
 
     def _add_input(self, node: fx.Node, name: str, role: Role, tensor: torch.Tensor | None = None) -> int:
-        value = self._add_value(name, role, node.meta.get("val", tensor))
+        # the tracer has a tied weight twice: as two values one could be read, and computed with again, after the
+        # update of the other
+        value = next((known for known, other in self._tensors.items() if other is tensor), None)
+        if value is None:
+            value = self._add_value(name, role, node.meta.get("val", tensor))
         self._argument[node] = Read(value)
         self._inputs[name] = value
         if tensor is not None:

@@ -1,0 +1,403 @@
+"""A captured step is the user's own step, and capturing it disturbs nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.apply import TrainStep
+from autotune.capture import capture
+from autotune.costs import Costs
+from autotune.errors import CaptureError
+from autotune.graph import Op, Phase, Role, TrainGraph
+from autotune.plan import Plan
+from autotune.planners import make_plan
+from autotune.profile import allocations
+from autotune.program import reads
+from autotune.workload import Workload
+from tests.eager import eager_step, tensors, worst_difference
+from tests.small import Tied, batch_of, labelled_loss, make, mlp, normalized, sgd
+
+ROOT = Path(__file__).parents[1]
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+def ops_of(graph: TrainGraph, *words: str) -> list[Op]:
+    """Ops whose target has one of these words in it."""
+    return [op for op in graph.ops if any(word in op.target for word in words)]
+
+
+def updated(graph: TrainGraph) -> list[str]:
+    """Parameters in the order of their updates."""
+    return [op.name.removesuffix(".update") for op in graph.ops if op.target.startswith("update.")]
+
+
+def assert_equals_eager(one: Workload, other: Workload, plan: Plan | None = None, steps: int = 2) -> None:
+    """`one` under a plan and `other` in plain eager end at the same bits."""
+    with TrainStep(one.model, one.loss_fn, one.optimizer, one.batch, plan) as step:
+        for seed in range(steps):
+            torch.manual_seed(seed)
+            planned = step(one.batch)
+            torch.manual_seed(seed)
+            assert torch.equal(planned, eager_step(other)[0])
+    assert worst_difference(tensors(one), tensors(other)) == 0.0
+
+
+# Nothing is disturbed.
+
+
+def test_capturing_a_step_of_400_mib_allocates_less_than_one():
+    wide = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+    inputs = torch.zeros(1, 64).expand(200_000, 64)  # no memory of its own either
+    workload = Workload(wide, labelled_loss, sgd(wide.parameters()), (inputs, torch.zeros(200_000, dtype=torch.int64)))
+    capture(make(mlp))  # what the tracer keeps from its first use on
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
+        program = capture(workload)
+    live = highest = 0
+    for _, nbytes in allocations(recorded)[1]:
+        live += nbytes
+        highest = max(highest, live)
+    assert sum(value.nbytes for value in program.graph.values if value.role is Role.ACTIVATION) > 400 * 2**20
+    assert highest < 2**20
+
+
+def test_capture_leaves_parameters_buffers_gradients_state_and_generator_as_they_were():
+    workload = make(lambda: nn.Sequential(normalized(), nn.Dropout(0.5)), (2, 3, 8, 8))
+    for parameter in workload.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = {key: tensor.clone() for key, tensor in workload.model.state_dict().items()}
+    versions = [tensor._version for tensor in workload.model.state_dict().values()]
+    generator = torch.get_rng_state()
+    capture(workload)
+    assert worst_difference(dict(workload.model.state_dict()), before) == 0.0
+    assert [tensor._version for tensor in workload.model.state_dict().values()] == versions
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in workload.model.parameters())
+    assert not workload.optimizer.state
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_capture_leaves_optimizer_state_that_exists_as_it_was():
+    workload = make(mlp, optimizer=adam)
+    eager_step(workload)
+    before = {key: tensor.clone() for key, tensor in tensors(workload).items()}
+    capture(workload)
+    assert worst_difference(tensors(workload), before) == 0.0
+
+
+# What is in the graph.
+
+
+def test_tied_weights_are_one_value_with_one_gradient_and_one_update():
+    workload = make(Tied)
+    graph = capture(workload).graph
+    names = ["entry.bias", "entry.weight", "first.bias", "first.weight"]
+    assert sorted(value.name for value in graph.values if value.role is Role.PARAM) == names
+    assert sorted(updated(graph)) == names
+    assert [value.name for value in graph.values if value.role is Role.GRAD].count("first.weight.grad") == 1
+    (weight,) = [value.id for value in graph.values if value.name == "first.weight"]
+    (writer,) = [op.id for op in graph.ops if weight in op.writes]
+    assert set(graph.consumers[weight]) - {writer} <= graph.predecessors[writer]
+    settings = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "segments", "count": 3}}
+    assert_equals_eager(workload, make(Tied), make_plan(graph, settings, 0, Costs.unit(graph)))
+
+
+def test_batchnorm_statistics_are_committed_once_each_after_every_forward_op():
+    graph = capture(make(normalized, (2, 3, 8, 8))).graph
+    commits = ops_of(graph, "commit")
+    assert sorted(op.name for op in commits) == sorted(
+        f"{layer}.{name}.commit" for layer in (1, 4) for name in ("running_mean", "running_var", "num_batches_tracked")
+    )
+    assert all(op.phase is Phase.UPDATE and not op.repeatable for op in commits)
+    assert min(op.id for op in commits) > max(op.id for op in graph.ops if op.phase is Phase.FORWARD)
+
+
+def test_batchnorm_statistics_move_once_a_step_where_the_normalization_runs_twice():
+    workload = make(normalized, (2, 3, 8, 8))
+    graph = capture(workload).graph
+    settings = {"recompute": {"planner": "segments", "count": 3}, "allocator": {"planner": "system"}}
+    plan = make_plan(graph, settings, 0, Costs.unit(graph))
+    norms = [op.id for op in ops_of(graph, "native_batch_norm") if op.phase is Phase.FORWARD]
+    assert any(plan.order.count(op) == 2 for op in norms)
+    assert_equals_eager(workload, make(normalized, (2, 3, 8, 8)), plan)
+    assert workload.model[1].num_batches_tracked == 2
+
+
+class Viewer(nn.Module):
+    """A view of a view, a slice, an expansion, a split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        left, right = (inputs * 2).view(6, 2, 4).transpose(1, 2).split(2, dim=1)
+        joined = (left * right).flatten(1)[:, :4]
+        return joined * self.scale.expand(6, 4)
+
+
+def test_a_view_is_no_value_and_its_readers_read_the_memory_behind_it():
+    graph = capture(make(Viewer)).graph
+    assert not ops_of(graph, "view", "transpose", "split", "slice", "expand", "getitem", "unsqueeze")
+    scale = next(value for value in graph.values if value.name == "scale")
+    products = [op for op in ops_of(graph, "mul") if op.phase is Phase.FORWARD]
+    assert scale.id in products[-1].inputs
+    assert products[1].inputs == products[0].outputs  # left and right lie in one memory
+    assert_equals_eager(make(Viewer), make(Viewer))
+
+
+class Several(nn.Module):
+    """Ops that return several tensors, not all of them read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(inputs, dim=1, keepdim=True)
+        highest = inputs.max(dim=1, keepdim=True).values
+        return self.head(self.norm((inputs - mean) / variance) + highest)
+
+
+def test_an_op_of_several_results_makes_a_value_for_each():
+    workload = make(Several)
+    graph = capture(workload).graph
+    (norm,) = [op for op in ops_of(graph, "native_layer_norm") if op.phase is Phase.FORWARD]
+    assert [graph.values[value].nbytes for value in norm.outputs] == [6 * 8 * 4, 6 * 4, 6 * 4]
+    (moments,) = ops_of(graph, "var_mean")
+    assert len(moments.outputs) == 2
+    assert_equals_eager(workload, make(Several))
+
+
+def frozen_first() -> nn.Module:
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+def last_only(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(parameters)[2:], lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [(frozen_first, last_only), (mlp, last_only), (frozen_first, sgd)])
+def test_what_nobody_updates_has_no_gradient_computed(model, optimizer):
+    workload, other = (make(model, optimizer=optimizer) for _ in range(2))
+    graph = capture(workload).graph
+    assert sorted(updated(graph)) == ["3.bias", "3.weight"]
+    assert {value.name for value in graph.values if value.role is Role.GRAD} <= {"3.bias.grad", "3.weight.grad"}
+    assert not [op for op in graph.ops if op.phase is Phase.BACKWARD and op.layer == "0"]
+    eager_step(other)
+    TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)(workload.batch)
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+class Unused(nn.Module):
+    """A layer that the forward passes by, and one that it calls without a use of the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.passed_by, self.dead = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.dead(inputs)
+        return self.used(inputs)
+
+
+def decaying(parameters) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+
+def test_an_unused_parameter_is_not_updated_not_even_decayed():
+    workload = make(Unused, optimizer=decaying)
+    assert sorted(updated(capture(workload).graph)) == ["used.bias", "used.weight"]
+    assert not [op for op in capture(workload).graph.ops if op.layer == "dead"]
+    assert_equals_eager(workload, make(Unused, optimizer=decaying))
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
+        self.heads = nn.ModuleDict({"main": nn.Linear(8, 4)})
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for stage in self.stages:
+            inputs = stage(inputs)
+        return self.heads["main"](inputs)
+
+
+def test_layers_are_the_models_own_paths_forward_and_backward():
+    workload = make(Nested)
+    graph = capture(workload).graph
+    known = {name for name, _ in workload.model.named_modules() if name} | {"loss"}
+    assert {op.layer for op in graph.ops} <= known
+    for layer in ("stages.0.0", "stages.1.1", "heads.main"):
+        assert {op.phase for op in graph.ops if op.layer == layer} >= {Phase.FORWARD, Phase.BACKWARD}
+    assert {op.layer for op in graph.ops if op.name.startswith("stages.1.0.weight.")} == {"stages.1.0"}
+
+
+def test_dropout_is_random_only_where_it_drops():
+    assert [op.name for op in capture(make(lambda: mlp(0.5))).graph.ops if op.random] != []
+    assert [op.name for op in capture(make(lambda: mlp(0.0))).graph.ops if op.random] == []
+    dropping = capture(make(lambda: mlp(0.5))).graph
+    assert all(not op.repeatable for op in dropping.ops if op.random)
+
+
+def test_inference_has_no_backward_and_no_update():
+    model = mlp()
+    graph = capture(Workload(model, None, None, batch_of(6, 8)[0])).graph
+    assert {op.phase for op in graph.ops} == {Phase.FORWARD}
+    assert {value.role for value in graph.values} == {Role.PARAM, Role.BATCH, Role.ACTIVATION}
+
+
+def dictionary_loss(model: nn.Module, batch: dict) -> Tensor:
+    smoothing = batch["settings"]["smoothing"]
+    each = F.cross_entropy(model(batch["images"][0]), batch["labels"], reduction="none", label_smoothing=smoothing)
+    return (each * batch["settings"]["weights"]).mean()
+
+
+def dictionary(seed: int) -> dict:
+    inputs, labels = batch_of(6, 8, seed=seed)
+    weights = torch.rand(6, generator=torch.Generator().manual_seed(seed))
+    return {"images": [inputs], "labels": labels, "settings": {"smoothing": 0.1, "weights": weights}}
+
+
+def test_every_tensor_of_the_batch_is_an_input_so_that_the_next_batch_counts():
+    workload, other = (make(mlp, loss_fn=dictionary_loss) for _ in range(2))
+    workload.batch = dictionary(1)
+    program = capture(workload)
+    assert [program.graph.values[value].nbytes for value in program.batch] == [6 * 8 * 4, 6 * 8, 6 * 4]
+    step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
+    for seed in (1, 2):
+        other.batch = dictionary(seed)
+        assert torch.equal(step(dictionary(seed)), eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.lstm(inputs)[0][:, -1])
+
+
+def test_an_lstm_is_one_op_each_way_however_many_steps():
+    workload = make(Recurrent, (2, 30, 8))
+    graph = capture(workload).graph
+    assert sorted(op.phase for op in ops_of(graph, "mkldnn_rnn_layer")) == [Phase.BACKWARD, Phase.FORWARD]
+    assert len(graph.ops) < 60
+    assert_equals_eager(workload, make(Recurrent, (2, 30, 8)))
+
+
+def autocast_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return labelled_loss(model, batch)
+
+
+def test_autocast_in_the_loss_function_equals_eager_bit_for_bit():
+    workload = make(normalized, (2, 3, 8, 8), loss_fn=autocast_loss)
+    program = capture(workload)
+    assert torch.bfloat16 in {meta.dtype for meta in program.metas if meta}
+    assert_equals_eager(workload, make(normalized, (2, 3, 8, 8), loss_fn=autocast_loss))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        hidden += inputs
+        return self.last(F.relu(hidden, inplace=True))
+
+
+def test_in_place_ops_change_nothing_that_another_op_reads():
+    workload = make(InPlace)
+    graph = capture(workload).graph
+    assert [op.name for op in graph.ops if op.writes and op.phase is not Phase.UPDATE] == []
+    assert_equals_eager(workload, make(InPlace))
+
+
+# Identity.
+
+
+def test_another_process_captures_the_same_digest():
+    code = (
+        "from autotune.capture import capture\nfrom tests.small import make, normalized\n"
+        "print(capture(make(normalized, (2, 3, 8, 8))).graph.digest)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == capture(make(normalized, (2, 3, 8, 8))).graph.digest
+
+
+def test_a_digest_changes_with_shape_dtype_stride_dropout_and_optimizer_and_not_with_values_or_names():
+    digest = capture(make(mlp)).graph.digest
+    workload = make(mlp)
+    inputs, labels = batch_of(6, 8, seed=5)
+    workload.batch = (inputs, labels)
+    assert capture(workload, "another name").graph.digest == digest
+    workload.batch = (inputs.t().contiguous().t(), labels)
+    strided = capture(workload).graph.digest
+    doubled = make(lambda: mlp().double())
+    doubled.batch = (doubled.batch[0].double(), doubled.batch[1])
+    others = [
+        strided,
+        capture(make(mlp, (5, 8))).graph.digest,
+        capture(doubled).graph.digest,
+        capture(make(lambda: mlp(0.1))).graph.digest,
+        capture(make(lambda: mlp(0.2))).graph.digest,
+        capture(make(mlp, optimizer=adam)).graph.digest,
+    ]
+    assert len({digest, *others}) == 1 + len(others)
+
+
+# What cannot be captured.
+
+
+class DataDependent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        if made.sum().item() > 0:
+            return made
+        return made * 2
+
+
+def test_a_branch_on_data_is_refused_in_one_line_with_its_place():
+    with pytest.raises(CaptureError) as caught:
+        capture(make(DataDependent))
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "sum().item() > 0:" in text)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "DataDependent" in said
+    assert "test_capture.py" in said
+    assert f"line {line}" in said
+
+
+def test_a_batch_without_a_tensor_is_refused():
+    workload = make(mlp)
+    workload.batch = (3, "x")
+    with pytest.raises(CaptureError, match="the batch of Sequential holds no tensor; give a tensor"):
+        capture(workload)
+
+
+def test_every_op_reads_what_its_call_names():
+    program = capture(make(lambda: nn.Sequential(normalized(), nn.Dropout(0.5)), (2, 3, 8, 8)))
+    for op, call in zip(program.graph.ops, program.calls, strict=True):
+        named = {*reads(call.args), *reads([part for _, part in call.kwargs])}
+        assert named <= set(op.inputs)
+        assert all(program.graph.values[extra].role is Role.STATE for extra in set(op.inputs) - named)
