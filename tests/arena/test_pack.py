@@ -1,0 +1,139 @@
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.arena.pack import max_live, pack
+
+FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
+"""Size, birth, death. Sharing whole objects they need 10 bytes; memonger's dynamic program finds 11."""
+
+buffers = st.builds(
+    lambda size, born, length: (size, born, born + length), st.integers(0, 50), st.integers(0, 20), st.integers(1, 12)
+)
+
+
+def laid_out(lives, alignment=1):
+    """Offsets and bytes, after every pair was compared."""
+    sizes, born, died = zip(*lives, strict=True) if lives else ((), (), ())
+    offsets, top = pack(sizes, born, died, alignment=alignment)
+    assert len(offsets) == len(lives)
+    for (size, _, _), offset in zip(lives, offsets, strict=True):
+        assert offset >= 0
+        assert offset % alignment == 0
+        assert offset + size <= top
+    for ((one, begin, end), at), ((other, start, stop), there) in itertools.combinations(
+        zip(lives, offsets, strict=True), 2
+    ):
+        together = set(range(begin, end)) & set(range(start, stop))
+        shared = set(range(at, at + one)) & set(range(there, there + other))
+        assert not (together and shared)
+    return offsets, top
+
+
+def fewest(lives):
+    """The optimum over all layouts: some order of putting each as low as it goes reaches it."""
+
+    def lowest(order):
+        placed = []
+        for size, begin, end in order:
+            beside = sorted((at, at + n) for at, n, b, e in placed if b < end and e > begin)
+            at = 0
+            for low, high in beside:
+                if at + size <= low:
+                    break
+                at = max(at, high)
+            placed.append((at, size, begin, end))
+        return max(at + size for at, size, _, _ in placed)
+
+    return min(lowest(order) for order in itertools.permutations(lives))
+
+
+def bytes_alive(lives):
+    return max((sum(s for s, b, e in lives if b <= moment < e) for moment in range(40)), default=0)
+
+
+@given(st.lists(buffers, max_size=24), st.sampled_from((1, 3, 64)))
+def test_no_two_that_live_together_share_a_byte(lives, alignment):
+    rounded = [(-(-size // alignment) * alignment, b, e) for size, b, e in lives]
+    _, top = laid_out(lives, alignment)
+    assert bytes_alive(rounded) <= top <= sum(size for size, _, _ in rounded)
+
+
+@given(st.lists(buffers, max_size=24))
+def test_max_live_is_the_fullest_moment(lives):
+    sizes, born, died = zip(*lives, strict=True) if lives else ((), (), ())
+    assert max_live(sizes, born, died) == bytes_alive(lives)
+
+
+@given(st.lists(buffers, min_size=1, max_size=5))
+def test_five_buffers_take_no_more_than_over_all_orders(lives):
+    assert laid_out(lives)[1] == fewest(lives)
+
+
+def test_six_buffers_take_no_more_than_over_all_orders():
+    draw = random.Random(6)
+    for _ in range(15):
+        births = [draw.randrange(8) for _ in range(6)]
+        lives = [(draw.randrange(1, 9), born, born + draw.randrange(1, 6)) for born in births]
+        assert laid_out(lives)[1] == fewest(lives)
+
+
+def test_four_buffers_of_memongers_take_9_bytes_where_whole_objects_take_10():
+    assert laid_out(FOUR)[1] == 9
+
+
+def test_four_buffers_take_two_lines_of_64_bytes():
+    assert laid_out(FOUR, alignment=64)[1] == 2 * 64
+
+
+def test_nothing_takes_nothing():
+    assert pack([], [], []) == ([], 0)
+
+
+def test_one_that_dies_as_another_is_born_leaves_its_place():
+    assert laid_out([(8, 0, 5), (8, 5, 9)]) == ([0, 0], 8)
+
+
+def test_a_buffer_of_1_byte_takes_64():
+    assert laid_out([(1, 0, 5), (1, 0, 5)], alignment=64)[1] == 128
+
+
+def test_the_same_lives_get_the_same_layout():
+    sizes, born, died = zip(*training_step(random.Random(1), 40), strict=True)
+    assert pack(sizes, born, died) == pack(sizes, born, died)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_training_steps_layout_wastes_less_than_one_part_in_300(seed):
+    lives = training_step(random.Random(seed), 60)
+    sizes, born, died = zip(*lives, strict=True)
+    assert pack(sizes, born, died, alignment=1)[1] <= max_live(sizes, born, died) * 1.003
+
+
+def training_step(draw, layers):
+    """Forward keeps an activation and its statistics per layer, backward drops them one by one; both take scratch."""
+    lives, kept, clock = [], [], itertools.count()
+
+    def alloc(size):
+        lives.append([size, next(clock), None])
+        return lives[-1]
+
+    def free(one):
+        one[2] = next(clock)
+
+    widths = [draw.choice((1, 1, 2, 4, 8)) * draw.choice((1000, 3000, 25088, 200704)) for _ in range(layers)]
+    for width in widths:
+        activation, scratch, statistics = alloc(width), alloc(2 * width), alloc(draw.choice((64, 1024, 4096)))
+        free(scratch)
+        kept += [(activation, statistics)]
+    above = alloc(4)
+    for width in reversed(widths):
+        gradient, scratch, update = alloc(width), alloc(draw.choice((1, 2, 4)) * width), alloc(draw.choice((64, 65536)))
+        for gone in (above, scratch, *kept.pop(), update):
+            free(gone)
+        above = gradient
+    free(above)
+    return [tuple(one) for one in lives]
