@@ -83,9 +83,14 @@ class Reference:
             or entry.dtype != str(tensor.dtype).removeprefix("torch.")
         ):
             return float("inf")
-        if xxhash.xxh3_128_hexdigest(_bytes(tensor)) == entry.digest:
+        if digest(tensor) == entry.digest:
             return 0.0
         return _distance(self.load(name), tensor.detach().cpu())
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Hash of a tensor's elements."""
+    return xxhash.xxh3_128_hexdigest(_bytes(tensor))
 
 
 def _bytes(tensor: torch.Tensor) -> Any:

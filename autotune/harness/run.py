@@ -295,10 +295,7 @@ class Harness:
 
     def _look_at_seconds(self, plan: Plan, seen: Measurement) -> Measurement:
         eager = self.prepare().baseline_fits
-        request = self._seconds_request(plan, eager=eager)
-        if self._numerics is not None and self._numerics.arguments == self._workload.arguments:
-            request |= {"reference": self._numerics.reference, "tolerance": self._plan_tolerance}
-        found = self._ask("seconds", request)
+        found = self._ask("seconds", self._seconds_request(plan, eager=eager))
         if found.get("outcome") == Outcome.WRONG_RESULT:
             return replace(seen, **_known(found, "outcome", "detail", "max_error"))
         assert seen.floor_bytes is not None
