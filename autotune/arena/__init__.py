@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 from autotune.arena.build import library
 from autotune.arena.pack import pack
+from autotune.units import fmt_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MANY_MISSES = 0.02
 """Share of a step's allocations; above it the step is not the one that was recorded."""
+MANY_RECORDINGS = 4
+"""A step that differed as often is never the same."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ class Arena:
     """One step's arena: `with arena.step(): ...` around each step, always on the same thread.
 
     The first step passes (optimizer state is made in it), the second is recorded, later ones are replayed. Too many
-    misses make it record again.
+    misses make it record again, and after a few recordings leave the step to malloc.
     """
 
     misses: int = 0
@@ -39,6 +42,7 @@ class Arena:
     _id: int | None = None
     _slots: int = 0
     _steps: int = 0
+    _recordings: int = 0
     _library: ctypes.CDLL | None = field(default_factory=library)
 
     @property
@@ -50,7 +54,7 @@ class Arena:
     def step(self) -> Iterator[None]:
         """Around one step; what it allocates on this thread is recorded or replayed."""
         lib = self._library
-        if lib is None:
+        if lib is None or (self._id is None and self._recordings >= MANY_RECORDINGS):
             yield
             return
         self._steps += 1
@@ -68,18 +72,22 @@ class Arena:
         if whole and self._id is None and self._steps > 1:
             self._lay_out(lib)
         elif whole and self.misses > MANY_MISSES * max(1, self._slots):
-            _log.warning(
-                "%d of %d allocations differ from the recorded step; recording it again", self.misses, self._slots
-            )
+            again = "recording it again" if self._recordings < MANY_RECORDINGS else "malloc serves it from now on"
+            _log.warning("%d of %d allocations differ from the recorded step; %s", self.misses, self._slots, again)
             self.close()
+
+    def rest(self) -> None:
+        """Give the memory back until the next step; the layout stays."""
+        if self._library is not None and self._id is not None:
+            self._library.arena_rest(self._id)
 
     def close(self) -> None:
         """Give the memory back; a later step records anew."""
-        if self._library is not None and self._id is not None:
-            self._library.arena_empty(self._id)
+        self.rest()
         self._id, self._steps, self.bytes = None, 1, 0
 
     def _lay_out(self, lib: ctypes.CDLL) -> None:
+        self._recordings += 1
         count = int(lib.arena_recorded(None, 0))
         events = (_Event * count)()
         lib.arena_recorded(events, count)
@@ -95,6 +103,9 @@ class Arena:
         numbers = ctypes.c_int64 * count
         made = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
         self._id, self._slots = (made, count) if made >= 0 else (None, 0)
+        if made < 0:
+            _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
+            self.bytes, self._recordings = 0, MANY_RECORDINGS
 
 
 @contextmanager

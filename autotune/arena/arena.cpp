@@ -4,6 +4,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <atomic>
@@ -32,9 +33,14 @@ struct Arena {
   int64_t bytes = 0;
   std::vector<Slot> slots;
   std::map<int64_t, int64_t> live;  // offset -> end
+  bool resting = false;  // its pages go back to the system as soon as nothing lives there
   int64_t misses = 0;
   int64_t hits = 0;
 };
+
+void give_back(const Arena& arena) {
+  if (arena.base != nullptr && arena.live.empty()) madvise(arena.base, arena.bytes, MADV_DONTNEED);
+}
 
 enum class Mode { kOff, kRecord, kReplay };
 
@@ -67,6 +73,7 @@ void release(void* data) {
   if (Arena* arena = owner(data)) {
     const std::lock_guard<std::mutex> lock(mutex);
     arena->live.erase(static_cast<char*>(data) - arena->base);
+    if (arena->resting) give_back(*arena);
     return;
   }
   if (is_recording.load(std::memory_order_relaxed)) {
@@ -130,6 +137,8 @@ extern "C" {
 void arena_install() {
   if (original != nullptr) return;
   original = c10::GetCPUAllocator();
+  // a data loader may fork while another thread holds the lock; its child allocates too
+  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
   c10::SetCPUAllocator(&replay, 255);
 }
 
@@ -153,11 +162,11 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
   return arena_count.fetch_add(1, std::memory_order_release);
 }
 
-// Give the memory back to the system; the addresses stay reserved while tensors of the step may still point there.
-void arena_empty(int id) {
+// Give the memory back to the system until the next replay; where tensors of the step still live, when the last one dies.
+void arena_rest(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
-  Arena* arena = arenas[id];
-  if (arena->base != nullptr && arena->live.empty()) madvise(arena->base, arena->bytes, MADV_DONTNEED);
+  arenas[id]->resting = true;
+  give_back(*arenas[id]);
 }
 
 void arena_record() {
@@ -177,7 +186,9 @@ int64_t arena_recorded(Event* out, int64_t capacity) {
 }
 
 void arena_replay(int id) {
+  const std::lock_guard<std::mutex> lock(mutex);
   current = arenas[id];
+  current->resting = false;
   position = 0;
   current->misses = current->hits = 0;
   mode = Mode::kReplay;

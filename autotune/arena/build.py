@@ -21,8 +21,8 @@ def library() -> ctypes.CDLL | None:
     """The allocator, installed; None, with one warning that says why, where it cannot be built."""
     try:
         loaded = ctypes.CDLL(str(_built()))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error) or type(error).__name__
         _log.warning(
             "no arena, tensors stay with malloc: %s. Install g++ for plans with allocator: arena",
             detail.strip().splitlines()[-1],

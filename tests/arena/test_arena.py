@@ -1,0 +1,373 @@
+import functools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.apply import TrainStep
+from autotune.arena import MANY_RECORDINGS, Arena
+from autotune.capture import capture
+from autotune.plan import Plan
+from autotune.workload import Workload
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the arena is compiled with g++")
+
+KIB = 256
+"""Floats in a KiB."""
+
+
+def loss_fn(model, batch):
+    return model(batch).square().mean()
+
+
+def conv_net(width=8):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 2 * width, 3), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(4))
+
+
+def train_step(allocator, batch):
+    model = conv_net()
+    model(batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    plan = replace(traced(len(batch)), allocator="arena") if allocator == "arena" else None
+    return TrainStep(model, loss_fn, optimizer, batch, plan)
+
+
+@functools.cache
+def traced(count):
+    model = conv_net()
+    model(images(count))
+    workload = Workload(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=0.01), images(count))
+    return Plan.traced(capture(workload).graph)
+
+
+def images(count=4):
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(count))
+
+
+def arena_of(step):
+    return step._last.arena
+
+
+def same(one, other):
+    return all(
+        torch.equal(a, b) for a, b in zip(one.model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+
+
+def chain(count=6, floats=KIB):
+    """As many tensors, each made of the one before; two live at a time."""
+    made = torch.ones(floats)
+    for _ in range(count):
+        made = made + made
+    return float(made[0])
+
+
+def replaying(work=chain):
+    """An arena that has work's layout."""
+    arena = Arena()
+    for _ in range(2):
+        with arena.step():
+            work()
+    assert arena.bytes
+    return arena
+
+
+def run_child(script, **environment):
+    """What a process of its own prints to stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def warned():
+    """What the arena's logger says, line by line."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("autotune.arena").addHandler(handler)
+    yield lines
+    logging.getLogger("autotune.arena").removeHandler(handler)
+
+
+def test_a_replayed_step_has_no_misses_and_mallocs_bits():
+    batch = images()
+    planned, plain = train_step("arena", batch), train_step("system", batch)
+    for _ in range(5):
+        assert torch.equal(planned(batch), plain(batch))
+        assert arena_of(planned).misses == 0
+    assert arena_of(planned).bytes > 0
+    assert same(planned, plain.model)
+
+
+def test_two_tensors_at_a_time_take_two_places():
+    arena = replaying()
+    assert arena.bytes == 2 * 1024
+    with arena.step():
+        assert chain() == 64
+    assert arena.misses == 0
+
+
+def test_a_tensor_kept_from_a_step_keeps_its_content_through_the_next():
+    arena = replaying()
+    kept = []
+    for _ in range(3):
+        with arena.step():
+            one = torch.full((KIB,), float(1 + len(kept)))
+            for _ in range(6):
+                one = one + one
+            kept.append(one)
+    assert [float(one[0]) for one in kept] == [64, 128, 192]
+    assert all((one == one[0]).all() for one in kept)
+
+
+def test_a_tensor_that_outlives_its_arena_keeps_its_content():
+    arena = replaying()
+    with arena.step():
+        kept = torch.full((KIB,), 5.0)
+    arena.close()
+    assert (kept == 5).all()
+    assert arena.bytes == 0
+
+
+def test_another_batch_shape_gives_mallocs_bits():
+    planned, plain = train_step("arena", images()), train_step("system", images())
+    for step in (planned, plain):
+        with warnings.catch_warnings(action="ignore"):  # the other shape is planned anew
+            for count in (4, 4, 4, 3, 4, 3, 3, 3, 4):
+                step(images(count))
+    assert same(planned, plain.model)
+
+
+def test_an_exception_in_the_middle_of_a_step_leaves_the_next_one_right():
+    arena = replaying()
+    made = []
+
+    def broken():
+        made.append(torch.full((KIB,), 3.0) + 1)
+        raise KeyError("mid-step")
+
+    for _ in range(2):
+        with pytest.raises(KeyError), arena.step():
+            broken()
+    with arena.step():
+        assert chain() == 64
+    assert arena.misses  # what the broken step keeps lies in the first places
+    assert all((one == 4).all() for one in made)
+
+
+def test_a_gradient_hook_that_raises_leaves_the_next_step_right():
+    batch = images()
+    planned = train_step("arena", batch)
+    for _ in range(3):
+        planned(batch)
+
+    def refuse(name, gradient):
+        raise KeyError(name)
+
+    planned.on_gradient = refuse
+    with pytest.raises(KeyError):
+        planned(batch)
+    planned.on_gradient = None
+    plain = train_step("system", batch)
+    plain.model.load_state_dict(planned.model.state_dict())
+    assert torch.equal(planned(batch), plain(batch))
+
+
+def test_an_evaluation_between_steps_changes_nothing():
+    batch = images()
+    planned, plain = train_step("arena", batch), train_step("system", batch)
+    for _ in range(5):
+        for step in (planned, plain):
+            step(batch)
+            step.model.eval()
+            shown = step.model(images(2))
+            step.model.train()
+        assert arena_of(planned).misses == 0
+    assert same(planned, plain.model)
+    assert shown.isfinite().all()
+
+
+def test_two_steps_in_one_process_keep_apart():
+    batch, other = images(), images(5)
+    first, second = train_step("arena", batch), train_step("arena", other)
+    plain, also = train_step("system", batch), train_step("system", other)
+    for _ in range(4):
+        assert torch.equal(first(batch), plain(batch))
+        assert torch.equal(second(other), also(other))
+        assert arena_of(first).misses == arena_of(second).misses == 0
+
+
+def test_a_thread_that_allocates_beside_the_step_stays_outside():
+    arena, stop, wrong = Arena(), threading.Event(), []
+
+    def load():
+        while not stop.is_set():
+            one = torch.full((KIB,), 2.0)
+            if not (one + one == 4).all():
+                wrong.append(one)
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    try:
+        for _ in range(200):
+            with arena.step():
+                assert chain() == 64
+            assert arena.misses == 0
+    finally:
+        stop.set()
+        loader.join()
+    assert not wrong
+    assert arena.bytes == 2 * 1024
+
+
+def test_a_tensor_may_be_dropped_by_another_thread():
+    arena = replaying()
+    with arena.step():
+        held = [torch.ones(KIB)]
+        dropper = threading.Thread(target=held.clear)
+        dropper.start()
+        dropper.join()
+    with arena.step():
+        chain()
+    assert arena.misses == 0
+
+
+def test_too_many_misses_record_the_step_again(warned):
+    arena = replaying()
+    with arena.step():
+        chain(8, 2 * KIB)
+    assert arena.misses > 6
+    assert warned == ["9 of 7 allocations differ from the recorded step; recording it again"]
+    for _ in range(2):
+        with arena.step():
+            assert chain(8, 2 * KIB) == 256
+    assert arena.misses == 0
+    assert arena.bytes == 2 * 2048
+
+
+def test_a_step_that_is_never_the_same_is_left_to_malloc(warned):
+    arena = Arena()
+    for size in range(4 * MANY_RECORDINGS):
+        with arena.step():
+            assert chain(4, KIB * (1 + size)) == 16
+    assert arena.bytes == 0
+    assert len(warned) == MANY_RECORDINGS
+    assert "malloc serves it from now on" in warned[-1]
+
+
+MEASURED = """
+    import ctypes
+    from contextlib import nullcontext
+    from pathlib import Path
+    import torch
+    from torch import nn
+    from autotune.arena import Arena
+
+    def status(key):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    batch = torch.randn(16, 3, 64, 64)
+    blocks = [(nn.Conv2d(8 if i else 3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()) for i in range(8)]
+    model = nn.Sequential(*(layer for block in blocks for layer in block))
+    arena = Arena() if ARENA else None
+    def step():
+        with arena.step() if arena else nullcontext():
+            model(batch).square().mean().backward()
+            model.zero_grad(set_to_none=True)
+    for _ in range(4):
+        step()
+    if arena:
+        arena.rest()
+    ctypes.CDLL(None).malloc_trim(0)
+    rest = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(3):
+        step()
+    print(status("VmHWM") - rest, arena.bytes if arena else 0)
+"""
+
+
+def test_the_process_is_charged_for_the_block_and_with_malloc_for_more():
+    charged, block = map(int, run_child(MEASURED.replace("ARENA", "True"))[0].split())
+    assert charged == pytest.approx(block, rel=0.05)
+    assert int(run_child(MEASURED.replace("ARENA", "False"))[0].split()[0]) > 1.05 * charged
+
+
+def test_memory_of_an_arena_at_rest_goes_back():
+    out, _ = run_child("""
+        import psutil, torch
+        from autotune.arena import Arena
+        arena, own = Arena(), psutil.Process()
+        for _ in range(3):
+            with arena.step():
+                torch.ones(16 * 2**20)
+        before = own.memory_info().rss
+        arena.rest()
+        print(before - own.memory_info().rss)
+        with arena.step():
+            kept = torch.ones(16 * 2**20)
+        assert kept[-1] == 1
+        before = own.memory_info().rss
+        arena.close()
+        del kept
+        print(before - own.memory_info().rss)
+    """)
+    assert [int(line) / 2**20 for line in out.split()] == pytest.approx([64, 64], abs=2)
+
+
+def test_without_a_compiler_the_plan_runs_with_one_warning(tmp_path):
+    out, err = run_child(
+        """
+        from tests.arena.test_arena import images, train_step
+        batch = images()
+        planned, plain = train_step("arena", batch), train_step("system", batch)
+        print(all(planned(batch).equal(plain(batch)) for _ in range(4)))
+        train_step("arena", batch)
+        """,
+        PATH="",
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert out == "True\n"
+    assert err.count("there is no g++. Install g++") == 1
+
+
+def test_a_data_loader_with_workers_feeds_the_step():
+    out, _ = run_child("""
+        import threading, torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from autotune.arena import Arena
+        arena, stop = Arena(), threading.Event()
+        def step(rows):
+            with arena.step():
+                return (rows + rows).relu().sum().item()
+        for _ in range(3):
+            step(torch.ones(4, 1000))
+        def busy():
+            while not stop.is_set():
+                torch.ones(1000)
+        thread = threading.Thread(target=busy)
+        thread.start()
+        data = TensorDataset(torch.ones(16, 1000))
+        sums = [step(rows) for _ in range(3) for rows, in DataLoader(data, batch_size=4, num_workers=2)]
+        stop.set()
+        thread.join()
+        print(set(sums), arena.misses, arena.bytes > 0)
+    """)
+    assert out == "{8000.0} 0 True\n"
