@@ -119,6 +119,8 @@ class TrainStep:
             if self._other_shapes == "eager":
                 return self._eager(batch)
             self._ready[signature] = self._prepare(batch, None)
+        if self._last.arena is not None and self._last is not self._ready[signature]:
+            self._last.arena.rest()  # else shapes that take turns would hold a block each
         self._last = self._ready[signature]
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         return self._planned(self._last, tensors)
