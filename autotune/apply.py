@@ -23,7 +23,7 @@ from autotune.profile import profile
 from autotune.program import Program, reads
 from autotune.schedule import lower
 from autotune.stores import SwapStore, open_store, probe
-from autotune.workload import LossFn, Workload
+from autotune.workload import LossFn, Workload, infer
 
 OtherShapes = Literal["replan", "eager", "error"]
 
@@ -113,7 +113,8 @@ class TrainStep:
         if signature not in self._ready:
             if self._other_shapes == "error":
                 raise PlanError(
-                    f"this step was made for {_shapes(self._first)}; the batch has {_shapes(signature)}. Pass other_shapes='replan' or make a TrainStep for it"
+                    f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
+                    "Pass other_shapes='replan' or make a TrainStep for it"
                 )
             self._warn(signature)
             if self._other_shapes == "eager":
@@ -173,7 +174,9 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _eager(self, batch: Any) -> Any:
-        assert self._loss_fn is not None
+        if self._loss_fn is None:
+            with torch.no_grad():
+                return infer(self.model, batch)
         made = self._loss_fn(self.model, batch)
         loss = made[0] if isinstance(made, tuple) else made
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
@@ -187,16 +190,23 @@ class TrainStep:
         shown = tuple(
             (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
         )
-        weights = tuple((p.dtype, p.device) for p in self.model.parameters())
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]} if self.optimizer else ()
+        weights = tuple(
+            (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
+        )
         return shown, str(spec), hash(weights), tuple(module.training for module in self.model.modules())
 
     def _warn(self, signature: tuple[Any, ...]) -> None:
         if not self._warned:
             how = "runs in plain eager" if self._other_shapes == "eager" else "is planned anew with the same settings"
-            warnings.warn(
-                f"a batch of {_shapes(signature)} {how}; the plan is for {_shapes(self._first)}", stacklevel=3
-            )
+            made_for = _shapes(self._first)
+            warnings.warn(f"{self._what(signature)} {how}; the plan is for a batch of {made_for}", stacklevel=3)
         self._warned = True
+
+    def _what(self, signature: tuple[Any, ...]) -> str:
+        if signature[:2] != self._first[:2]:
+            return f"a batch of {_shapes(signature)}"
+        return "the model in another mode, or with other parameters to train,"
 
     def _prepare(self, batch: Any, given: Plan | None) -> _Ready:
         program = capture(Workload(self.model, self._loss_fn, self.optimizer, batch))

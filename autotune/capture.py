@@ -24,7 +24,7 @@ from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.program import Call, Meta, Program, Read, View, reads
 from autotune.update import Updates
-from autotune.workload import Workload
+from autotune.workload import Workload, infer
 
 REDUCED_IN_PLACE = (
     torch.ops.aten.mse_loss.default,
@@ -74,9 +74,7 @@ class _Step(torch.nn.Module):
         if self._loss_fn is not None:
             made = self._loss_fn(self.model, batch)
             return (made[0], *_detached(made[1:])) if isinstance(made, tuple) else made
-        if isinstance(batch, dict):
-            return self.model(**batch)
-        return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
+        return infer(self.model, batch)
 
 
 def _detached(tree: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 from autotune.errors import CaptureError
 
@@ -23,9 +24,7 @@ class Updates:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         name = type(optimizer).__name__
         if name in ACROSS_PARAMETERS:
-            raise CaptureError(
-                f"{name} looks across parameters, so one cannot be updated alone; use SGD, AdamW or pass before_update"
-            )
+            raise CaptureError(f"{name} looks across parameters, so one cannot be updated alone; use SGD or AdamW")
         self.optimizer = optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
         step = type(optimizer).step
@@ -82,12 +81,21 @@ class Updates:
             {parameter: self.optimizer.state[parameter]} if parameter in self.optimizer.state else {}
         )
         if not state:
-            stand_in = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
-            stand_in.grad = torch.empty_like(stand_in)
-            state = _DefaultState()
-            self._run(stand_in, self._group_of[id(parameter)], state)
+            try:
+                state = self._first_state(parameter, torch.empty_like(parameter, device="meta"))
+            except Exception:  # noqa: BLE001 - some look at their numbers, or want a real device: each says so otherwise
+                with no_dispatch():
+                    state = self._first_state(parameter, torch.zeros_like(parameter))
         leaves = pytree.tree_leaves(list(state.values()))
         return sum(leaf.untyped_storage().nbytes() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def _first_state(self, parameter: torch.Tensor, like: torch.Tensor) -> dict[Any, Any]:
+        """What a first update makes of a stand-in for the parameter."""
+        stand_in = torch.nn.Parameter(like.detach())
+        stand_in.grad = torch.zeros_like(like)
+        state = _DefaultState()
+        self._run(stand_in, self._group_of[id(parameter)], state)
+        return state
 
     def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:
         alone = object.__new__(type(self.optimizer))

@@ -27,6 +27,13 @@ class Workload:
     batch: Any = None
 
 
+def infer(model: torch.nn.Module, batch: Any) -> Any:
+    """Call the model with a batch: a tuple's parts as arguments, a dict's as keyword arguments."""
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
 def load(reference: str, arguments: Mapping[str, Any] | None = None) -> Workload:
     """Make the workload that a zoo name, `package.module:factory` or `path/file.py:factory` stands for.
 

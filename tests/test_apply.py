@@ -1,0 +1,362 @@
+"""What a training loop is promised: the step that it would have run itself, whatever is asked of it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune import planfile
+from autotune.apply import TrainStep
+from autotune.capture import capture
+from autotune.costs import Costs, StoreCost
+from autotune.errors import ConfigError, PlanError
+from autotune.plan import Plan
+from autotune.planfile import PlanFile, WorkloadRef
+from autotune.planners import make_plan
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from autotune.trial import Settings
+from autotune.workload import Workload
+from tests.eager import eager_step, tensors, worst_difference
+from tests.small import batch_of, labelled_loss, make, mlp, normalized, sgd
+
+SMALLEST: Settings = {
+    "update": {"planner": "with_gradient"},
+    "recompute": {"planner": "segments", "count": 3},
+    "offload": {"planner": "window", "window": 1, "store": "ssd", "share": 1.0},
+}
+RECOMPUTE: Settings = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "segments", "count": 3}}
+IMAGES = (2, 3, 8, 8)
+
+
+def plan_file(workload: Workload, settings: Settings = RECOMPUTE) -> PlanFile:
+    """A plan as tune hands it back."""
+    graph = capture(workload).graph
+    costs = Costs.unit(graph)
+    costs = Costs(costs.seconds, costs.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    plan = make_plan(graph, settings, 0, costs)
+    return PlanFile(
+        workload=WorkloadRef("tests.small:make", {"batch": 2}),
+        graph_digest=graph.digest,
+        budget="50%",
+        budget_bytes=graph.static_bytes,
+        floor_bytes=0,
+        settings=settings,
+        plan=plan,
+        estimate=simulate(graph, lower(graph, plan), costs),
+    )
+
+
+def step_for(workload: Workload, plan: Any = None, **options: Any) -> TrainStep:
+    return TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan, **options)
+
+
+def pair(**options: Any) -> tuple[Workload, Workload]:
+    return make(normalized, IMAGES, **options), make(normalized, IMAGES, **options)
+
+
+# The plain contract.
+
+
+@pytest.mark.parametrize("kind", ["traced", "file", "path", "plan"])
+def test_a_plan_may_be_none_a_file_a_path_or_a_plan(kind: str, tmp_path: Path):
+    workload, other = pair()
+    file = plan_file(workload)
+    planfile.write(tmp_path / "plan.json", file)
+    plan = {"traced": None, "file": file, "path": str(tmp_path / "plan.json"), "plan": file.plan}[kind]
+    step = step_for(workload, plan)
+    assert step.plan == (Plan.traced(step.graph) if plan is None else file.plan)
+    for seed in range(4):  # the arena passes, records, then replays
+        batch = other.batch = batch_of(*IMAGES, seed=seed)
+        assert torch.equal(step(batch), eager_step(other)[0])
+        assert all(parameter.grad is None for parameter in workload.model.parameters())
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_between_steps_the_users_own_objects_hold_the_training():
+    workload, other = pair()
+    step = step_for(workload, plan_file(workload))
+    own = {name: id(tensor) for name, tensor in (*workload.model.named_parameters(), *workload.model.named_buffers())}
+    for _ in range(3):
+        step(workload.batch)
+        eager_step(other)
+        saved, expected = workload.model.state_dict(), other.model.state_dict()
+        assert worst_difference(dict(saved), dict(expected)) == 0.0
+        ours, theirs = workload.optimizer.state_dict(), other.optimizer.state_dict()
+        assert ours["param_groups"] == theirs["param_groups"]
+        assert str(sorted(ours["state"].items())) == str(sorted(theirs["state"].items()))
+    now = {name: id(tensor) for name, tensor in (*workload.model.named_parameters(), *workload.model.named_buffers())}
+    assert now == own
+
+
+def test_a_checkpoint_loaded_between_steps_is_trained_on():
+    workload, other = pair()
+    step = step_for(workload, plan_file(workload))
+    saved = {name: tensor.clone() for name, tensor in workload.model.state_dict().items()}
+    for each, run in ((workload, lambda: step(workload.batch)), (other, lambda: eager_step(other))):
+        run()
+        each.model.load_state_dict(saved)
+        run()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def loss_and_extras(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Any]]:
+    inputs, labels = batch
+    logits = model(inputs)
+    loss = F.cross_entropy(logits, labels)
+    return loss, {"logits": logits, "parts": [loss * 2, logits.argmax(1)], "name": "extras", "count": 3}
+
+
+def test_extras_come_back_detached_in_their_structure():
+    workload, other = pair(loss_fn=loss_and_extras)
+    loss, extras = step_for(workload)(workload.batch)
+    expected, more = loss_and_extras(other.model, other.batch)
+    assert torch.equal(loss, expected)
+    assert extras.keys() == more.keys()
+    assert torch.equal(extras["logits"], more["logits"])
+    assert [torch.equal(a, b) for a, b in zip(extras["parts"], more["parts"], strict=True)] == [True, True]
+    assert (extras["name"], extras["count"]) == ("extras", 3)
+    assert not any(part.requires_grad for part in (loss, extras["logits"], *extras["parts"]))
+
+
+def test_results_of_a_step_stay_as_they_are_in_later_steps():
+    workload, _ = pair(loss_fn=loss_and_extras)
+    step = step_for(workload, Plan(plan_file(workload).plan.order, allocator="arena"))
+    kept = [step(batch_of(*IMAGES, seed=seed)) for seed in range(5)]
+    seen = [(loss.clone(), extras["logits"].clone()) for loss, extras in kept]
+    step(workload.batch)
+    assert all(torch.equal(k[0], s[0]) and torch.equal(k[1]["logits"], s[1]) for k, s in zip(kept, seen, strict=True))
+    assert len({loss.item() for loss, _ in kept}) == len(kept)
+
+
+def test_evaluation_between_steps_changes_no_step():
+    workload, other = pair()
+    step = step_for(workload, plan_file(workload))
+    for _ in range(4):
+        assert torch.equal(step(workload.batch), eager_step(other)[0])
+        workload.model.eval()
+        with torch.no_grad():
+            workload.model(torch.randn(5, 3, 8, 8))
+        workload.model.train()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_a_model_put_into_eval_mode_is_captured_again_and_says_so_once():
+    workload, other = pair()
+    step = step_for(workload)
+    workload.model.eval()
+    other.model.eval()
+    with pytest.warns(UserWarning, match="the model in another mode"):
+        loss = step(workload.batch)
+    assert torch.equal(loss, eager_step(other)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(step(workload.batch), eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_a_layer_unfrozen_between_steps_is_trained_from_then_on():
+    workload, other = pair()
+    for each in (workload, other):
+        each.model[0].requires_grad_(False)
+    step = step_for(workload)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step(workload.batch)
+        eager_step(other)
+        for each in (workload, other):
+            each.model[0].requires_grad_(True)
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_inference_gives_what_the_model_gives_without_gradients():
+    model = mlp().eval()
+    inputs = batch_of(6, 8)[0]
+    for other_shapes in ("replan", "eager"):
+        step = TrainStep(model, None, None, inputs, other_shapes=other_shapes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for batch in (inputs, inputs * 2, torch.randn(3, 8)):
+                made = step(batch)
+                assert torch.equal(made, model(batch))
+                assert not made.requires_grad
+
+
+class Fails(nn.Module):
+    """Raises in its forward when told to, on a real tensor alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens))
+
+
+def test_after_an_exception_in_the_step_the_next_one_is_right(tmp_path: Path):
+    workload, other = (make(Fails, (6,)) for _ in range(2))
+    for each in (workload, other):
+        each.batch = (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 3]))
+    settings = {**SMALLEST, "recompute": {"planner": "keep"}}
+    with step_for(workload, plan_file(workload, settings), stores={"ssd": tmp_path}) as step:
+        for _ in range(4):
+            with pytest.raises(IndexError):
+                step((torch.tensor([0, 1, 2, 99]), workload.batch[1]))
+            assert torch.equal(step(workload.batch), eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+# All gradients at once.
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_every_so_many_steps_make_one_update_and_an_uneven_end_waits(accumulate: int):
+    workload, other = pair()
+    step = step_for(workload, plan_file(workload), accumulate=accumulate)
+    for number in range(4):  # of 3, the fourth begins a new sum
+        batch = batch_of(*IMAGES, seed=number)
+        loss = labelled_loss(other.model, batch)
+        loss.backward()
+        assert torch.equal(step(batch), loss)
+        if (number + 1) % accumulate == 0:
+            other.optimizer.step()
+            other.optimizer.zero_grad()
+        waiting = {n: p.grad for n, p in workload.model.named_parameters() if p.grad is not None}
+        expected = {n: p.grad for n, p in other.model.named_parameters() if p.grad is not None}
+        assert worst_difference(waiting, expected) == 0.0
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_clipping_before_the_update_sees_every_gradient():
+    workload, other = pair()
+    norms = []
+
+    def clip() -> None:
+        norms.append(torch.nn.utils.clip_grad_norm_(workload.model.parameters(), 0.1))
+
+    step = step_for(workload, plan_file(workload), before_update=clip)
+    for _ in range(3):
+        step(workload.batch)
+        labelled_loss(other.model, other.batch).backward()
+        expected = torch.nn.utils.clip_grad_norm_(other.model.parameters(), 0.1)
+        other.optimizer.step()
+        other.optimizer.zero_grad()
+        assert torch.equal(norms[-1], expected)
+        assert all(parameter.grad is None for parameter in workload.model.parameters())
+    assert len(norms) == 3
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def scaled_loss(model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels, factor = batch
+    return F.cross_entropy(model(inputs), labels) * factor
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_scaler_skips_the_update_of_an_infinite_gradient_and_goes_on(accumulate: int):
+    workload, other = pair(loss_fn=scaled_loss)
+    ours, theirs = (torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2) for _ in range(2))
+    workload.batch = (*workload.batch, torch.tensor(1.0))
+    step = step_for(workload, plan_file(workload), scaler=ours, accumulate=accumulate)
+    for number, factor in enumerate((1.0, 1.0, float("inf"), 1.0, 1.0, 1.0)):
+        batch = (*batch_of(*IMAGES, seed=number), torch.tensor(factor))
+        before = workload.model[0].weight.detach().clone()
+        step(batch)
+        theirs.scale(scaled_loss(other.model, batch)).backward()
+        if (number + 1) % accumulate == 0:
+            theirs.unscale_(other.optimizer)
+            theirs.step(other.optimizer)
+            theirs.update()
+            other.optimizer.zero_grad()
+        if factor == float("inf"):
+            assert torch.equal(workload.model[0].weight, before)
+    assert ours.get_scale() == theirs.get_scale() != 1024.0
+    assert worst_difference(dict(workload.model.named_parameters()), dict(other.model.named_parameters())) == 0.0
+
+
+# Batches of another shape.
+
+
+@pytest.mark.parametrize("other_shapes", ["replan", "eager"])
+def test_an_epochs_last_batch_is_right_and_warned_of_once(other_shapes: Any, tmp_path: Path, recwarn: Any):
+    workload, other = pair()
+    file = plan_file(workload, SMALLEST)
+    how = "runs in plain eager" if other_shapes == "eager" else "is planned anew with the same settings"
+    with step_for(workload, file, stores={"ssd": tmp_path}, other_shapes=other_shapes) as step:
+        for shape in (IMAGES, (1, 3, 8, 8), IMAGES, (3, 3, 8, 8), (1, 3, 8, 8)):
+            batch = other.batch = batch_of(*shape)
+            assert torch.equal(step(batch), eager_step(other)[0])
+    (seen,) = [warned for warned in recwarn if warned.category is UserWarning]
+    assert str(seen.message) == f"a batch of 1x3x8x8, 1 {how}; the plan is for a batch of 2x3x8x8, 2"
+    assert seen.filename == __file__
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_shape_can_be_an_error_that_names_both():
+    workload, _ = pair()
+    step = step_for(workload, other_shapes="error")
+    with pytest.raises(PlanError) as caught:
+        step(batch_of(1, 3, 8, 8))
+    assert str(caught.value) == (
+        "this step was made for a batch of 2x3x8x8, 2; this is a batch of 1x3x8x8, 1. "
+        "Pass other_shapes='replan' or make a TrainStep for it"
+    )
+
+
+# Bad input.
+
+
+def test_a_plan_of_another_graph_is_refused_with_both_named():
+    workload, _ = pair()
+    file = plan_file(make(mlp))
+    with pytest.raises(PlanError) as caught:
+        step_for(workload, file)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "the plan is for tests.small:make(batch=2)" in said
+    assert file.graph_digest[:8] in said
+    assert capture(workload).graph.digest[:8] in said
+
+
+def test_a_store_that_was_not_given_is_asked_for_by_its_argument():
+    workload, _ = pair()
+    with pytest.raises(ConfigError, match=r"offloads to 'ssd'; pass stores=\{'ssd': DIR\}"):
+        step_for(workload, plan_file(workload, SMALLEST))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"accumulate": 0}, "accumulate is 0"), ({"other_shapes": "replane"}, "other_shapes is 'replane'; known: replan")],
+)
+def test_an_option_that_is_no_option_is_refused(options: dict[str, Any], words: str):
+    workload, _ = pair()
+    with pytest.raises(ConfigError, match=words):
+        step_for(workload, **options)
+
+
+def test_an_unreadable_plan_is_refused_by_its_path(tmp_path: Path):
+    workload, _ = pair()
+    (tmp_path / "plan.json").write_text('{"schema": 1, "workl')
+    with pytest.raises(ConfigError, match=r"plan\.json: not a plan file: truncated"):
+        step_for(workload, tmp_path / "plan.json")
+
+
+def test_closing_leaves_the_model_trainable_and_no_file_behind(tmp_path: Path):
+    workload, other = pair(optimizer=sgd)
+    step = step_for(workload, plan_file(workload, SMALLEST), stores={"ssd": tmp_path})
+    step(workload.batch)
+    assert step.transfer_bytes > 0
+    step.close()
+    step.close()
+    assert not list(tmp_path.iterdir())
+    eager_step(workload)
+    for _ in range(2):
+        eager_step(other)
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
