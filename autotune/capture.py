@@ -10,6 +10,7 @@ import operator
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -200,8 +201,12 @@ class _Reader:
                 case "GradAOTOutput" if node is not None:
                     gradients.append((node, self._parameter_name(desc.grad_of.target)))
         position = {node: index for index, node in enumerate(self._trace.nodes)}
+        readers = Counter(value for op in self._ops for value in op.inputs)
+        readers.update(value for node, _ in gradients for value in reads(self._of(node)))
+        readers.update(reads(self._results))
         for node, target in sorted(gradients, key=lambda pair: position[pair[0]]):
-            self._update(target, node)
+            shared = any(readers[value] > 1 for value in reads(self._of(node)))
+            self._update(target, node, shared)
 
     def _drop_dead(self, output: fx.Node, wanted: list[tuple[Any, Any]]) -> None:
         """Gradients that nobody updates with, and what only they need, are not computed."""
@@ -314,10 +319,12 @@ class _Reader:
         )
 
     def _append(self, call: Call, *, name: str, target: str, phase: Phase, writes: tuple[int, ...] = (), extra: tuple[int, ...] = (),
-                repeatable: bool = True, random: bool = False, detail: str = "") -> None:  # fmt: skip
+                repeatable: bool = True, random: bool = False, detail: str = "", covered: Any = None) -> None:  # fmt: skip
+        """`covered`: what the signature tells apart, if that is not all arguments."""
         made = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
         inputs = tuple(dict.fromkeys((*reads(call.args), *reads([part for _, part in call.kwargs]), *extra)))
-        shown = repr((target, detail, _shown(call.args, self._metas), _shown(call.kwargs, self._metas)))
+        arguments = call.args if covered is None else covered
+        shown = repr((target, detail, _shown(arguments, self._metas), _shown(call.kwargs, self._metas)))
         self._ops.append(
             Op(
                 id=len(self._ops),
@@ -344,7 +351,7 @@ class _Reader:
             call, name=f"{target}.commit", target="commit", phase=Phase.UPDATE, writes=(buffer,), repeatable=False
         )
 
-    def _update(self, target: str, node: fx.Node) -> None:
+    def _update(self, target: str, node: fx.Node, shared: bool) -> None:
         assert self._updates is not None
         parameter = self._inputs[target]
         gradient = self._of(node)
@@ -359,7 +366,7 @@ class _Reader:
         self._layer = target.rpartition(".")[0]
         optimizer = self._updates.optimizer
         self._append(
-            Call(self._updates.update, (target, Read(parameter), gradient)),
+            Call(self._updates.update, (target, Read(parameter), gradient, shared)),
             name=f"{target}.update",
             target=f"update.{type(optimizer).__name__}",
             detail=repr(sorted((k, str(v)) for k, v in optimizer.defaults.items() if k != "lr")),
@@ -367,6 +374,7 @@ class _Reader:
             extra=(state,),
             writes=(parameter, state),
             repeatable=False,
+            covered=(Read(parameter), gradient, shared and self._updates.writes_gradients),
         )
 
 

@@ -4,6 +4,7 @@ Ops run one at a time on made-up tensors, never on the user's: a step that does 
 parameters stay untouched. Ops of one signature are measured once.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -188,24 +189,32 @@ def _silicon(device: torch.device) -> str:
 
 
 def _read_cache(path: Path | None, key: str) -> dict[str, OpCost]:
-    if path is None or not path.exists():
-        return {}
     try:
-        rows = json.loads(path.read_text()).get(key, {})
+        rows = _rows(path).get(key, {})
         return {signature: OpCost(float(seconds), int(scratch)) for signature, (seconds, scratch) in rows.items()}
     except (ValueError, TypeError, AttributeError):
         return {}  # a damaged cache is measured anew
 
 
+def _rows(path: Path | None) -> dict[str, Any]:
+    """What is in the cache, by device; nothing where there is none that can be read."""
+    try:
+        document = json.loads(path.read_text()) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def _write_cache(path: Path | None, key: str, costs: dict[str, OpCost]) -> None:
+    """Whole or not at all: without a cache the next profile takes longer, and that is all."""
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
-        document = {}
-    document[key] = {signature: [cost.seconds, cost.scratch_bytes] for signature, cost in costs.items()}
+    rows = {signature: [cost.seconds, cost.scratch_bytes] for signature, cost in costs.items()}
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(document))
-    draft.replace(path)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_text(json.dumps(_rows(path) | {key: rows}))
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)

@@ -27,6 +27,8 @@ class Updates:
             raise CaptureError(f"{name} looks across parameters, so one cannot be updated alone; use SGD or AdamW")
         self.optimizer = optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
+        self.writes_gradients = False
+        """Whether the optimizer was seen to change gradients in place: then one that others read too is copied for it."""
         step = type(optimizer).step
         # torch wraps `step` for its profiler and for hooks, which belong to a whole step and not to each parameter
         self._step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
@@ -36,24 +38,25 @@ class Updates:
         """Whether the optimizer updates this parameter at all."""
         return id(parameter) in self._group_of
 
-    def update(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Run the optimizer for one parameter; its `.grad` is None afterwards."""
+    def update(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor, shared: bool = False) -> None:
+        """Run the optimizer for one parameter; its `.grad` is None afterwards. `shared`: others read the gradient too."""
         if self.on_gradient is not None:
             self.on_gradient(name, gradient)
-        parameter.grad = gradient
+        parameter.grad = gradient.clone() if shared and self.writes_gradients else gradient
         del gradient
         try:
             self._run(parameter, self._group_of[id(parameter)], self.optimizer.state)
         finally:
             parameter.grad = None
 
-    def keep(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def keep(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor, shared: bool = False) -> None:
         """Leave the gradient in `.grad`, added to what is there, as `backward` does."""
         if self.on_gradient is not None:
             self.on_gradient(name, gradient)
         if parameter.grad is None:
-            # an expanded gradient shares its elements: nobody could scale or clip it in place
-            parameter.grad = gradient.clone() if 0 in gradient.stride() or gradient._is_view() else gradient
+            # one that shares its elements, with itself by expansion or with another's, nobody could scale or clip in place
+            shared = shared or 0 in gradient.stride() or gradient._is_view()
+            parameter.grad = gradient.clone() if shared else gradient
         else:
             parameter.grad.add_(gradient)
 
@@ -77,15 +80,13 @@ class Updates:
 
     def state_bytes(self, parameter: torch.Tensor) -> int:
         """Bytes of optimizer state that the parameter has, or will have after its first update."""
-        state: dict[Any, Any] = (
-            {parameter: self.optimizer.state[parameter]} if parameter in self.optimizer.state else {}
-        )
-        if not state:
-            try:
-                state = self._first_state(parameter, torch.empty_like(parameter, device="meta"))
-            except Exception:  # noqa: BLE001 - some look at their numbers, or want a real device: each says so otherwise
-                with no_dispatch():
-                    state = self._first_state(parameter, torch.zeros_like(parameter))
+        try:
+            state = self._first_state(parameter, torch.empty_like(parameter, device="meta"))
+        except Exception:  # noqa: BLE001 - some look at their numbers, or want a real device: each says so otherwise
+            with no_dispatch():
+                state = self._first_state(parameter, torch.zeros_like(parameter))
+        if parameter in self.optimizer.state:
+            state = {parameter: self.optimizer.state[parameter]}
         leaves = pytree.tree_leaves(list(state.values()))
         return sum(leaf.untyped_storage().nbytes() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
@@ -93,8 +94,10 @@ class Updates:
         """What a first update makes of a stand-in for the parameter."""
         stand_in = torch.nn.Parameter(like.detach())
         stand_in.grad = torch.zeros_like(like)
+        version = stand_in.grad._version
         state = _DefaultState()
         self._run(stand_in, self._group_of[id(parameter)], state)
+        self.writes_gradients |= stand_in.grad is None or stand_in.grad._version != version
         return state
 
     def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -360,6 +361,18 @@ def test_a_digest_changes_with_shape_dtype_stride_dropout_and_optimizer_and_not_
         capture(make(mlp, optimizer=adam)).graph.digest,
     ]
     assert len({digest, *others}) == 1 + len(others)
+
+
+def renamed() -> nn.Module:
+    made = mlp()
+    return nn.Sequential(OrderedDict(zip(("one", "act", "drop", "two"), made, strict=True)))
+
+
+def test_names_are_no_part_of_the_digest_and_updates_of_one_shape_cost_the_same():
+    assert capture(make(renamed)).graph.digest == capture(make(mlp)).graph.digest
+    graph = capture(make(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)))).graph
+    updates = {op.name: op.signature for op in graph.ops if op.phase is Phase.UPDATE}
+    assert updates["0.weight.update"] == updates["1.weight.update"] != updates["2.weight.update"]
 
 
 # What cannot be captured.

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from autotune.apply import TrainStep
 from autotune.capture import capture
@@ -225,3 +226,58 @@ def test_gradients_kept_for_the_user_are_whole_tensors_of_their_own():
     )
     assert seen
     assert all(seen)
+
+
+class TwoOfOneGradient(nn.Module):
+    """Both have one and the same gradient, which the layer before them reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+        self.one, self.two = nn.Parameter(torch.zeros(6, 4)), nn.Parameter(torch.ones(6, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(inputs) + self.one + self.two
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_parameters_of_one_gradient_keep_one_each_to_add_to_and_to_clip(accumulate: int):
+    workload, other = make(TwoOfOneGradient), make(TwoOfOneGradient)
+
+    def clip(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+
+    step = TrainStep(
+        workload.model, workload.loss_fn, workload.optimizer, workload.batch,
+        accumulate=accumulate, before_update=lambda: clip(workload.model),
+    )  # fmt: skip
+    for _ in range(2):
+        for _ in range(accumulate):
+            step(workload.batch)
+            other.loss_fn(other.model, other.batch).backward()
+        clip(other.model)
+        other.optimizer.step()
+        other.optimizer.zero_grad()
+    assert_same(workload, other)
+
+
+class WritesItsGradients(torch.optim.SGD):
+    """Decays as optimizers of old do: in the gradient itself."""
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.add_(parameter, alpha=0.1)
+                        parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_optimizer_that_writes_into_gradients_changes_no_other_parameters(place: str):
+    workload, step, other = pair(lambda p: WritesItsGradients(p, lr=0.1), place, TwoOfOneGradient)
+    for _ in range(3):
+        step(workload.batch)
+        eager_step(other)
+    assert_same(workload, other)
