@@ -64,7 +64,7 @@ class Arena:
             lib.arena_record()
         whole = False
         try:
-            with _malloc_returns_memory(self._id is None):
+            with malloc_returns_memory(self._id is None):
                 yield
             whole = True
         finally:
@@ -109,7 +109,7 @@ class Arena:
 
 
 @contextmanager
-def _malloc_returns_memory(wanted: bool) -> Iterator[None]:
+def malloc_returns_memory(wanted: bool = True) -> Iterator[None]:
     """While a step runs on malloc, let it keep nothing back; afterwards as glibc behaves in a long-lived process."""
     libc = ctypes.CDLL(None)
     if not wanted or not hasattr(libc, "mallopt"):

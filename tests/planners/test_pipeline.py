@@ -26,7 +26,7 @@ def test_the_defaults_are_the_users_own_step():
 
 
 def test_the_defaults_name_every_kind_in_the_order_in_which_they_decide():
-    assert list(defaults()) == ["order", "update", "recompute", "offload"]
+    assert list(defaults()) == ["order", "update", "recompute", "offload", "allocator"]
     assert build(defaults()) == build({})
 
 

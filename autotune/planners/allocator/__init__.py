@@ -1,4 +1,4 @@
-"""Planners that decide who hands out the step's memory."""
+"""Who hands out the step's memory. The first is the default."""
 
 from collections.abc import Mapping
 
@@ -6,4 +6,4 @@ from autotune.planners.allocator.arena import Arena
 from autotune.planners.allocator.system import System
 from autotune.planners.contract import Planner
 
-ALLOCATORS: Mapping[str, type[Planner]] = {"arena": Arena, "system": System}
+ALLOCATORS: Mapping[str, type[Planner]] = {"system": System, "arena": Arena}
