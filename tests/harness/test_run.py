@@ -26,7 +26,9 @@ from tests.harness.test_limit import needs_cgroup
 
 WORKLOADS = str(Path(__file__).with_name("workloads.py"))
 MIB = 2**20
-SPARING: Settings = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "segments"}}
+SPARING: Settings = {
+    "update": {"planner": "with_gradient"}, "recompute": {"planner": "segments"}, "allocator": {"planner": "arena"},
+}  # fmt: skip
 
 
 def harness(tmp_path: Path, factory: str, arguments: dict[str, object] | None = None, **options: object) -> Harness:
