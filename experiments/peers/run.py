@@ -121,20 +121,25 @@ class Peers:
         request: dict[str, Any] = {"do": "baseline_bytes", "reference": reference}
         daily: dict[str, Any] = {"do": "seconds", "plan": None, "eager": True}
         if plan is not None:
-            compared = {"plan": to_json(plan), "reference": reference, "tolerance": float("inf")}
-            request = {"do": "plan_bytes", **compared}
-            daily = {"do": "seconds", "eager": False, **compared}
+            document = to_json(plan)
+            request = {"do": "plan_bytes", "plan": document, "reference": reference, "tolerance": float("inf")}
+            daily = {"do": "seconds", "plan": document, "eager": False}
         found = self.ask(workload, request, return_memory=True)
         charged = self.ask(
             workload, {**daily, "samples": CHARGED_STEPS, "patience_seconds": CHILD_SECONDS / 3}, return_memory=False
         )
-        errors = [answer["max_error"] for answer in (found, charged) if "max_error" in answer]
+        if "outcome" in charged:
+            raise SystemExit(f"{self.model}: {charged['outcome']}: {charged['detail']}")
+        peak, daily_charge = (
+            one[key] - one["floor_bytes"] for one, key in ((found, "peak_bytes"), (charged, "charged_bytes"))
+        )
         return {
-            "step_peak_bytes": found["peak_bytes"] - found["floor_bytes"],
-            "step_charged_bytes": charged["charged_bytes"] - charged["floor_bytes"],
+            "step_peak_bytes": peak,
+            # an arena's first two steps run on malloc that returns memory at once: they are charged their peak
+            "step_charged_bytes": daily_charge if plan is None else max(daily_charge, peak),
             "floor_bytes": found["floor_bytes"],
             "meter": found["meter"],
-            "max_error": max(errors, default=None),
+            "max_error": found.get("max_error"),
         }
 
     def ask(self, workload: dict[str, Any], request: dict[str, Any], *, return_memory: bool) -> dict[str, Any]:
