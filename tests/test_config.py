@@ -38,11 +38,11 @@ def test_every_config_of_the_project_names_a_workload_that_takes_its_arguments(p
     assert path.read_text().startswith("# "), "the first line says what the config shows"
 
 
-def test_resnet18_is_batch_10_of_224_in_65_percent_and_10_minutes():
+def test_resnet18_is_batch_10_of_224_in_65_percent_within_10_minutes():
     config = load_config(str(next(path for path in CONFIGS if path.stem == "resnet18")))
     assert config.ref == WorkloadRef("resnet18", {"batch": 10, "size": 224})
     assert config.parsed_budget.share == 0.65
-    assert config.time_seconds == 600
+    assert config.time_seconds < 600  # the last trial and the confirmation may run over
 
 
 def test_a_bare_reference_is_a_config_of_defaults():
