@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune import lstm
+from autotune import dropout, lstm
 from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.program import Call, Meta, Program, Read, View, reads
@@ -47,6 +47,7 @@ def capture(workload: Workload, name: str = "") -> Program:
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     with _quiet(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
         joint, owner = _trace(stack, step, tensors, name)
+        dropout.split_dropout(joint.graph_module.graph)
         reader = _Reader(joint.graph_module.graph, owner, workload)
         reader.read()
         return reader.program(name, joint.out_spec, tensors[0].device)
@@ -312,7 +313,7 @@ class _Reader:
         self._append(
             Call(target, args, kwargs, outputs),
             name=name,
-            target=str(node.target),
+            target=_shown_target(node.target),
             phase=Phase.BACKWARD if backward else Phase.FORWARD,
             repeatable=not random and not node.is_impure(impure_random=False),
             random=random,
@@ -409,8 +410,15 @@ def _own_name(target: str) -> str:
     return "" if target == "model" else target.removeprefix("model.")
 
 
+def _shown_target(target: Any) -> str:
+    """An op's name: ATen's own, or that of our function."""
+    return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target.__module__}.{target.__name__}"
+
+
 def _draws(target: Any, args: Any, kwargs: Any) -> bool:
     """Whether an op draws from the generator: it is tagged so, and its probability is not zero."""
+    if target is dropout.draw_mask:
+        return True
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | dict(kwargs)
