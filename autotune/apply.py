@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from autotune import planfile
 from autotune.arena import Arena
 from autotune.capture import capture
-from autotune.costs import Costs
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots
 from autotune.graph import TrainGraph
@@ -22,7 +21,7 @@ from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.program import Program, reads
 from autotune.schedule import lower
-from autotune.stores import SwapStore, open_store, probe
+from autotune.stores import SwapStore, measured, open_store
 from autotune.workload import LossFn, Workload, infer
 
 OtherShapes = Literal["replan", "eager", "error"]
@@ -232,14 +231,8 @@ class TrainStep:
         return _Ready(program, plan, Executor(program, schedule, store, arena=arena), store, arena)
 
     def _replan(self, file: PlanFile, program: Program) -> Plan:
-        costs = profile(program)
-        stores = {name: probe(name, Path(directory)) for name, directory in self._stores.items()}
-        return make_plan(
-            program.graph,
-            file.settings,
-            file.budget_bytes,
-            Costs(costs.seconds, costs.scratch_bytes, stores, costs.contention),
-        )
+        directories = {name: Path(directory) for name, directory in self._stores.items()}
+        return make_plan(program.graph, file.settings, file.budget_bytes, measured(profile(program), directories))
 
     def _directory(self, name: str) -> Path:
         if name not in self._stores:

@@ -41,7 +41,14 @@ Limit = Annotated[
     str | None,
     typer.Option("--limit", metavar="BYTES", help="Enforce a memory limit on every process that runs the step."),
 ]
-Time = Annotated[str | None, typer.Option("--time", metavar="TIME", help="How long the search may take: 90s, 10m, 1h.")]
+Time = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="TIME",
+        help="How long the search itself may take: 90s, 10m, 1h; baseline and confirmation come on top.",
+    ),
+]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="How many trials it may take.")]
 Objective = Annotated[str | None, typer.Option("--objective", metavar="time|pareto", help="What the search lowers.")]
 Name = Annotated[

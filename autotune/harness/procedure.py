@@ -33,7 +33,7 @@ from autotune.profile import profile
 from autotune.program import Program
 from autotune.records import from_json, to_json
 from autotune.schedule import Schedule, lower
-from autotune.stores import SwapStore, open_store, probe
+from autotune.stores import SwapStore, measured, open_store
 from autotune.workload import Workload, infer, load
 
 STEPS = 2
@@ -65,10 +65,7 @@ class Bench:
         from autotune.devices import this_device
 
         cache = Path(self._spec.profile_cache) if self._spec.profile_cache else None
-        costs = replace(
-            profile(self._program, cache=cache),
-            stores={name: probe(name, directory) for name, directory in self._stores.items()},
-        )
+        costs = measured(profile(self._program, cache=cache), self._stores)
         return {
             "graph": to_json(self._program.graph),
             "costs": to_json(costs),

@@ -6,10 +6,11 @@ command line and `doctor` take it from there. Importing this package imports no 
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from autotune.costs import StoreCost
+from autotune.costs import Costs
 from autotune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,15 +86,12 @@ def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **opt
     return STORES[name](Path(directory), slots, **options)
 
 
-def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20) -> StoreCost:
-    """Measure what the store does there: see `rates.probe`."""
+def measured(costs: Costs, directories: Mapping[str, Path]) -> Costs:
+    """The costs with what each store does in its directory, and how much it slows computing: see `rates`."""
     from autotune.stores import rates
 
-    return rates.probe(name, directory, nbytes)
-
-
-def contention(name: str, directory: str | Path) -> float:
-    """Measure how much slower compute gets beside its transfers: see `rates.contention`."""
-    from autotune.stores import rates
-
-    return rates.contention(name, directory)
+    return replace(
+        costs,
+        stores={name: rates.probe(name, directory) for name, directory in directories.items()},
+        contention=max((rates.contention(name, directory) for name, directory in directories.items()), default=1.0),
+    )

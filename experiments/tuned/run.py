@@ -8,13 +8,14 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 CONFIGS = ("resnet50", "gpt2", "lstm")
 COLUMNS = (
-    "model", "trial", "kind", "outcome", "predicted_peak_bytes", "measured_peak_bytes", "error_percent", "charged_bytes",
+    "trial", "kind", "outcome", "predicted_peak_bytes", "measured_peak_bytes", "error_percent", "charged_bytes",
     "time_ratio", "max_error",
 )  # fmt: skip
 
@@ -26,27 +27,38 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    found = {model: tune(model, chosen.time) for model in chosen.models}
-    rows = [row for model, document in found.items() for row in trials(model, document)]
-    with (chosen.out / "trials.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    machine = {
-        "device": found[chosen.models[0]]["baseline"]["measurement"]["device"],
-        "kernel": platform.release(),
-        "load_average": os.getloadavg(),
-        "command": " ".join(["python", "experiments/tuned/run.py", *sys.argv[1:]]),
-    }
-    (chosen.out / "machine.json").write_text(json.dumps(machine, indent=1) + "\n")
-    (chosen.out / "summary.md").write_text(summary(found, rows))
+    for model in chosen.models:
+        began, load = time.perf_counter(), os.getloadavg()
+        document = tune(model, chosen.time)
+        rows = trials(document)
+        with (chosen.out / f"{model}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        record = summed(document, rows) | {
+            "budget": budget(model),
+            "device": document["baseline"]["measurement"]["device"],
+            "kernel": platform.release(),
+            "load": {"began": load, "ended": os.getloadavg()},
+            "seconds": round(time.perf_counter() - began),
+            "command": " ".join(["python", "experiments/tuned/run.py", *sys.argv[1:]]),
+        }
+        (chosen.out / f"{model}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (chosen.out / "summary.md").write_text(summary(chosen.out))
 
 
-def tune(model: str, time: str) -> dict[str, Any]:
+def config(model: str) -> Path:
+    return (HERE.parent.parent / "configs" / f"{model}.yaml").resolve()
+
+
+def budget(model: str) -> str:
+    return next(line.split()[1] for line in config(model).read_text().splitlines() if line.startswith("budget:"))
+
+
+def tune(model: str, limit: str) -> dict[str, Any]:
     """What the command prints, run from a folder of its own so that nothing else is touched."""
-    config = (HERE.parent.parent / "configs" / f"{model}.yaml").resolve()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "autotune", "tune", str(config), "--time", time, "--json"]
+        command = [sys.executable, "-m", "autotune", "tune", str(config(model)), "--time", limit, "--json"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{model}: exit {done.returncode}\n{done.stderr[-2000:]}")
@@ -54,7 +66,7 @@ def tune(model: str, time: str) -> dict[str, Any]:
     return document
 
 
-def trials(model: str, document: dict[str, Any]) -> list[dict[str, Any]]:
+def trials(document: dict[str, Any]) -> list[dict[str, Any]]:
     """One row for each trial that ran a plan."""
     rows = []
     for trial in document["trials"]:
@@ -64,7 +76,6 @@ def trials(model: str, document: dict[str, Any]) -> list[dict[str, Any]]:
         measured = seen["peak_bytes"] - seen["floor_bytes"]
         rows.append(
             {
-                "model": model,
                 "trial": trial["number"],
                 "kind": trial["kind"],
                 "outcome": seen["outcome"],
@@ -88,25 +99,38 @@ def ratio(seen: dict[str, Any]) -> float | None:
     return round(ours / eager, 4)
 
 
-def summary(found: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The tables."""
+def summed(document: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answer in a few numbers."""
+    eager, best = (document[name]["measurement"] for name in ("baseline", "best"))
+    return {
+        "eager_peak_bytes": eager["peak_bytes"] - eager["floor_bytes"],
+        "eager_charged_bytes": eager["charged_bytes"] - eager["floor_bytes"],
+        "best_peak_bytes": best["peak_bytes"] - best["floor_bytes"],
+        "best_charged_bytes": best["charged_bytes"] - best["floor_bytes"],
+        "best_time_ratio": ratio(best),
+        "best_max_error": best["max_error"],
+        "trials_that_ran": len(rows),
+        "largest_error_percent": max(abs(row["error_percent"]) for row in rows),
+    }
+
+
+def summary(folder: Path) -> str:
+    """One table of all models that have a result."""
     lines = [
-        "| model | eager peak MiB | eager charged MiB | budget MiB | best charged MiB | best time | results |",
-        "|---|---|---|---|---|---|---|",
+        "| model | eager peak MiB | eager charged MiB | budget | best charged MiB | best time | results "
+        "| trials that ran | largest error of the predicted peak |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for model, document in found.items():
-        eager, best = (document[name]["measurement"] for name in ("baseline", "best"))
-        peak = eager["peak_bytes"] - eager["floor_bytes"]
-        same = "bit for bit" if best["max_error"] == 0 else f"off by {best['max_error']:.1e}"
-        lines.append(
-            f"| {model} | {peak / 2**20:.0f} | {(eager['charged_bytes'] - eager['floor_bytes']) / 2**20:.0f} "
-            f"| {0.65 * peak / 2**20:.0f} | {(best['charged_bytes'] - best['floor_bytes']) / 2**20:.0f} "
-            f"| {ratio(best):.3f}x | {same} |"
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text())
+        eager, charged, best = (
+            f"{one[name] / 2**20:.1f}" for name in ("eager_peak_bytes", "eager_charged_bytes", "best_charged_bytes")
         )
-    lines += ["", "| model | trials that ran | largest error of the predicted peak |", "|---|---|---|"]
-    for model in found:
-        errors = [abs(row["error_percent"]) for row in rows if row["model"] == model]
-        lines.append(f"| {model} | {len(errors)} | {max(errors):.2f} % |")
+        same = "bit for bit" if one["best_max_error"] == 0 else f"off by {one['best_max_error']:.1e}"
+        lines.append(
+            f"| {path.stem} | {eager} | {charged} | {one['budget']} | {best} | {one['best_time_ratio']:.3f}x | {same} "
+            f"| {one['trials_that_ran']} | {one['largest_error_percent']:.2f} % |"
+        )
     return "\n".join(lines) + "\n"
 
 
