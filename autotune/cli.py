@@ -37,6 +37,9 @@ Stores = Annotated[
     list[str] | None,
     typer.Option("--store", metavar="NAME=DIR", help="Where offloaded bytes may go: ssd=DIR, ramdisk=DIR; repeatable."),
 ]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="cpu|cuda", help="Where the step runs; cpu by default.")
+]
 Limit = Annotated[
     str | None,
     typer.Option("--limit", metavar="BYTES", help="Enforce a memory limit on every process that runs the step."),
@@ -78,6 +81,7 @@ def tune(
     budget: Budget = None,
     set_: Arguments = None,
     store: Stores = None,
+    device: Device = None,
     limit: Limit = None,
     time: Time = None,
     trials: Trials = None,
@@ -89,7 +93,7 @@ def tune(
     """Search for the fastest plan within the budget, every number measured; Ctrl-C ends it early and keeps all."""
     from autotune.commands.tune import run
 
-    given = {"budget": budget, "limit": limit, "time": time, "trials": trials, "objective": objective}
+    given = {"budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective}
     run(_config(workload, given, set_, store), name=name, json=json)
 
 
@@ -116,6 +120,7 @@ def plan(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the plan.")] = None,
     set_: Arguments = None,
     store: Stores = None,
+    device: Device = None,
     limit: Limit = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -123,7 +128,7 @@ def plan(
     """Make one plan for the budget by estimate alone; nothing is trained, percentages are of the simulated step."""
     from autotune.commands.plan import run
 
-    run(_config(workload, {"budget": budget, "limit": limit}, set_, store), out=out, json=json)
+    run(_config(workload, {"budget": budget, "device": device, "limit": limit}, set_, store), out=out, json=json)
 
 
 @app.command(short_help="Run a plan and the baseline in turns.")

@@ -52,6 +52,8 @@ class Config(Section):
     """A zoo name, `package.module:factory` or `path/file.py:factory`."""
     arguments: dict[str, JsonValue] = {}
     """The factory's."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the step runs; model and batch are moved there."""
     budget: str = "65%"
     objective: Literal["time", "pareto"] = "time"
     time: str = "10m"

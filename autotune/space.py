@@ -27,6 +27,11 @@ GP_PARAMETERS, GP_TRIALS = 15, 250
 """A Gaussian process sampler earns its second a trial up to here (Optuna's AutoSampler draws the same line)."""
 
 
+def usual_allocator(device_kind: str) -> str:
+    """The one right answer on each device: glibc keeps what plans free, a GPU's caching allocator does not."""
+    return "system" if device_kind == "cuda" else "arena"
+
+
 def search_space(kinds: Mapping[str, Mapping[str, type[Planner]]], stores: Collection[str]) -> Space:
     """What may be searched when these stores are open; a planner that needs a store falls away without one."""
     space: Space = {}

@@ -18,7 +18,7 @@ from autotune.commands.plan import make
 from autotune.config import Config, load_config
 from autotune.costs import Costs
 from autotune.devices import Finding
-from autotune.errors import InfeasibleError, PlanError
+from autotune.errors import ConfigError, InfeasibleError, PlanError
 from autotune.graph import TrainGraph
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
@@ -45,6 +45,13 @@ HEAVY = {
     "yaml",
     "jinja2",
 }
+
+
+def torch_sees_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
 
 FACTORIES = """
 import torch
@@ -377,6 +384,28 @@ def test_a_plan_of_another_graph_names_what_differs() -> None:
         match_plan(Path("p.json"), file, Prepared(graph=wider))
     with pytest.raises(PlanError, match="made on cuda, this is cpu"):
         match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), Prepared())
+
+
+@pytest.mark.skipif(torch_sees_a_gpu(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here_is_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    for command, code in ((["tune", "mine.py:tiny", "--device", "cuda"], 2), (["measure", "p.json"], 6)):
+        planfile.write(
+            tmp_path / "p.json",
+            plan_file(device=replace(DEVICE, kind="cuda"), workload=WorkloadRef("mine.py:tiny", {})),
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main(command)
+        assert ended.value.code == code
+        assert "sees no GPU here; autotune doctor says why" in capfd.readouterr().err
+
+
+def test_a_device_that_nobody_knows_is_a_usage_error() -> None:
+    with pytest.raises(ConfigError, match="--device: input should be 'cpu' or 'cuda'"):
+        load_config("resnet18", overrides={"device": "tpu"})
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from autotune import planfile
 from autotune.commands.session import answering, harness, print_json, say
 from autotune.config import load_config
-from autotune.errors import AutotuneError, InfeasibleError, NumericsError, PlanError, StoreError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import check
 from autotune.planfile import PlanFile
 from autotune.records import to_json
 
 if TYPE_CHECKING:
-    from autotune.harness.run import Surveyed
+    from autotune.harness.run import Harness, Surveyed
 
 
 def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: str | None, *, json: bool) -> None:
@@ -24,12 +24,17 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
     typed = load_config(file.workload.reference, arguments=arguments).arguments
     config = load_config(
         file.workload.reference,
-        overrides={"arguments": file.workload.arguments | typed, "stores": stores or None, "limit": limit},
+        overrides={
+            "arguments": file.workload.arguments | typed,
+            "device": file.device.kind if file.device else None,
+            "stores": stores or None,
+            "limit": limit,
+        },
     )
     with answering() as out:
         say(f"measuring {config.ref}: the baseline, then the plan")
         with harness(config) as runner:
-            match_plan(path, file, runner.survey())
+            match_plan(path, file, _surveyed(path, file, runner))
             baseline = runner.baseline()
             seen = runner.measure(file.plan, budget_bytes=file.budget_bytes)
         if json:
@@ -40,6 +45,16 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
             out.write("\n".join(compare(file.estimate, seen, baseline)) + "\n")
     if (error := failure(path, seen)) is not None:
         raise error
+
+
+def _surveyed(path: Path, file: PlanFile, runner: "Harness") -> "Surveyed":
+    """The graph and device here; a device that is not here is the plan's fault."""
+    try:
+        return runner.survey()
+    except ConfigError as error:
+        if file.device is None or file.device.kind == "cpu":
+            raise
+        raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
 
 
 def match_plan(path: Path, file: PlanFile, surveyed: "Surveyed") -> None:

@@ -16,7 +16,7 @@ from autotune.planners import KINDS
 from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import simulate
-from autotune.space import preset, search_space
+from autotune.space import preset, search_space, usual_allocator
 from autotune.units import fmt_seconds
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.harness.run import Surveyed
 
 
-FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep", "allocator": "arena"}
+FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep"}
 """What is tried before anything else: it needs no store and seconds at most."""
 
 
@@ -57,7 +57,8 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     whole = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
     step = config.parsed_budget.step_bytes(floor_bytes=surveyed.floor_bytes, baseline_step_bytes=whole)
     searched = search_space(KINDS, costs.stores)
-    made = candidate(graph, costs, preset(KINDS, searched, FIRST), step)
+    first = FIRST | {"allocator": usual_allocator(surveyed.device.kind)}
+    made = candidate(graph, costs, preset(KINDS, searched, first), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
         made = min(others, key=lambda one: _rank(one, step))

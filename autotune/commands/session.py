@@ -65,6 +65,7 @@ def harness(config: "Config", log_dir: Path | None = None) -> Iterator["Harness"
                 config.ref,
                 log_dir=logs,
                 stores=stores,
+                device_kind=config.device,
                 limit_bytes=config.limit_bytes,
                 samples=config.samples,
                 seed=config.seed,

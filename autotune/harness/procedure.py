@@ -414,6 +414,10 @@ def _on_device(workload: Workload, kind: str) -> Workload:
     """Modules move in place, so that the optimizer's parameters stay the model's."""
     if kind == "cpu":
         return workload
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {kind}: torch {torch.__version__} sees no GPU here; autotune doctor says why, or use --device cpu"
+        )
     workload.model.to(kind)
     moved = pytree.tree_map(lambda leaf: leaf.to(kind) if isinstance(leaf, torch.Tensor) else leaf, workload.batch)
     return replace(workload, batch=moved)
