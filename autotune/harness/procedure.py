@@ -5,10 +5,9 @@ import ctypes
 import gc
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,17 @@ OnGradient = Callable[[str, torch.Tensor], None]
 Step = Callable[[], list[torch.Tensor]]
 
 
+@dataclass
+class _Timed:
+    """What is being timed."""
+
+    plan: Any
+    step: Step
+    stack: contextlib.ExitStack
+    executor: Executor | None = None
+    arena: Arena | None = None
+
+
 class Bench:
     """One workload in one process, and everything that can be asked of it."""
 
@@ -52,6 +62,7 @@ class Bench:
         self._spec = spec
         self._stores = {name: Path(directory) for name, directory in spec.stores.items()}
         self._held = _nothing
+        self._timed: _Timed | None = None
         self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
         self._limit()
         self._seed()
@@ -108,49 +119,54 @@ class Bench:
         graph = self._program.graph
         return {"wiring": repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops])}
 
-    def seconds(self, plan: Any, eager: bool, samples: int, patience_seconds: float) -> dict[str, Any]:
-        """Time blocks of plan steps (none without a plan) and plain eager steps in turns, charging the plan's blocks,
-        or, without a plan, eager's. Once patience is at an end, fewer samples must do. Steps in an arena are compared
-        with the same on malloc.
-        """
+    def begin(self, plan: Any) -> dict[str, Any]:
+        """Get a plan, or without one plain eager, ready to be timed in blocks; an arena is laid out."""
+        self.stop()
         self._restore()
-        begun = time.monotonic()
-        found: dict[str, list[float]] = {"plan": [], "eager": []}
-        charged, stalls, moved = 0, [0.0], 0
-        with contextlib.ExitStack() as stack:
-            step: Step = self._eager
-            executor, arena = None, None
-            if plan is not None:
-                step, executor = stack.enter_context(self._running(plan, arena=(arena := _arena(plan))))
-            side = "plan" if plan is not None else "eager"
-            for _ in range(
-                3 if arena is not None else 0
-            ):  # its first two steps run on malloc: the bytes child sees them
-                _drop(step())
-            while len(found[side]) < samples and (not found[side] or time.monotonic() - begun < patience_seconds):
-                if eager and plan is not None:
-                    found["eager"] += [seconds for seconds, _ in self._block(self._eager, None)]
-                    self._forget_gradients()
-                trim()
-                with self._meter(charged=True) as meter:
-                    block = self._block(step, executor)
-                charged = max(charged, meter.peak_bytes)
-                found[side] += [seconds for seconds, _ in block]
-                stalls += [stalled for _, stalled in block]
-                moved = executor.transfer_bytes if executor is not None else 0
-        floor = self._floor_bytes()
-        if plan is not None and arena is not None and (differs := self._arena_changes(plan)):
-            return {"outcome": Outcome.WRONG_RESULT, "detail": f"{differs} differs between arena and malloc"}
-        self._forget()
+        stack = contextlib.ExitStack()
+        timed = self._timed = _Timed(plan, self._eager, stack)
+        if plan is not None:
+            timed.arena = self._arena(plan)
+            timed.step, timed.executor = stack.enter_context(self._running(plan, arena=timed.arena))
+        for _ in range(3 if timed.arena is not None else 0):  # its first two run on malloc: the bytes child sees them
+            _drop(timed.step())
+        return {}
+
+    def block(self) -> dict[str, Any]:
+        """Time and charge a few steps of what was begun; between blocks another process may have its turn."""
+        assert self._timed is not None
+        timed = self._timed
+        trim()
+        with self._meter(charged=True) as meter:
+            block = self._block(timed.step, timed.executor)
+        self._forget_gradients()
         return {
-            "floor_bytes": floor,
-            "step_seconds": found[side][:samples],
-            "baseline_seconds": found["eager"][:samples],
-            "charged_bytes": charged,
-            "stall_seconds": statistics.median(stalls[1:]),
-            "transfer_bytes": moved,
+            "seconds": [seconds for seconds, _ in block],
+            "stalls": [stalled for _, stalled in block],
+            "transfer_bytes": timed.executor.transfer_bytes if timed.executor is not None else 0,
+            "charged_bytes": meter.peak_bytes,
             "meter": meter.name,
         }
+
+    def finish(self) -> dict[str, Any]:
+        """The floor of what was begun, which ends. Steps in an arena are compared with the same on malloc."""
+        assert self._timed is not None
+        timed = self._timed
+        timed.stack.close()
+        floor = self._floor_bytes()
+        self.stop()
+        if timed.arena is not None and (differs := self._arena_changes(timed.plan)):
+            return {"outcome": Outcome.WRONG_RESULT, "detail": f"{differs} differs between arena and malloc"}
+        self._forget()
+        return {"floor_bytes": floor}
+
+    def stop(self) -> dict[str, Any]:
+        """End what was begun, if anything was."""
+        if self._timed is not None:
+            self._timed.stack.close()
+        self._timed = None
+        self._forget()
+        return {}
 
     # How.
 
@@ -361,6 +377,9 @@ class Bench:
         trim()
         return self._meter().now_bytes() - self._static_bytes()
 
+    def _arena(self, plan: Any) -> Arena | None:
+        return Arena() if plan["allocator"] == "arena" and self._spec.device_kind == "cpu" else None
+
     def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float]]:
         """(seconds, stalled seconds) of each measured step of a block."""
         found = []
@@ -377,10 +396,6 @@ class Bench:
     def _synchronize(self) -> None:
         if self._nvml is not None:
             torch.cuda.synchronize()
-
-
-def _arena(document: Any) -> Arena | None:
-    return Arena() if document["allocator"] == "arena" and not torch.cuda.is_available() else None
 
 
 def trim() -> None:
