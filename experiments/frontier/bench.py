@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed, Spec
+from autotune.measurement import Outcome
 
 HERE = Path(__file__).parent
 CHARGED_SAMPLES = 4
@@ -85,13 +86,13 @@ class Bench:
                 [sys.executable, str(HERE / "turns.py"), str(asked), str(answered)], env=plain, check=False
             ).returncode
             if not answered.exists():
-                raise SystemExit(f"{self.name}: the timing process ended with {code} before it had begun; see above")
+                raise Failed(Outcome.CRASHED, f"the timing process ended with {code} before it had begun")
             answer = dict(json.loads(answered.read_text()))
             last = answer.pop("now")
             if not code:
                 break
             if last not in peers and last not in plans:
-                raise SystemExit(f"{self.name}: the timing process ended with {code} at {last}; see above")
+                raise Failed(Outcome.CRASHED, f"the timing process ended with {code} at {last}")
             died[last] = f"the process ended with {code}"
             peers, plans = [one for one in peers if one != last], {k: v for k, v in plans.items() if k != last}
         answer["failed"] |= died
@@ -110,10 +111,3 @@ def charge_request(plan: Any) -> dict[str, Any]:
         "samples": CHARGED_SAMPLES,
         "patience_seconds": PATIENCE_SECONDS,
     }
-
-
-def answered(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply; Failed where it is an outcome instead."""
-    if "outcome" in reply:
-        raise Failed(reply["outcome"], reply.get("detail", ""))
-    return reply

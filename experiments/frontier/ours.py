@@ -4,13 +4,15 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
-from bench import Bench, answered, charge_request
+from bench import Bench, charge_request
 
 from autotune import space
 from autotune.candidates import Candidate, candidate
 from autotune.costs import Costs
 from autotune.errors import AutotuneError
 from autotune.graph import TrainGraph
+from autotune.harness.messages import Failed
+from autotune.measurement import Outcome
 from autotune.plan import Plan
 from autotune.planners import KINDS
 from autotune.records import from_json, to_json
@@ -38,13 +40,21 @@ class Ours:
         self.reference = bench.eager_results(SECONDS)
 
     def __enter__(self) -> Self:
-        self.bytes_child = self.bench.child("eager", return_memory=True)
-        self.charge_child = self.bench.child("eager", return_memory=False)
+        self.children = {kept: self.bench.child("eager", return_memory=kept) for kept in (True, False)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bytes_child.end()
-        self.charge_child.end()
+        for child in self.children.values():
+            child.end()
+
+    def ask(self, request: dict[str, Any], *, return_memory: bool) -> dict[str, Any]:
+        """One question to one of the two processes; in place of one that died there is a new one."""
+        if not self.children[return_memory].alive:
+            self.children[return_memory] = self.bench.child("eager", return_memory=return_memory)
+        reply = self.children[return_memory].ask(request, SECONDS)
+        if "outcome" in reply:
+            raise Failed(reply["outcome"], reply.get("detail", ""))
+        return reply
 
     def graph_summary(self) -> dict[str, Any]:
         return {
@@ -80,7 +90,7 @@ class Ours:
     def peak(self, plan: Plan) -> dict[str, Any]:
         """Peak while malloc returns memory at once, after a comparison with eager to the bit."""
         request = {"do": "plan_bytes", "plan": to_json(plan), "reference": self.reference, "tolerance": float("inf")}
-        found = answered(self.bytes_child.ask(request, SECONDS))
+        found = self.ask(request, return_memory=True)
         return {
             "step_peak_bytes": found["peak_bytes"] - found["floor_bytes"],
             "floor_bytes": found["floor_bytes"],
@@ -91,7 +101,7 @@ class Ours:
 
     def charge(self, plan: Plan, peak: int) -> dict[str, Any]:
         """In the arena. Its first two steps run on malloc that returns memory at once: they are charged their peak."""
-        found = answered(self.charge_child.ask(charge_request(to_json(plan)), SECONDS))
+        found = self.ask(charge_request(to_json(plan)), return_memory=False)
         return {"step_charged_bytes": max(found["charged_bytes"] - found["floor_bytes"], peak)}
 
     def fastest(self, aim: int) -> tuple[Candidate, dict[str, str]]:
@@ -114,7 +124,7 @@ class Ours:
             if best is None or worth(made, aim) < worth(best, aim):
                 best, self.names = made, names
         if best is None:
-            raise SystemExit(f"{self.bench.name}: no planner made a plan: {passed_over}")
+            raise Failed(Outcome.CRASHED, f"no planner made a plan: {passed_over}")
         return best, passed_over
 
     def choices(self) -> Iterator[dict[str, str]]:

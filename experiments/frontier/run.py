@@ -185,14 +185,17 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="measure nothing, write the tables and plots anew")
     options = parser.parse_args()
     out = HERE / (options.out or f"results/{'tiny-' if options.tiny else ''}{this_device('cpu').key}")
+    failed = []
     for name in () if options.summary else options.models:
         with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
             try:
                 Frontier(name, out, options, Path(scratch)).run()
             except Failed as failure:
-                raise SystemExit(f"{name}: {failure.outcome}: {failure.detail}") from None
+                failed.append(f"{name}: {failure.outcome}: {failure.detail}")
         summarize(out)
     print(summarize(out))
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 def _tiny(model: str, arguments: dict[str, Any]) -> dict[str, Any]:

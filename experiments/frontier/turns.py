@@ -4,6 +4,7 @@ The answer is written anew after every stage, so that a variant that takes the p
 """
 
 import json
+import math
 import random
 import sys
 import time
@@ -133,7 +134,7 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
         away = float((found[name].double() - tensor.double()).norm())
         off = away / size if size else float("inf")
         if not off <= error:
-            worst, error = name, off if off == off else float("inf")
+            worst, error = name, float("inf") if math.isnan(off) else off
     return {"error": error, "worst": worst, "equal": not worst}
 
 

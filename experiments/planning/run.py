@@ -66,28 +66,14 @@ class Row:
         return self.graph, self.kind, self.planner, str("" if self.share is None else self.share)
 
 
-def answers(
-    family: str, name: str, made: tuple[TrainGraph, Costs], patience: float, wanted: Any, tired: Any
-) -> Iterator[Row]:
-    """Rows of every wanted planner; `tired`: planners that were over their patience on a smaller graph of this family."""
-    graph, costs = made
-    placed = KINDS["update"]["with_gradient"]().plan(graph, Plan.traced(graph), 0, costs)
-    traced = peak_bytes(graph, placed, costs)
+def questions(family: str, name: str, graph: TrainGraph, traced_bytes: int) -> Iterator[Row]:
+    """A row to fill for every planner, and every budget that it heeds."""
     for kind, planners in KINDS.items():
-        for planner in planners:
-            shares = (None,) if kind == "order" else SHARES
-            for share in () if kind in UNTIMED else shares:
-                budget = None if share is None else int(graph.static_bytes + share * (traced - graph.static_bytes))
-                row = Row(family, name, len(graph.ops), kind, planner, share, budget)
-                if not wanted(row):
-                    continue
-                if (kind, planner) in tired:
-                    yield replace(row, remark="not tried: too slow on a smaller graph")
-                    continue
-                row = in_a_process(partial(answer, row, graph, placed, costs), row, patience)
-                if row.seconds is None and row.remark.startswith("no answer"):
-                    tired.add((kind, planner))
-                yield row
+        for planner in planners if kind not in UNTIMED else ():
+            for share in (None,) if kind == "order" else SHARES:
+                room = traced_bytes - graph.static_bytes
+                budget = None if share is None else int(graph.static_bytes + share * room)
+                yield Row(family, name, len(graph.ops), kind, planner, share, budget)
 
 
 def answer(row: Row, graph: TrainGraph, placed: Plan, costs: Costs) -> Row:
@@ -168,21 +154,28 @@ def main() -> None:
     known = {row.key for row in rows}
     _note(out)
     for family in (name for name in families if name in options.families):
-        tired = {(r.kind, r.planner) for r in rows if r.family == family and r.remark.startswith("no answer")}
         for name, make in families[family].items():
             began = time.perf_counter()
-            made = make()
-            print(f"{name}: {len(made[0].ops)} ops, made in {time.perf_counter() - began:.1f} s", flush=True)
-            missing = partial(_missing, known, set(options.planners))
-            for row in answers(family, name, made, options.patience, missing, tired):
-                rows.append(row)
+            graph, costs = make()
+            print(f"{name}: {len(graph.ops)} ops, made in {time.perf_counter() - began:.1f} s", flush=True)
+            placed = KINDS["update"]["with_gradient"]().plan(graph, Plan.traced(graph), 0, costs)
+            for row in questions(family, name, graph, peak_bytes(graph, placed, costs)):
+                if row.planner not in options.planners or row.key in known:
+                    continue
+                if too_slow(row, rows):
+                    found = replace(row, remark="not tried: too slow for a smaller graph")
+                else:
+                    found = in_a_process(partial(answer, row, graph, placed, costs), row, options.patience)
+                rows.append(found)
                 write(out / "results.csv", rows)
-                print(describe(row), flush=True)
+                print(describe(found), flush=True)
     plot(out, rows)
 
 
-def _missing(known: Any, planners: Any, row: Row) -> bool:
-    return row.planner in planners and row.key not in known
+def too_slow(row: Row, rows: list[Row]) -> bool:
+    """Whether the planner gave no answer for this graph, or a smaller one of its family, at any budget."""
+    slow = (r for r in rows if (r.family, r.kind, r.planner) == (row.family, row.kind, row.planner))
+    return any(r.remark.startswith(("no answer", "over")) and r.ops <= row.ops for r in slow)
 
 
 def describe(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,14 @@ ROW = run.Row("random", "random-6", 6, "order", "traced", None)
 
 def test_a_planner_that_dies_is_a_row_with_its_exit_code():
     assert run.in_a_process(lambda: os._exit(3), ROW, 10).remark == "the process ended with 3"
+
+
+def test_a_planner_without_an_answer_is_spared_larger_graphs_of_that_family_alone():
+    seen = [replace(ROW, remark="no answer within 1 s")]
+    assert run.too_slow(replace(ROW, ops=7), seen)
+    assert not run.too_slow(replace(ROW, ops=5), seen)
+    assert not run.too_slow(replace(ROW, ops=7, family="gpt2"), seen)
+    assert not run.too_slow(replace(ROW, ops=7, planner="list_by_bytes"), seen)
 
 
 def test_rows_are_read_as_they_were_written(tmp_path):
