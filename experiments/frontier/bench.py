@@ -89,7 +89,7 @@ class Bench:
                 raise Failed(Outcome.CRASHED, f"the timing process ended with {code} before it had begun")
             answer = dict(json.loads(answered.read_text()))
             last = answer.pop("now")
-            if not code:
+            if not code or not last:
                 break
             if last not in peers and last not in plans:
                 raise Failed(Outcome.CRASHED, f"the timing process ended with {code} at {last}")
