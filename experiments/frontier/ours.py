@@ -111,7 +111,11 @@ class Ours:
         """
         best, passed_over = None, {}
         began = time.perf_counter()
+        tried: list[dict[str, str]] = []
         for names in self.choices():
+            if names in tried:
+                continue
+            tried.append(names)
             label = " ".join(f"{kind}={name}" for kind, name in names.items())
             if best is not None and time.perf_counter() - began > self.planning_seconds:
                 passed_over[label] = "no time left"
@@ -128,9 +132,9 @@ class Ours:
         return best, passed_over
 
     def choices(self) -> Iterator[dict[str, str]]:
-        """Names of planners: the last winner's, then with each other planner of one kind after the other."""
+        """Names of planners: the last winner's, then with each other planner of one kind after the other, twice."""
         yield dict(self.names)
-        for kind in sorted(self.space, key=lambda kind: FIRST.index(kind) if kind in FIRST else len(FIRST)):
+        for kind in 2 * sorted(self.space, key=lambda kind: FIRST.index(kind) if kind in FIRST else len(FIRST)):
             # the default first is the cheapest: what was added last is the ablest
             for name in reversed(self.space[kind]):
                 if name != self.names[kind]:

@@ -89,7 +89,7 @@ class Frontier:
             try:
                 peers[name] = self.bench.peer(name, self.options.time)
             except Failed as failure:
-                peers[name] = {"failed": f"{failure.outcome}: {failure.detail}".splitlines()[0]}
+                peers[name] = {"failed": reason(failure)}
             self.write()
         self.plan()
         if missing := self.untimed():
@@ -127,10 +127,7 @@ class Frontier:
                 try:
                     plan, made[name] = ours.fit(name, budget)
                 except Failed as failure:
-                    made[name] = {
-                        "budget_bytes": budget,
-                        "failed": f"{failure.outcome}: {failure.detail}".splitlines()[0],
-                    }
+                    made[name] = {"budget_bytes": budget, "failed": reason(failure)}
                 else:
                     self.plans[name] = to_json(plan)
                 self.write()
@@ -173,6 +170,11 @@ def thinned(budgets: list[int], eager: int) -> list[int]:
     return kept[::-1]
 
 
+def reason(failure: Failed) -> str:
+    """In one line, without this machine's paths."""
+    return f"{failure.outcome}: {failure.detail}".splitlines()[0].replace(f"{HERE}/", "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -191,7 +193,7 @@ def main() -> None:
             try:
                 Frontier(name, out, options, Path(scratch)).run()
             except Failed as failure:
-                failed.append(f"{name}: {failure.outcome}: {failure.detail}")
+                failed.append(f"{name}: {reason(failure)}")
         summarize(out)
     print(summarize(out))
     if failed:

@@ -325,9 +325,10 @@ def _plot(path: Path, model: str, found: list[Point]) -> None:
         )
         right, wrong = [p for p in mine if not p.wrong], [p for p in mine if p.wrong]
         line = "-" if style == "ours" else ""
-        axes.plot([_x(p) for p in right], [p.ratio for p in right], line, marker=marker, color=color, label=label)
+        axes.plot([_x(p) for p in right], [p.ratio for p in right], linestyle=line, marker=marker, color=color,
+                  label=label)  # fmt: skip
         if wrong:
-            axes.plot([_x(p) for p in wrong], [p.ratio for p in wrong], "", linestyle="", marker=marker, color=color,
+            axes.plot([_x(p) for p in wrong], [p.ratio for p in wrong], linestyle="", marker=marker, color=color,
                       fillstyle="none", label=f"{label}: wrong gradients")  # fmt: skip
     axes.set_xlabel("peak of the step, MiB")
     axes.set_ylabel("time, eager = 1")
