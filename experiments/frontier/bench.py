@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ class Bench:
         arguments = {"peer": peer, "model": self.model, **self.arguments}
         return {"reference": f"{HERE / 'peers.py'}:workload", "arguments": arguments}
 
-    def child(self, peer: str, *, return_memory: bool) -> Child:
+    def child(self, peer: str, scratch: Path, *, return_memory: bool) -> Child:
         """A process of its own, which keeps malloc as it comes or has it return memory at once."""
-        spec = Spec(**self.workload(peer), scratch=str(self.scratch), return_memory=return_memory)
-        return Child.start(spec, self.scratch / "child.log")
+        spec = Spec(**self.workload(peer), scratch=str(scratch), return_memory=return_memory)
+        return Child.start(spec, scratch / "child.log")
 
     def peer(self, name: str, seconds: float) -> dict[str, Any]:
         """Peak while malloc returns memory at once, and charge with the allocator of every day, above the floor."""
@@ -67,11 +68,12 @@ class Bench:
     def ask(self, peer: str, *requests: dict[str, Any], return_memory: bool, seconds: float) -> dict[str, Any]:
         """One question after the other to a process of its own; the last answer."""
         self.say(f"{requests[-1]['do']} of {peer}")
-        child = self.child(peer, return_memory=return_memory)
-        try:
-            return [child.ask(dict(request), seconds) for request in requests][-1]
-        finally:
-            child.end()
+        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            child = self.child(peer, Path(own), return_memory=return_memory)
+            try:
+                return [child.ask(dict(request), seconds) for request in requests][-1]
+            finally:
+                child.end()
 
     def in_turns(self, plans: dict[str, Any], peers: list[str], how: dict[str, Any]) -> dict[str, Any]:
         """Seconds and results of eager and the given variants, from one process and one model object."""

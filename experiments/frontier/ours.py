@@ -40,7 +40,9 @@ class Ours:
         self.reference = bench.eager_results(SECONDS)
 
     def __enter__(self) -> Self:
-        self.children = {kept: self.bench.child("eager", return_memory=kept) for kept in (True, False)}
+        self.children = {
+            kept: self.bench.child("eager", self.bench.scratch, return_memory=kept) for kept in (True, False)
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,7 +52,8 @@ class Ours:
     def ask(self, request: dict[str, Any], *, return_memory: bool) -> dict[str, Any]:
         """One question to one of the two processes; in place of one that died there is a new one."""
         if not self.children[return_memory].alive:
-            self.children[return_memory] = self.bench.child("eager", return_memory=return_memory)
+            again = self.bench.child("eager", self.bench.scratch, return_memory=return_memory)
+            self.children[return_memory] = again
         reply = self.children[return_memory].ask(request, SECONDS)
         if "outcome" in reply:
             raise Failed(reply["outcome"], reply.get("detail", ""))

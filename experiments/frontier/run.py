@@ -1,6 +1,6 @@
 """Every peer and ours on the same training steps: bytes, seconds and gradients; a frontier for each model.
 
-`python experiments/frontier/run.py [--models NAME...] [--peers NAME...] [--rounds 6] [--time 900] [--out results/NAME] [--tiny]`
+`python experiments/frontier/run.py [--models NAME...] [--peers NAME...] [--rounds 6] [--time 900] [--again plans]`
 
 A run does only what the results do not hold yet, and writes after every number: run it again until nothing is missing.
 """
@@ -12,6 +12,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class Frontier:
                 if known[key] != self.record[key]:
                     raise SystemExit(f"{self.path} is of another {key}: choose another --out, or take it away")
             self.record, self.plans = known, json.loads(self.plans_path.read_text())
+            forget(self.record, options.again)
         self.bench = Bench(name, model, arguments, scratch)
 
     def run(self) -> None:
@@ -161,6 +163,18 @@ class Frontier:
             draft.replace(path)
 
 
+def forget(record: dict[str, Any], what: Collection[str]) -> None:
+    """Take out our plans, with their seconds, or all seconds, so that they are measured again."""
+    if "seconds" in what:
+        record["sessions"] = []
+    if "plans" in what:
+        ours, record["ours"] = record["ours"], {}
+        for session in record["sessions"]:
+            session["blocks"] = [block for block in session["blocks"] if block["variant"] not in ours]
+            for part in ("errors", "failed"):
+                session[part] = {name: found for name, found in session[part].items() if name not in ours}
+
+
 def thinned(budgets: list[int], eager: int) -> list[int]:
     """Budgets up to eager's bytes, highest first, without those that a slightly smaller one serves as well."""
     kept: list[int] = []
@@ -172,7 +186,8 @@ def thinned(budgets: list[int], eager: int) -> list[int]:
 
 def reason(failure: Failed) -> str:
     """In one line, without this machine's paths."""
-    return f"{failure.outcome}: {failure.detail}".splitlines()[0].replace(f"{HERE}/", "")
+    said = failure.detail if failure.ours() else f"{failure.outcome}: {failure.detail}"
+    return said.splitlines()[0].replace(f"{HERE}/", "")
 
 
 def main() -> None:
@@ -183,6 +198,10 @@ def main() -> None:
     parser.add_argument("--time", type=float, default=900.0, help="seconds for a model in this run, about")
     parser.add_argument("--planning", type=float, default=30.0, help="seconds after which no other planner is tried")
     parser.add_argument("--out", type=Path, help="a folder, from here: results/NAME; by default named by the processor")
+    parser.add_argument(
+        "--again", nargs="+", choices=("plans", "seconds"), default=[],
+        help="measure these anew: plans, after a planner has changed; seconds, to have all variants in one session",
+    )  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="models of a blink, to try the script itself")
     parser.add_argument("--summary", action="store_true", help="measure nothing, write the tables and plots anew")
     options = parser.parse_args()

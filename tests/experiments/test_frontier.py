@@ -99,10 +99,23 @@ def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
     assert run.thinned([1000, 500, 504, 508, 1200], 1000) == [1000, 508, 500]
 
 
+def test_plans_are_forgotten_with_their_seconds_and_peers_keep_theirs():
+    blocks = [{"variant": name, "round": 0, "seconds": [1.0]} for name in ("eager", "checkpoint", "lowest")]
+    session = {"blocks": blocks, "errors": {"checkpoint": {}, "lowest": {}}, "failed": {}}
+    record = {"peers": {"eager": {}, "checkpoint": {}}, "ours": {"lowest": {}}, "sessions": [session]}
+    run.forget(record, ["plans"])
+    assert record["ours"] == {}
+    assert list(session["errors"]) == ["checkpoint"]
+    assert [block["variant"] for block in session["blocks"]] == ["eager", "checkpoint"]
+
+
 FORMS = [name for name, peer in peers.PEERS.items() if not isinstance(peer, peers.Compiled)]
 ARGUMENTS = {
     "gpt2": {**TINY["gpt2"], "depth": 9, "dropout": 0.1},
     "lstm": {**TINY["lstm"], "tokens": 25, "dropout": 0.1},
+    "bert": {**TINY["bert"], "depth": 9, "dropout": 0.1},
+    "vit": {**TINY["vit"], "depth": 9},
+    "resnet50": {**TINY["resnet50"], "depth": 3},
     "mobilenet_v2": TINY["mobilenet_v2"],
 }
 LEFT_OUT = {
