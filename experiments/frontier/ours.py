@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from bench import Bench, charge_request
+from summary import SLACK
 
 from autotune import space
 from autotune.candidates import Candidate, candidate
@@ -77,7 +78,7 @@ class Ours:
             seen = self.peak(made.plan)
             tries.append({"aim_bytes": aim, "step_peak_bytes": seen["step_peak_bytes"]})
             self.bench.say(f"{name}: peaks at {fmt_bytes(seen['step_peak_bytes'])}, {made.settings}")
-            if not budget or seen["step_peak_bytes"] <= budget:
+            if not budget or seen["step_peak_bytes"] <= SLACK * budget:
                 break
             aim = int(aim * budget / seen["step_peak_bytes"])
         return made.plan, seen | self.charge(made.plan, seen["step_peak_bytes"]) | {

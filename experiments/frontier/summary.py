@@ -326,7 +326,7 @@ def _plot(path: Path, model: str, found: list[Point]) -> None:
         right, wrong = [p for p in mine if not p.wrong], [p for p in mine if p.wrong]
         line = "-" if style == "ours" else ""
         axes.plot([_x(p) for p in right], [p.ratio for p in right], linestyle=line, marker=marker, color=color,
-                  label=label)  # fmt: skip
+                  label=label if right else None)  # fmt: skip
         if wrong:
             axes.plot([_x(p) for p in wrong], [p.ratio for p in wrong], linestyle="", marker=marker, color=color,
                       fillstyle="none", label=f"{label}: wrong gradients")  # fmt: skip
