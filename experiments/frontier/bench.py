@@ -1,24 +1,24 @@
-"""Questions about one model to fresh processes: bytes to one each, seconds to one in which all variants take turns."""
+"""Questions about one model to processes of their own: bytes and results to fresh ones, seconds to one each in turns."""
 
-import json
-import os
+import math
+import random
 import shutil
-import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed, Spec
-from autotune.measurement import Outcome
+from autotune.harness.reference import Reference
 
 HERE = Path(__file__).parent
-CHARGED_SAMPLES = 4
-"""Steps of which the charge is taken, in blocks of two."""
-PATIENCE_SECONDS = 60.0
-DEATHS = 4
-"""A timing process that dies is started again without the variant that was its last, so often."""
+NEGLIGIBLE = 1e-4
+"""Of the norm of all gradients: a gradient below it (a key's bias has none, but for rounding) is compared with that."""
+KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
+"""What a result's name begins with."""
 
 
 class Bench:
@@ -36,82 +36,118 @@ class Bench:
     def child(self, peer: str, scratch: Path, *, return_memory: bool) -> Child:
         """A process of its own, which keeps malloc as it comes or has it return memory at once."""
         spec = Spec(**self.workload(peer), scratch=str(scratch), return_memory=return_memory)
-        return Child.start(spec, scratch / "child.log")
+        return Child.start(spec, scratch / f"{peer}-{return_memory}.log")
 
     def peer(self, name: str, seconds: float) -> dict[str, Any]:
-        """Peak while malloc returns memory at once, and charge with the allocator of every day, above the floor."""
+        """Peak while malloc returns memory at once, above the floor, and how far the results lie from eager's."""
         reference = self.scratch / f"reference-{name}"
-        found = self.ask(
-            name, {"do": "baseline_bytes", "reference": str(reference)}, return_memory=True, seconds=seconds
-        )
-        # what is compiled, is compiled in the first of two: its charge would be the compiler's
-        warm = charge_request(None) | {"samples": 1}
-        charged = self.ask(name, warm, charge_request(None), return_memory=False, seconds=seconds)
-        if name != "eager":
-            shutil.rmtree(reference)
-        return {
+        request = {"do": "baseline_bytes", "reference": str(reference)}
+        found = self.ask(name, request, return_memory=True, seconds=seconds)
+        seen = {
             "step_peak_bytes": found["peak_bytes"] - found["floor_bytes"],
-            "step_charged_bytes": charged["charged_bytes"] - charged["floor_bytes"],
             "floor_bytes": found["floor_bytes"],
             "meter": found["meter"],
         }
+        if name == "eager":
+            return seen
+        errors = compared(Reference(reference), Reference(Path(self.eager_results(seconds))))
+        shutil.rmtree(reference)
+        return seen | {"errors": errors}
 
     def eager_results(self, seconds: float) -> str:
         """Where eager's results lie, to the bit."""
         reference = self.scratch / "reference-eager"
         if not reference.exists():
-            self.ask(
-                "eager", {"do": "baseline_bytes", "reference": str(reference)}, return_memory=True, seconds=seconds
-            )
+            request = {"do": "baseline_bytes", "reference": str(reference)}
+            self.ask("eager", request, return_memory=True, seconds=seconds)
         return str(reference)
 
-    def ask(self, peer: str, *requests: dict[str, Any], return_memory: bool, seconds: float) -> dict[str, Any]:
-        """One question after the other to a process of its own; the last answer."""
-        self.say(f"{requests[-1]['do']} of {peer}")
+    def ask(self, peer: str, request: dict[str, Any], *, return_memory: bool, seconds: float) -> dict[str, Any]:
+        """One question to a process of its own."""
+        self.say(f"{request['do']} of {peer}")
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
             child = self.child(peer, Path(own), return_memory=return_memory)
             try:
-                return [child.ask(dict(request), seconds) for request in requests][-1]
+                return child.ask(request, seconds)
             finally:
                 child.end()
 
-    def in_turns(self, plans: dict[str, Any], peers: list[str], how: dict[str, Any]) -> dict[str, Any]:
-        """Seconds and results of eager and the given variants, from one process and one model object."""
-        asked, answered = self.scratch / "request.json", self.scratch / "answer.json"
-        died: dict[str, str] = {}
-        # threads and malloc as they come, as in the processes that bytes are measured in
-        plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "MKL_", "MALLOC_"))}
-        for _ in range(DEATHS):
-            request = {"model": self.model, "arguments": self.arguments, "peers": peers, "plans": plans, **how}
-            asked.write_text(json.dumps(request))
-            self.say(f"{', '.join([*plans, *peers])} in turns")
-            answered.unlink(missing_ok=True)
-            code = subprocess.run(
-                [sys.executable, str(HERE / "turns.py"), str(asked), str(answered)], env=plain, check=False
-            ).returncode
-            if not answered.exists():
-                raise Failed(Outcome.CRASHED, f"the timing process ended with {code} before it had begun")
-            answer = dict(json.loads(answered.read_text()))
-            last = answer.pop("now")
-            if not code or not last:
-                break
-            if last not in peers and last not in plans:
-                raise Failed(Outcome.CRASHED, f"the timing process ended with {code} at {last}")
-            died[last] = f"the process ended with {code}"
-            peers, plans = [one for one in peers if one != last], {k: v for k, v in plans.items() if k != last}
-        answer["failed"] |= died
-        return answer
+    def in_turns(self, variants: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
+        """Seconds and charge of variants, peers (None) and plans, each in a process of its own with malloc as it comes.
+
+        In each round every variant runs a block, in another order; the processes of the others rest. A variant that
+        fails, or whose turn to compile comes when half of the time is gone, is named and left out.
+        """
+        began = time.monotonic()
+        found: dict[str, Any] = {"blocks": [], "failed": {}, "left_out": [], "charged": {}}
+        with ExitStack() as stack, tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            children: dict[str, Child] = {}
+            for name, plan in variants.items():
+                if name != "eager" and plan is None and time.monotonic() - began > how["seconds"] / 2:
+                    found["left_out"].append(name)
+                    continue
+                self.say(f"{name} gets ready")
+                child = self.child(name if plan is None else "eager", Path(own), return_memory=False)
+                stack.callback(child.end)
+                try:
+                    child.ask({"do": "begin", "plan": plan}, how["limit"])
+                    child.ask({"do": "block"}, how["limit"])  # compiles; its charge would be the compiler's
+                except Failed as failure:
+                    found["failed"][name] = reason(failure)
+                    child.end()
+                else:
+                    children[name] = child
+            for number in range(how["rounds"]):
+                if number >= how["least_rounds"] and time.monotonic() - began > how["seconds"]:
+                    break
+                self.say(f"round {number + 1} of {how['rounds']}")
+                for name in random.Random(number).sample(list(children), len(children)):
+                    try:
+                        block = children[name].ask({"do": "block"}, how["limit"])
+                    except Failed as failure:
+                        found["failed"][name] = reason(failure)
+                        children.pop(name).end()
+                        continue
+                    found["blocks"].append({"round": number, "variant": name, "seconds": block["seconds"]})
+                    found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])
+            for name, child in children.items():
+                found["charged"][name] -= child.ask({"do": "finish"}, how["limit"])["floor_bytes"]
+        return found
 
     def say(self, what: str) -> None:
         print(f"{self.name}: {what}", file=sys.stderr, flush=True)
 
 
-def charge_request(plan: Any) -> dict[str, Any]:
-    """Ask for the charge of a plan, or of plain steps."""
-    return {
-        "do": "seconds",
-        "plan": plan,
-        "eager": plan is None,
-        "samples": CHARGED_SAMPLES,
-        "patience_seconds": PATIENCE_SECONDS,
-    }
+def compared(found: Reference, expected: Reference) -> dict[str, dict[str, Any]]:
+    """Per kind of result the largest relative error of any tensor by norm, whose it is, and whether all bits agree."""
+    made = {}
+    for kind, begins in KINDS.items():
+        names = {name for name in expected.names if name.startswith(begins)}
+        others = {name for name in found.names if name.startswith(begins)}
+        if names != others:
+            made[kind] = {"error": math.inf, "worst": min(names ^ others), "equal": False}
+            continue
+        whole = math.hypot(*(float(expected.load(name).double().norm()) for name in names))
+        worst, error = "", 0.0
+        for name in sorted(names):
+            mine, theirs = found.load(name).double(), expected.load(name).double()
+            if found.error(name, expected.load(name)) == 0.0:
+                continue
+            size = max(float(theirs.norm()), NEGLIGIBLE * whole)
+            off = float((mine - theirs).norm()) / size if size else math.inf
+            if not off <= error:
+                worst, error = name, math.inf if math.isnan(off) else off
+        made[kind] = {"error": error, "worst": worst, "equal": not worst}
+    return made
+
+
+def exact(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same for a plan, which was compared with eager's results to the bit, all of them at once."""
+    one = {"error": seen["max_error"], "worst": seen["differs"], "equal": seen["max_error"] == 0.0}
+    return dict.fromkeys(KINDS, one)
+
+
+def reason(failure: Failed) -> str:
+    """In one line, without this machine's paths."""
+    said = failure.detail if failure.ours() else f"{failure.outcome}: {failure.detail}"
+    return said.splitlines()[0].replace(f"{HERE}/", "")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
-from bench import Bench, charge_request
+from bench import Bench
 from summary import SLACK
 
 from autotune import space
@@ -28,7 +28,7 @@ FIRST = ("update", "recompute", "order")
 
 
 class Ours:
-    """Plans of one model, and two processes that measure them: plan after plan, bytes in one, charges in the other."""
+    """Plans of one model, and the process that measures their bytes and compares their results, plan after plan."""
 
     def __init__(self, bench: Bench, planning_seconds: float) -> None:
         self.bench, self.planning_seconds = bench, planning_seconds
@@ -41,21 +41,17 @@ class Ours:
         self.reference = bench.eager_results(SECONDS)
 
     def __enter__(self) -> Self:
-        self.children = {
-            kept: self.bench.child("eager", self.bench.scratch, return_memory=kept) for kept in (True, False)
-        }
+        self.child = self.bench.child("eager", self.bench.scratch, return_memory=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in self.children.values():
-            child.end()
+        self.child.end()
 
-    def ask(self, request: dict[str, Any], *, return_memory: bool) -> dict[str, Any]:
-        """One question to one of the two processes; in place of one that died there is a new one."""
-        if not self.children[return_memory].alive:
-            again = self.bench.child("eager", self.bench.scratch, return_memory=return_memory)
-            self.children[return_memory] = again
-        reply = self.children[return_memory].ask(request, SECONDS)
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One question to the process; in place of one that died there is a new one."""
+        if not self.child.alive:
+            self.child = self.bench.child("eager", self.bench.scratch, return_memory=True)
+        reply = self.child.ask(request, SECONDS)
         if "outcome" in reply:
             raise Failed(reply["outcome"], reply.get("detail", ""))
         return reply
@@ -81,7 +77,7 @@ class Ours:
             if not budget or seen["step_peak_bytes"] <= SLACK * budget:
                 break
             aim = int(aim * budget / seen["step_peak_bytes"])
-        return made.plan, seen | self.charge(made.plan, seen["step_peak_bytes"]) | {
+        return made.plan, seen | {
             "budget_bytes": budget,
             "tries": tries,
             "planning_seconds": seconds,
@@ -94,7 +90,7 @@ class Ours:
     def peak(self, plan: Plan) -> dict[str, Any]:
         """Peak while malloc returns memory at once, after a comparison with eager to the bit."""
         request = {"do": "plan_bytes", "plan": to_json(plan), "reference": self.reference, "tolerance": float("inf")}
-        found = self.ask(request, return_memory=True)
+        found = self.ask(request)
         return {
             "step_peak_bytes": found["peak_bytes"] - found["floor_bytes"],
             "floor_bytes": found["floor_bytes"],
@@ -102,11 +98,6 @@ class Ours:
             "max_error": found["max_error"],
             "differs": found["detail"],
         }
-
-    def charge(self, plan: Plan, peak: int) -> dict[str, Any]:
-        """In the arena. Its first two steps run on malloc that returns memory at once: they are charged their peak."""
-        found = self.ask(charge_request(to_json(plan)), return_memory=False)
-        return {"step_charged_bytes": max(found["charged_bytes"] - found["floor_bytes"], peak)}
 
     def fastest(self, aim: int) -> tuple[Candidate, dict[str, str]]:
         """By estimate, choosing one kind of planner after the other from where the last budget ended.

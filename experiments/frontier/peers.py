@@ -5,7 +5,6 @@ dropped, forward, loss, backward, the optimizer's step.
 """
 
 import math
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,8 +46,6 @@ class Way:
 
     loss_fn: LossFn
     forwards: Forwards
-    compiled: list[int]
-    """Grows by one whenever something is compiled."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -124,11 +121,9 @@ class Compiled:
         assert workload.loss_fn is not None
         torch._inductor.config.compile_threads = 1  # a pool's processes would be charged, and would linger
         torch._inductor.config.fallback_random = True  # eager's random numbers: masks can be compared
-        compiled: list[int] = []
         compile_graph = torch._dynamo.lookup_backend(self.backend)
 
         def backend(graph: Any, inputs: Any) -> Any:
-            compiled.append(1)
             with torch._functorch.config.patch(activation_memory_budget=self.budget):
                 return compile_graph(graph, inputs)
 
@@ -137,10 +132,7 @@ class Compiled:
         def step(model: torch.nn.Module, batch: Any) -> Any:
             return loss_fn(model, batch)
 
-        # code of its own: what dynamo compiled is kept with the code, and all peers share this one
-        own = types.FunctionType(step.__code__.replace(co_name=f"step_{self.backend}_{self.budget}".replace(".", "_")),
-                                 step.__globals__, closure=step.__closure__)  # fmt: skip
-        return Way(torch.compile(own, backend=backend, fullgraph=True, dynamic=False), [], compiled)
+        return Way(torch.compile(step, backend=backend, fullgraph=True, dynamic=False), [])
 
 
 Peer = Checkpoint | Sequential | Compiled
@@ -192,7 +184,7 @@ def _changed(workload: Workload, forwards: Forwards) -> Way:
         name = type(workload.model).__name__
         raise ConfigError(f"{name} has no block to checkpoint; known: {', '.join(BLOCKS)}, Looped")
     assert workload.loss_fn is not None
-    return Way(workload.loss_fn, forwards, [])
+    return Way(workload.loss_fn, forwards)
 
 
 def _through(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -237,7 +237,7 @@ def _table(found: list[Point]) -> list[str]:
 def _conditions(record: dict[str, Any]) -> str:
     machine = record["machine"]
     sessions = "; ".join(
-        f"{len({block['round'] for block in s['blocks']})} rounds, {s['threads']} threads,"
+        f"{len({block['round'] for block in s['blocks']})} rounds,"
         f" load {s['load']['began'][0]:.2f} to {s['load']['ended'][0]:.2f}"
         for s in record["sessions"]
     )
