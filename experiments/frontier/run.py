@@ -23,6 +23,7 @@ from summary import summarize
 
 from autotune.devices import this_device
 from autotune.harness.messages import Failed
+from autotune.plan import Plan
 from autotune.records import to_json
 
 HERE = Path(__file__).parent
@@ -109,15 +110,19 @@ class Frontier:
     def plan(self) -> None:
         """Ours at every wanted budget that it can keep, and its lowest."""
         made = self.record["ours"]
-        known = [one["budget_bytes"] for one in made.values()]
+        known = [one["budget_bytes"] for one in made.values() if "budget_bytes" in one]
         todo = [b for b in self.wanted() if not any(b / (1 + MERGED) <= k <= b for k in known)]
         if "lowest" in made:
             # what a budget got that cannot be kept is the lowest
             todo = [budget for budget in todo if budget > made["lowest"]["step_peak_bytes"]]
-        if not todo and "lowest" in made:
+        if not todo and "lowest" in made and "traced" in made:
             return
         with Ours(self.bench, self.options.planning) as ours:
             self.record["graph"] = ours.graph_summary()
+            if "traced" not in made:
+                plan = Plan(Plan.traced(ours.graph).order, allocator="arena")
+                self.plans["traced"], made["traced"] = to_json(plan), ours.peak(plan)
+                self.write()
             for budget in [*([0] if "lowest" not in made else []), *todo]:
                 if self.spent > PLANS_SHARE and made:
                     break
