@@ -1,0 +1,153 @@
+"""Questions about one model to processes of their own: bytes and results to fresh ones, seconds to one each in turns."""
+
+import math
+import random
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from autotune.harness.child import Child
+from autotune.harness.messages import Failed, Spec
+from autotune.harness.reference import Reference
+
+HERE = Path(__file__).parent
+NEGLIGIBLE = 1e-4
+"""Of the norm of all gradients: a gradient below it (a key's bias has none, but for rounding) is compared with that."""
+KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
+"""What a result's name begins with."""
+
+
+class Bench:
+    """One model's workload, eager or as a peer runs it."""
+
+    def __init__(self, name: str, model: str, arguments: dict[str, Any], scratch: Path) -> None:
+        self.name, self.model, self.arguments, self.scratch = name, model, arguments, scratch
+
+    def workload(self, peer: str) -> dict[str, Any]:
+        if peer == "eager":
+            return {"reference": self.model, "arguments": self.arguments}
+        arguments = {"peer": peer, "model": self.model, **self.arguments}
+        return {"reference": f"{HERE / 'peers.py'}:workload", "arguments": arguments}
+
+    def child(self, peer: str, scratch: Path, *, return_memory: bool) -> Child:
+        """A process of its own, which keeps malloc as it comes or has it return memory at once."""
+        spec = Spec(**self.workload(peer), scratch=str(scratch), return_memory=return_memory)
+        return Child.start(spec, scratch / f"{peer}-{return_memory}.log")
+
+    def peer(self, name: str, seconds: float) -> dict[str, Any]:
+        """Peak while malloc returns memory at once, above the floor, and how far the results lie from eager's."""
+        reference = self.scratch / f"reference-{name}"
+        request = {"do": "baseline_bytes", "reference": str(reference)}
+        found = self.ask(name, request, return_memory=True, seconds=seconds)
+        seen = {
+            "step_peak_bytes": found["peak_bytes"] - found["floor_bytes"],
+            "floor_bytes": found["floor_bytes"],
+            "meter": found["meter"],
+        }
+        if name == "eager":
+            return seen
+        errors = compared(Reference(reference), Reference(Path(self.eager_results(seconds))))
+        shutil.rmtree(reference)
+        return seen | {"errors": errors}
+
+    def eager_results(self, seconds: float) -> str:
+        """Where eager's results lie, to the bit."""
+        reference = self.scratch / "reference-eager"
+        if not reference.exists():
+            request = {"do": "baseline_bytes", "reference": str(reference)}
+            self.ask("eager", request, return_memory=True, seconds=seconds)
+        return str(reference)
+
+    def ask(self, peer: str, request: dict[str, Any], *, return_memory: bool, seconds: float) -> dict[str, Any]:
+        """One question to a process of its own."""
+        self.say(f"{request['do']} of {peer}")
+        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            child = self.child(peer, Path(own), return_memory=return_memory)
+            try:
+                return child.ask(request, seconds)
+            finally:
+                child.end()
+
+    def in_turns(self, variants: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
+        """Seconds and charge of variants, peers (None) and plans, each in a process of its own with malloc as it comes.
+
+        In each round every variant runs a block, in another order; the processes of the others rest. A variant that
+        fails, or whose turn to compile comes when half of the time is gone, is named and left out.
+        """
+        began = time.monotonic()
+        found: dict[str, Any] = {"blocks": [], "failed": {}, "left_out": [], "charged": {}}
+        with ExitStack() as stack, tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            children: dict[str, Child] = {}
+            for name, plan in variants.items():
+                if name != "eager" and plan is None and time.monotonic() - began > how["seconds"] / 2:
+                    found["left_out"].append(name)
+                    continue
+                self.say(f"{name} gets ready")
+                child = self.child(name if plan is None else "eager", Path(own), return_memory=False)
+                stack.callback(child.end)
+                try:
+                    child.ask({"do": "begin", "plan": plan}, how["limit"])
+                    child.ask({"do": "block"}, how["limit"])  # compiles; its charge would be the compiler's
+                except Failed as failure:
+                    found["failed"][name] = reason(failure)
+                    child.end()
+                else:
+                    children[name] = child
+            for number in range(how["rounds"]):
+                if number >= how["least_rounds"] and time.monotonic() - began > how["seconds"]:
+                    break
+                self.say(f"round {number + 1} of {how['rounds']}")
+                for name in random.Random(number).sample(list(children), len(children)):
+                    try:
+                        block = children[name].ask({"do": "block"}, how["limit"])
+                    except Failed as failure:
+                        found["failed"][name] = reason(failure)
+                        children.pop(name).end()
+                        continue
+                    found["blocks"].append({"round": number, "variant": name, "seconds": block["seconds"]})
+                    found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])
+            for name, child in children.items():
+                found["charged"][name] -= child.ask({"do": "finish"}, how["limit"])["floor_bytes"]
+        return found
+
+    def say(self, what: str) -> None:
+        print(f"{self.name}: {what}", file=sys.stderr, flush=True)
+
+
+def compared(found: Reference, expected: Reference) -> dict[str, dict[str, Any]]:
+    """Per kind of result the largest relative error of any tensor by norm, whose it is, and whether all bits agree."""
+    made = {}
+    for kind, begins in KINDS.items():
+        names = {name for name in expected.names if name.startswith(begins)}
+        others = {name for name in found.names if name.startswith(begins)}
+        if names != others:
+            made[kind] = {"error": math.inf, "worst": min(names ^ others), "equal": False}
+            continue
+        whole = math.hypot(*(float(expected.load(name).double().norm()) for name in names))
+        worst, error = "", 0.0
+        for name in sorted(names):
+            mine, theirs = found.load(name).double(), expected.load(name).double()
+            if found.error(name, expected.load(name)) == 0.0:
+                continue
+            size = max(float(theirs.norm()), NEGLIGIBLE * whole)
+            off = float((mine - theirs).norm()) / size if size else math.inf
+            if not off <= error:
+                worst, error = name, math.inf if math.isnan(off) else off
+        made[kind] = {"error": error, "worst": worst, "equal": not worst}
+    return made
+
+
+def exact(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same for a plan, which was compared with eager's results to the bit, all of them at once."""
+    one = {"error": seen["max_error"], "worst": seen["differs"], "equal": seen["max_error"] == 0.0}
+    return dict.fromkeys(KINDS, one)
+
+
+def reason(failure: Failed) -> str:
+    """In one line, without this machine's paths."""
+    said = failure.detail if failure.ours() else f"{failure.outcome}: {failure.detail}"
+    return said.splitlines()[0].replace(f"{HERE}/", "")

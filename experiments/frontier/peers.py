@@ -1,0 +1,234 @@
+"""The ways to run one training step with less memory that PyTorch has itself, by name.
+
+A peer changes the model's forwards, or the loss function, of a workload; the step around it is everyone's: gradients
+dropped, forward, loss, backward, the optimizer's step.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+import torch._inductor.config
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+
+from autotune.errors import ConfigError
+from autotune.workload import LossFn, Workload
+from autotune.zoo import ZOO
+from autotune.zoo.lstm import Looped
+
+BLOCKS = (
+    "ResNetBasicLayer",
+    "ResNetBottleNeckLayer",
+    "MobileNetV2InvertedResidual",
+    "GPT2Block",
+    "BertLayer",
+    "ViTLayer",
+)
+"""Classes of `transformers` that a model is a chain of."""
+CHUNK_STEPS = 10
+"""Of the LSTM's loop: its block."""
+aten = torch.ops.aten
+SAVED = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default]
+"""What selective checkpoint keeps."""
+
+Forwards = list[tuple[torch.nn.Module, Callable[..., Any]]]
+
+
+@dataclass
+class Way:
+    """One way to run a workload's step."""
+
+    loss_fn: LossFn
+    forwards: Forwards
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The model's forwards are changed inside, and as they were afterwards."""
+        for module, forward in self.forwards:
+            module.__dict__["forward"] = forward
+        try:
+            yield
+        finally:
+            for module, _ in self.forwards:
+                del module.__dict__["forward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`torch.utils.checkpoint` around every block; `saved`: operators whose results are kept all the same."""
+
+    saved: tuple[Any, ...] = ()
+
+    def way(self, workload: Workload) -> Way:
+        run = partial(checkpoint, use_reentrant=False, preserve_rng_state=True)
+        if self.saved:
+            run = partial(run, context_fn=partial(create_selective_checkpoint_contexts, list(self.saved)))
+        forwards: Forwards = [(block, partial(run, block.forward)) for block in blocks(workload.model)]
+        for loop in loops(workload.model):
+            forwards.append((loop, partial(_in_chunks, loop, run, _chunks)))
+        return _changed(workload, forwards)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """`checkpoint_sequential` over the chain of blocks, or the LSTM's time steps; None: the root of their number."""
+
+    segments: int | None
+
+    def way(self, workload: Workload) -> Way:
+        chain = blocks(workload.model)
+        forwards: Forwards = []
+        if chain:
+            # the first block runs the whole chain; the others, which get its result, hand it through
+            own = [block.forward for block in chain]
+            forwards = [(block, _through) for block in chain]
+            forwards[0] = (chain[0], partial(_in_segments, own, self.count(len(chain))))
+        for loop in loops(workload.model):
+            run = partial(checkpoint, use_reentrant=False, preserve_rng_state=True)
+            forwards.append((loop, partial(_in_chunks, loop, run, self._sizes)))
+        return _changed(workload, forwards)
+
+    def count(self, links: int) -> int:
+        """Segments of so many links; ConfigError where that is another peer, or more than there are links."""
+        if self.segments is None:
+            root = round(math.sqrt(links))
+            if Sequential(root) in PEERS.values():
+                raise ConfigError(f"the root of {links} blocks is {root}: the same as sequential {root}")
+            return root
+        if self.segments > links:
+            raise ConfigError(f"{links} blocks make no {self.segments} segments; leave this peer out")
+        return self.segments
+
+    def _sizes(self, steps: int) -> tuple[list[int], bool]:
+        count = self.count(steps)
+        return [steps // count] * (count - 1) + [steps - steps // count * (count - 1)], False
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """`torch.compile` of forward and loss, with `activation_memory_budget` for what their backward keeps."""
+
+    backend: str
+    budget: float
+
+    def way(self, workload: Workload) -> Way:
+        assert workload.loss_fn is not None
+        torch._inductor.config.compile_threads = 1  # a pool's processes would be charged, and would linger
+        torch._inductor.config.fallback_random = True  # eager's random numbers: masks can be compared
+        compile_graph = torch._dynamo.lookup_backend(self.backend)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            with torch._functorch.config.patch(activation_memory_budget=self.budget):
+                return compile_graph(graph, inputs)
+
+        loss_fn = workload.loss_fn
+
+        def step(model: torch.nn.Module, batch: Any) -> Any:
+            return loss_fn(model, batch)
+
+        return Way(torch.compile(step, backend=backend, fullgraph=True, dynamic=False), [])
+
+
+Peer = Checkpoint | Sequential | Compiled
+
+PEERS: dict[str, Peer] = {
+    "checkpoint": Checkpoint(),
+    "aot_eager 0.5": Compiled("aot_eager", 0.5),
+    "sequential sqrt": Sequential(None),
+    "inductor 1": Compiled("inductor", 1.0),
+    "aot_eager 0.3": Compiled("aot_eager", 0.3),
+    "aot_eager 0.1": Compiled("aot_eager", 0.1),
+    "selective": Checkpoint(tuple(SAVED)),
+    "sequential 4": Sequential(4),
+    "inductor 0.5": Compiled("inductor", 0.5),
+    "inductor 0.1": Compiled("inductor", 0.1),
+    "aot_eager 0.8": Compiled("aot_eager", 0.8),
+    "aot_eager 0.05": Compiled("aot_eager", 0.05),
+    "aot_eager 0": Compiled("aot_eager", 0.0),
+    "sequential 2": Sequential(2),
+    "inductor 0.3": Compiled("inductor", 0.3),
+    "inductor 0.05": Compiled("inductor", 0.05),
+    "inductor 0": Compiled("inductor", 0.0),
+    "inductor 0.8": Compiled("inductor", 0.8),
+}
+"""The most telling first: where time is short, the last are left out."""
+
+
+def workload(peer: str, model: str, **arguments: Any) -> Workload:
+    """A ready workload that runs like this peer for good."""
+    made = ZOO[model](**arguments)
+    way = PEERS[peer].way(made)
+    for module, forward in way.forwards:
+        module.__dict__["forward"] = forward
+    return replace(made, loss_fn=way.loss_fn)
+
+
+def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that the model chains, in their order."""
+    return [module for module in model.modules() if type(module).__name__ in BLOCKS]
+
+
+def loops(model: torch.nn.Module) -> list[Looped]:
+    """Loops over time steps."""
+    return [module for module in model.modules() if isinstance(module, Looped)]
+
+
+def _changed(workload: Workload, forwards: Forwards) -> Way:
+    if not forwards:
+        name = type(workload.model).__name__
+        raise ConfigError(f"{name} has no block to checkpoint; known: {', '.join(BLOCKS)}, Looped")
+    assert workload.loss_fn is not None
+    return Way(workload.loss_fn, forwards)
+
+
+def _through(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return hidden
+
+
+def _in_segments(own: list[Any], segments: int, hidden: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    links = [partial(_link, forward, others, named) for forward in own]
+    return checkpoint_sequential(links, segments, hidden, use_reentrant=False)
+
+
+def _link(forward: Any, others: Any, named: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return forward(hidden, *others, **named)
+
+
+def _chunks(steps: int) -> tuple[list[int], bool]:
+    return [min(CHUNK_STEPS, steps - start) for start in range(0, steps, CHUNK_STEPS)], True
+
+
+def _in_chunks(loop: Looped, run: Any, cut: Callable[[int], tuple[list[int], bool]], sequence: torch.Tensor) -> Any:
+    """The loop over all time steps, of which only the states between chunks are kept.
+
+    `cut` gives the chunks' lengths, and whether the last is checkpointed as well.
+    """
+    blank = sequence.new_zeros(sequence.shape[0], sequence.shape[2])
+    states = [blank] * (2 * len(loop.cells))
+    outputs = []
+    sizes, whole = cut(sequence.shape[1])
+    for number, inputs in enumerate(sequence.split(sizes, dim=1), 1):
+        if whole or number < len(sizes):
+            output, *states = run(_chunk, loop, inputs, *states)
+        else:
+            output, *states = _chunk(loop, inputs, *states)
+        outputs.append(output)
+    return torch.cat(outputs, dim=1)
+
+
+def _chunk(loop: Looped, sequence: torch.Tensor, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    states = list(zip(flat[::2], flat[1::2], strict=True))
+    outputs = []
+    for inputs in sequence.unbind(1):
+        hidden = inputs
+        for layer, cell in enumerate(loop.cells):
+            states[layer] = cell(hidden if layer == 0 else loop.dropout(hidden), states[layer])
+            hidden = states[layer][0]
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1), *(part for state in states for part in state)

@@ -1,0 +1,351 @@
+"""What the results say: every point, ours against each peer's, one line of figures a model, and a plot. Pure functions of records."""
+
+import csv
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+WRONG = 0.01
+"""Relative error of a gradient, from which on it is no rounding."""
+SLACK = 1.005
+"""Of a peer's bytes, that ours may take to be compared with it."""
+NEARLY_EAGER = 1.03
+RESAMPLES = 5_000
+MIB = 2**20
+Measure = Literal["peak", "charged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One variant of one model."""
+
+    model: str
+    variant: str
+    kind: Literal["eager", "peer", "compiler", "ours"]
+    """A compiler's kernels are others than eager's."""
+    peak_bytes: int | None = None
+    """The step's own, with malloc returning memory at once."""
+    charged_bytes: int | None = None
+    """With the allocator of every day."""
+    budget_bytes: int | None = None
+    ratio: float | None = None
+    """Of its median time to eager's in the same session."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    """95 % of it."""
+    median_seconds: float | None = None
+    samples: int = 0
+    gradient_error: float | None = None
+    gradient_worst: str = ""
+    equal: bool | None = None
+    """Loss and gradients have eager's bits."""
+    buffer_error: float | None = None
+    remark: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Its gradients are not eager's."""
+        return self.gradient_error is not None and not self.gradient_error <= WRONG
+
+    @property
+    def counted(self) -> bool:
+        """Whether it may be compared with: it ran, and computed what eager computes."""
+        return self.ratio is not None and self.peak_bytes is not None and not self.wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A peer's point, and the fastest of ours that takes no more bytes."""
+
+    model: str
+    peer: str
+    kind: str
+    measure: Measure
+    peer_bytes: int
+    peer_ratio: float
+    ours: str = ""
+    ours_bytes: int | None = None
+    ours_ratio: float | None = None
+    ratio: float | None = None
+    """Our time over the peer's; None where no plan of ours takes as few bytes."""
+
+
+def points(model: str, record: dict[str, Any]) -> list[Point]:
+    """Every variant of a model's record, eager first."""
+    found = []
+    for name, seen in {**record["peers"], **{f"ours: {name}": one for name, one in record["ours"].items()}}.items():
+        ours = name.startswith("ours: ")
+        variant = name.removeprefix("ours: ")
+        kind = "ours" if ours else "eager" if name == "eager" else "compiler" if name.startswith("inductor") else "peer"
+        session = next((s for s in reversed(record["sessions"]) if _blocks(s, variant)), None)
+        failures = (s["failed"][variant] for s in record["sessions"] if variant in s["failed"])
+        remark = seen.get("failed") or next(failures, "" if session else "not timed yet")
+        timed = _timed(session, variant) if session and (variant in session["errors"] or kind == "eager") else {}
+        found.append(
+            Point(
+                model,
+                variant,
+                kind,  # type: ignore[arg-type]
+                seen.get("step_peak_bytes"),
+                seen.get("step_charged_bytes"),
+                seen.get("budget_bytes"),
+                remark=remark,
+                **timed,
+            )
+        )
+    return found
+
+
+def matches(found: list[Point], measure: Measure) -> list[Match]:
+    """Ours against every counted peer, eager among them."""
+    made = []
+    ours = [point for point in found if point.kind == "ours" and point.counted]
+    for peer in found:
+        if peer.kind == "ours" or not peer.counted:
+            continue
+        limit = _bytes(peer, measure) * SLACK
+        best = min((p for p in ours if _bytes(p, measure) <= limit), key=lambda p: p.ratio or 0.0, default=None)
+        shown = (peer.model, peer.variant, peer.kind, measure, _bytes(peer, measure), peer.ratio or 0.0)
+        if best is None or best.ratio is None or not peer.ratio:
+            made.append(Match(*shown))
+        else:
+            made.append(Match(*shown, best.variant, _bytes(best, measure), best.ratio, best.ratio / peer.ratio))
+    return made
+
+
+def geometric_mean(compared: Iterable[Match]) -> float | None:
+    """Of our time over the peers'; None where a peer's bytes are below all of ours, or there is no peer."""
+    ratios = [match.ratio for match in compared]
+    if not ratios or None in ratios:
+        return None
+    return statistics.geometric_mean(ratio for ratio in ratios if ratio is not None)
+
+
+def same_kernels(compared: Iterable[Match]) -> list[Match]:
+    """Without the compilers."""
+    return [match for match in compared if match.kind != "compiler"]
+
+
+def lowest_ratio(found: list[Point]) -> float | None:
+    """Our lowest peak over the lowest of any counted peer, compilers included."""
+    ours = [_bytes(p, "peak") for p in found if p.kind == "ours" and p.counted]
+    peers = [_bytes(p, "peak") for p in found if p.kind != "ours" and p.counted]
+    return min(ours) / min(peers) if ours and peers else None
+
+
+def nearly_eager(found: list[Point]) -> float | None:
+    """Our lowest peak over eager's at no more than 1.03 times eager's time."""
+    eager = next((p for p in found if p.kind == "eager" and p.peak_bytes), None)
+    ours = [_bytes(p, "peak") for p in found if p.kind == "ours" and p.counted and (p.ratio or 9.0) <= NEARLY_EAGER]
+    return min(ours) / _bytes(eager, "peak") if eager and ours else None
+
+
+def ratio_interval(blocks: list[list[float]], eager: list[list[float]]) -> tuple[float, float]:
+    """95 % of the ratio of medians: rounds are drawn with replacement, a round's blocks of both sides together."""
+    ours, theirs = np.array(blocks), np.array(eager)
+    drawn = np.random.default_rng(0).integers(0, len(ours), (RESAMPLES, len(ours)))
+    ratios = np.median(ours[drawn], axis=(1, 2)) / np.median(theirs[drawn], axis=(1, 2))
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def summarize(out: Path) -> str:
+    """points.csv, ratios.csv, a plot for each model, and summary.md, which it returns; from every MODEL.json."""
+    paths = sorted(path for path in out.glob("*.json") if not path.name.endswith(".plans.json"))
+    records = {path.stem: json.loads(path.read_text()) for path in paths}
+    found = {model: points(model, record) for model, record in records.items()}
+    compared = [match for one in found.values() for measure in ("peak", "charged") for match in matches(one, measure)]  # type: ignore[arg-type]
+    _csv(out / "points.csv", list(itertools.chain(*found.values())))
+    _csv(out / "ratios.csv", compared)
+    for model, one in found.items():
+        _plot(out / f"{model}.png", model, one)
+    text = markdown(records, found)
+    (out / "summary.md").write_text(text)
+    return text
+
+
+def markdown(records: dict[str, Any], found: dict[str, list[Point]]) -> str:
+    """For people."""
+    lines = [
+        "Time: ours over the peer's, at no more than 1.005 times its bytes, on the same kernels (without inductor)."
+        " Lowest: our lowest peak over the lowest of any peer, inductor included. At 1.03: our peak over eager's at no"
+        " more than 1.03 times its time. Bound: our lowest peak over the proved lower bound of any plan's."
+        " A peer whose gradients are wrong is not counted.",
+        "",
+        "| model | time at peak: mean | worst | time at charge: mean | worst | lowest | at 1.03 | bound | peers |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for model, one in found.items():
+        at_peak, at_charge = same_kernels(matches(one, "peak")), same_kernels(matches(one, "charged"))
+        bounds = [o["estimate"]["lower_bound_bytes"] for o in records[model]["ours"].values() if "estimate" in o]
+        ours = [_bytes(p, "peak") for p in one if p.kind == "ours" and p.counted]
+        cells = [
+            *(f(side) for side in (at_peak, at_charge) for f in (geometric_mean, _worst)),
+            lowest_ratio(one),
+            nearly_eager(one),
+            min(ours) / max(bounds) if ours and bounds else None,
+        ]
+        lines.append(f"| {model} | {' | '.join(map(_number, cells))} | {len(at_peak)} |")
+    lines += ["", "Wrong gradients, shown and not counted:", ""]
+    lines += [
+        f"- {p.model}, {p.variant}: off by {p.gradient_error:.2g} of {p.gradient_worst}'s norm"
+        for p in itertools.chain(*found.values())
+        if p.wrong
+    ] or ["- none"]
+    lines += ["", "Without a figure:", ""]
+    lines += [f"- {p.model}, {p.variant}: {p.remark}" for p in itertools.chain(*found.values()) if p.remark] or [
+        "- none"
+    ]
+    for model, one in found.items():
+        lines += ["", f"## {model}", "", *_table(one), "", _conditions(records[model])]
+    return "\n".join(lines) + "\n"
+
+
+def _table(found: list[Point]) -> list[str]:
+    lines = [
+        "| variant | peak MiB | of eager | charged MiB | time to eager (95 %) | gradients | buffers | ours at its peak"
+        " | at its charge |",
+        "|---|--:|--:|--:|--:|---|---|--:|--:|",
+    ]
+    eager = next(p for p in found if p.kind == "eager")
+    sides = [{m.peer: m for m in matches(found, measure)} for measure in ("peak", "charged")]  # type: ignore[arg-type]
+    for p in sorted(found, key=lambda p: (p.kind != "eager", p.kind == "ours", -(p.peak_bytes or 0))):
+        against = [_number(side[p.variant].ratio) if p.kind != "ours" and p.variant in side else "" for side in sides]
+        cells = [
+            p.variant if p.kind != "ours" or p.variant.startswith("ours") else f"ours {p.variant}",
+            _mib(p.peak_bytes),
+            f"{p.peak_bytes / eager.peak_bytes:.1%}" if p.peak_bytes and eager.peak_bytes else "",
+            _mib(p.charged_bytes),
+            f"{p.ratio:.3f} ({p.ratio_low:.3f} to {p.ratio_high:.3f})" if p.ratio else p.remark,
+            ""
+            if p.gradient_error is None
+            else _error(p.gradient_error, bool(p.equal)) + (", WRONG" if p.wrong else ""),
+            "" if p.buffer_error is None else _error(p.buffer_error, not p.buffer_error),
+            *against,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _conditions(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    sessions = "; ".join(
+        f"{len({block['round'] for block in s['blocks']})} rounds,"
+        f" load {s['load']['began'][0]:.2f} to {s['load']['ended'][0]:.2f}"
+        for s in record["sessions"]
+    )
+    return (
+        f"{machine['silicon']}, cores: {machine['cores']}, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['driver']},"
+        f" torch {machine['torch']}; {record['model']} {json.dumps(record['arguments'])}; sessions: {sessions or 'none'};"
+        f" begun {record['commands'][0]['started']} by `{record['commands'][0]['command']}`"
+    )
+
+
+def _blocks(session: dict[str, Any], variant: str) -> list[list[float]]:
+    return [block["seconds"] for block in session["blocks"] if block["variant"] == variant]
+
+
+def _timed(session: dict[str, Any], variant: str) -> dict[str, Any]:
+    mine, eager = _blocks(session, variant), _blocks(session, "eager")
+    rounds = min(len(mine), len(eager))  # a process that died may leave a round unfinished
+    mine, eager = mine[:rounds], eager[:rounds]
+    seconds = list(itertools.chain(*mine))
+    median = statistics.median(seconds)
+    low, high = ratio_interval(mine, eager)
+    errors = session["errors"].get(variant)
+    return {
+        "ratio": median / statistics.median(itertools.chain(*eager)),
+        "ratio_low": low,
+        "ratio_high": high,
+        "median_seconds": median,
+        "samples": len(seconds),
+        "gradient_error": errors["gradients"]["error"] if errors else 0.0,
+        "gradient_worst": errors["gradients"]["worst"] if errors else "",
+        "equal": errors["gradients"]["equal"] and errors["loss"]["equal"] if errors else True,
+        "buffer_error": errors["buffers"]["error"] if errors else 0.0,
+    }
+
+
+def _bytes(point: Point, measure: Measure) -> int:
+    found = point.peak_bytes if measure == "peak" else point.charged_bytes
+    assert found is not None
+    return found
+
+
+def _worst(compared: list[Match]) -> float | None:
+    ratios = [match.ratio for match in compared]
+    return None if not ratios or None in ratios else max(ratio for ratio in ratios if ratio is not None)
+
+
+def _number(found: float | None) -> str:
+    return "none" if found is None else f"{found:.3f}"
+
+
+def _mib(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes / MIB:.1f}"
+
+
+def _error(error: float, equal: bool) -> str:
+    return "equal" if equal else "inf" if math.isinf(error) else f"off by {error:.1e}"
+
+
+def _csv(path: Path, rows: list[Any]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(rows[0])) if rows else ["model"])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+STYLES = {
+    "eager": ("eager", "*", "black"),
+    "checkpoint": ("checkpoint, its forms", "s", "tab:blue"),
+    "aot_eager": ("budget, aot_eager", "^", "tab:green"),
+    "inductor": ("budget, inductor", "v", "tab:purple"),
+    "ours": ("ours", "o", "tab:red"),
+}
+
+
+def _plot(path: Path, model: str, found: list[Point]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for style, (label, marker, color) in STYLES.items():
+        mine = sorted(
+            (p for p in found if _style(p) == style and p.ratio and p.peak_bytes), key=lambda p: p.peak_bytes or 0
+        )
+        right, wrong = [p for p in mine if not p.wrong], [p for p in mine if p.wrong]
+        line = "-" if style == "ours" else ""
+        axes.plot([_x(p) for p in right], [p.ratio for p in right], linestyle=line, marker=marker, color=color,
+                  label=label if right else None)  # fmt: skip
+        if wrong:
+            axes.plot([_x(p) for p in wrong], [p.ratio for p in wrong], linestyle="", marker=marker, color=color,
+                      fillstyle="none", label=f"{label}: wrong gradients")  # fmt: skip
+    axes.set_xlabel("peak of the step, MiB")
+    axes.set_ylabel("time, eager = 1")
+    axes.set_title(model)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _x(point: Point) -> float:
+    return _bytes(point, "peak") / MIB
+
+
+def _style(point: Point) -> str:
+    if point.kind in ("eager", "ours"):
+        return point.kind
+    word = point.variant.split()[0]
+    return word if word in STYLES else "checkpoint"

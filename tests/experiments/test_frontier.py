@@ -1,0 +1,164 @@
+"""What the benchmark of peers says of its numbers, and that its peers train what eager trains."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.errors import ConfigError
+from autotune.zoo import ZOO
+from tests.experiments.scripts import script
+from tests.zoo.tiny import TINY
+
+summary = script("frontier/summary.py")
+peers = script("frontier/peers.py")
+run = script("frontier/run.py")
+
+
+def point(variant: str, kind: str, peak: int, ratio: float | None, **others: Any) -> Any:
+    """With the same charge as peak, and right gradients."""
+    return summary.Point("net", variant, kind, peak, peak, ratio=ratio, **{"gradient_error": 0.0, **others})
+
+
+EAGER = point("eager", "eager", 1000, 1.0)
+
+
+def test_ours_is_compared_at_no_more_than_a_slack_of_the_peers_bytes():
+    found = [EAGER, point("checkpoint", "peer", 600, 1.25), point("a", "ours", 602, 1.0), point("b", "ours", 604, 0.5)]
+    at_checkpoint = summary.matches(found, "peak")[1]
+    assert (at_checkpoint.ours, at_checkpoint.ratio) == ("a", pytest.approx(0.8))
+
+
+def test_the_fastest_of_ours_that_is_small_enough_stands_for_us():
+    found = [EAGER, point("checkpoint", "peer", 600, 1.25), point("a", "ours", 600, 1.2), point("b", "ours", 500, 1.1)]
+    assert [match.ours for match in summary.matches(found, "peak")] == ["b", "b"]
+
+
+def test_a_peer_with_wrong_gradients_is_not_counted():
+    wrong = point("aot_eager 0.5", "peer", 100, 0.5, gradient_error=0.7)
+    found = [EAGER, wrong, point("a", "ours", 500, 1.1)]
+    assert [match.peer for match in summary.matches(found, "peak")] == ["eager"]
+    assert summary.lowest_ratio(found) == 0.5
+    assert summary.lowest_ratio([EAGER, replace(wrong, gradient_error=1e-6), found[2]]) == 5.0
+
+
+def test_gradients_that_are_no_numbers_are_wrong():
+    assert point("x", "peer", 100, 0.5, gradient_error=float("nan")).wrong
+    assert point("x", "peer", 100, 0.5, gradient_error=float("inf")).wrong
+
+
+def test_ours_with_wrong_gradients_beats_nobody():
+    found = [EAGER, point("a", "ours", 500, 0.5, gradient_error=1.0)]
+    assert summary.matches(found, "peak")[0].ratio is None
+
+
+def test_a_peer_below_all_of_ours_leaves_no_mean():
+    found = [EAGER, point("checkpoint", "peer", 300, 1.2), point("a", "ours", 500, 0.9)]
+    assert summary.geometric_mean(summary.matches(found, "peak")) is None
+
+
+def test_the_mean_is_of_the_same_kernels_and_the_lowest_of_all():
+    found = [
+        EAGER, point("checkpoint", "peer", 500, 1.6), point("inductor 1", "compiler", 400, 0.4), point("a", "ours", 300, 0.8),
+    ]  # fmt: skip
+    compared = summary.matches(found, "peak")
+    assert summary.geometric_mean(summary.same_kernels(compared)) == pytest.approx((0.8 * 0.5) ** 0.5)
+    assert summary.lowest_ratio(found) == 0.75
+
+
+def test_bytes_at_nearly_eagers_time_are_those_of_the_smallest_plan_that_is_no_slower():
+    found = [EAGER, point("a", "ours", 800, 1.0), point("b", "ours", 700, 1.03), point("c", "ours", 600, 1.031)]
+    assert summary.nearly_eager(found) == 0.7
+
+
+def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
+    def session(variant: str, eager: float, seconds: float) -> dict[str, Any]:
+        exact = {kind: {"error": 0.0, "worst": "", "equal": True} for kind in ("loss", "gradients", "buffers")}
+        blocks = [
+            {"round": r, "variant": name, "seconds": [took, took]}
+            for r in range(3)
+            for name, took in (("eager", eager), (variant, seconds))
+        ]
+        return {"errors": {variant: exact}, "failed": {}, "blocks": blocks}
+
+    bytes_seen = {"step_peak_bytes": 10, "step_charged_bytes": 10}
+    record = {
+        "peers": {"eager": bytes_seen, "checkpoint": bytes_seen, "selective": {"failed": "CRASHED: no"}},
+        "ours": {"ours 1": {**bytes_seen, "budget_bytes": 10}},
+        "sessions": [session("checkpoint", 1.0, 1.5), session("ours 1", 2.0, 2.4)],
+    }
+    found = summary.points("net", record)
+    assert {p.variant: p.ratio for p in found} == {"eager": 1.0, "checkpoint": 1.5, "selective": None, "ours 1": 1.2}
+    assert summary.matches(found, "charged")[1].ratio == pytest.approx(0.8)
+    assert "CRASHED: no" in summary._table(found)[-2]
+
+
+def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
+    assert run.thinned([1000, 500, 504, 508, 1200], 1000) == [1000, 508, 500]
+
+
+def test_plans_are_forgotten_with_their_seconds_and_peers_keep_theirs():
+    blocks = [{"variant": name, "round": 0, "seconds": [1.0]} for name in ("eager", "checkpoint", "lowest")]
+    session = {"blocks": blocks, "errors": {"checkpoint": {}, "lowest": {}}, "failed": {}}
+    record = {"peers": {"eager": {}, "checkpoint": {}}, "ours": {"lowest": {}}, "sessions": [session]}
+    run.forget(record, ["plans"])
+    assert record["ours"] == {}
+    assert list(session["errors"]) == ["checkpoint"]
+    assert [block["variant"] for block in session["blocks"]] == ["eager", "checkpoint"]
+
+
+FORMS = [name for name, peer in peers.PEERS.items() if not isinstance(peer, peers.Compiled)]
+ARGUMENTS = {
+    "gpt2": {**TINY["gpt2"], "depth": 9, "dropout": 0.1},
+    "lstm": {**TINY["lstm"], "tokens": 25, "dropout": 0.1},
+    "bert": {**TINY["bert"], "depth": 9, "dropout": 0.1},
+    "vit": {**TINY["vit"], "depth": 9},
+    "resnet50": {**TINY["resnet50"], "depth": 3},
+    "mobilenet_v2": TINY["mobilenet_v2"],
+}
+LEFT_OUT = {
+    ("sequential sqrt", "mobilenet_v2"),  # see below
+    ("selective", "lstm"),  # the cell adds to a product in place, which torch refuses to keep
+}
+
+
+@pytest.mark.parametrize(("form", "model"), sorted({*itertools.product(FORMS, ARGUMENTS)} - LEFT_OUT))
+def test_every_form_of_checkpoint_trains_what_eager_trains(form: str, model: str):
+    given = ZOO[model](**ARGUMENTS[model])
+    way = peers.PEERS[form].way(given)
+    expected = _gradients(given, given.loss_fn)
+    calls = _checkpoints(given)
+    with way.active():
+        found = _gradients(given, way.loss_fn)
+        saved = _checkpoints(given)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert saved < calls
+
+
+def test_the_root_of_sixteen_blocks_is_left_out_as_another_peer():
+    given = ZOO["mobilenet_v2"](**ARGUMENTS["mobilenet_v2"])
+    with pytest.raises(ConfigError, match="the same as sequential 4"):
+        peers.PEERS["sequential sqrt"].way(given)
+
+
+def _gradients(given: Any, loss_fn: Any) -> dict[str, torch.Tensor]:
+    given.model.zero_grad(set_to_none=True)
+    torch.manual_seed(0)
+    loss_fn(given.model, given.batch).backward()
+    return {name: parameter.grad.clone() for name, parameter in given.model.named_parameters()}
+
+
+def _checkpoints(given: Any) -> int:
+    """Bytes that a forward saves for its backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = given.loss_fn(given.model, given.batch)
+    del loss
+    return sum(kept.values())

@@ -1,0 +1,59 @@
+"""The graphs that planners are timed on, and that a planner which fails is a row."""
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from autotune.plan import Plan, check
+from tests.experiments.scripts import script
+
+graphs = script("planning/graphs.py")
+run = script("planning/run.py")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rewiring_keeps_the_number_of_edges(seed: int):
+    readers = graphs.watts_strogatz(32, 4, 0.75, random.Random(seed))
+    assert sum(map(len, readers)) == 64
+    assert all(reader > node for node, found in enumerate(readers) for reader in found)
+
+
+def test_no_rewiring_leaves_the_ring():
+    assert graphs.watts_strogatz(6, 2, 0.0, random.Random(0)) == [{1, 5}, {2}, {3}, {4}, {5}, set()]
+
+
+def test_seeds_wire_other_graphs():
+    assert len({graphs.randwire(seed)[0].digest for seed in range(4)}) == 4
+
+
+def test_a_random_graph_has_about_the_ops_asked_for_and_trains_all_of_them():
+    graph, costs = graphs.random_training(1000)
+    assert abs(len(graph.ops) - 1000) <= 2
+    assert len(costs.seconds) == len(graph.ops)
+    read = {value for op in graph.ops for value in op.inputs} | set(graph.outputs)
+    forward = {value for op in graph.ops if op.phase == "forward" for value in op.outputs}
+    assert forward <= read
+    check(graph, Plan.traced(graph))
+
+
+ROW = run.Row("random", "random-6", 6, "order", "traced", None)
+
+
+def test_a_planner_that_dies_is_a_row_with_its_exit_code():
+    assert run.in_a_process(lambda: os._exit(3), ROW, 10).remark == "the process ended with 3"
+
+
+def test_a_planner_without_an_answer_is_spared_larger_graphs_of_that_family_alone():
+    seen = [replace(ROW, remark="no answer within 1 s")]
+    assert run.too_slow(replace(ROW, ops=7), seen)
+    assert not run.too_slow(replace(ROW, ops=5), seen)
+    assert not run.too_slow(replace(ROW, ops=7, family="gpt2"), seen)
+    assert not run.too_slow(replace(ROW, ops=7, planner="list_by_bytes"), seen)
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    rows = [ROW, run.Row("f", "g", 3, "recompute", "greedy", 0.5, 10, 0.25, 9, 1, 8, 0.125, True, 0.5, 2, "a remark")]
+    run.write(tmp_path / "results.csv", rows)
+    assert run.read(tmp_path / "results.csv") == rows
