@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from autotune.harness.run import Surveyed
 
 
-FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep", "allocator": "arena"}
+FIRST = {
+    "order": "traced", "update": "with_gradient", "recompute": "greedy", "inplace": "greedy", "offload": "keep",
+    "allocator": "arena",
+}  # fmt: skip
 """What is tried before anything else: it needs no store and seconds at most."""
 
 
@@ -56,7 +59,8 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     graph, costs = surveyed.graph, surveyed.costs
     whole = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
     step = config.parsed_budget.step_bytes(floor_bytes=surveyed.floor_bytes, baseline_step_bytes=whole)
-    searched = search_space(KINDS, costs.stores)
+    kinds = {**KINDS, "inplace": {"greedy": KINDS["inplace"]["greedy"]}}  # nothing is lost by running in place
+    searched = search_space(kinds, costs.stores)
     made = candidate(graph, costs, preset(KINDS, searched, FIRST), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
