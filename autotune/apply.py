@@ -16,6 +16,7 @@ from autotune.costs import Costs
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots
 from autotune.graph import TrainGraph
+from autotune.memory_format import convert_batch, convert_model
 from autotune.plan import Plan, check, early_updates
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
@@ -50,6 +51,10 @@ class TrainStep:
     `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`,
     and a hook before the optimizer's step, need every gradient at once: the user's optimizer then steps at the end,
     whatever the plan says of updates, and a warning tells what that takes.
+    A plan in `channels_last` puts the model's weights, and what the optimizer holds for them, into that format, as
+    `model.to(memory_format=torch.channels_last)` does, and leaves them so; each batch's images are converted for the
+    step unless they come so, which saves a copy.
+
     `accumulate` steps make one update. A batch of another shape is planned anew with the same settings ("replan"), run
     in plain eager ("eager") or refused ("error"). `on_gradient(name, gradient)` sees each gradient before its update.
     """
@@ -85,6 +90,11 @@ class TrainStep:
         self._file = (
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else None
         )
+        chosen = self._file.plan if self._file is not None else plan
+        self._memory_format = chosen.memory_format if isinstance(chosen, Plan) else ""
+        if self._memory_format:
+            convert_model(model, optimizer, self._memory_format)
+            batch = convert_batch(batch, self._memory_format)
         self._first = self._signature(batch)
         self._ready = {self._first: self._prepare(batch, plan if isinstance(plan, Plan) else None)}
         self._last = self._ready[self._first]
@@ -111,6 +121,8 @@ class TrainStep:
 
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
+        if self._memory_format:
+            batch = convert_batch(batch, self._memory_format)
         signature = self._signature(batch)
         if signature not in self._ready:
             if self._other_shapes == "error":
@@ -231,7 +243,7 @@ class TrainStep:
         elif self._file is not None:
             plan = self._replan(self._file, program)
         else:
-            plan = Plan.traced(program.graph)
+            plan = replace(Plan.traced(program.graph), memory_format=self._memory_format)
         check(program.graph, plan)
         if self._keeps_gradients and program.updates is not None:
             self._tell_of_veto(program.graph, plan)
@@ -264,12 +276,13 @@ class TrainStep:
         if self._keeps_gradients:
             settings = {**settings, "update": {"planner": "at_end"}}
         stores = {name: probe(name, Path(directory)) for name, directory in self._stores.items()}
-        return make_plan(
+        plan = make_plan(
             program.graph,
             settings,
             file.budget_bytes,
             Costs(costs.seconds, costs.scratch_bytes, stores, costs.contention),
         )
+        return replace(plan, memory_format=self._memory_format)
 
     def _directory(self, name: str) -> Path:
         if name not in self._stores:

@@ -44,6 +44,8 @@ class Plan:
     allocator: str = "system"
     """Who hands out the step's memory: `system`, or `arena` for planned places in one block."""
     inplace: tuple[InPlace, ...] = ()
+    memory_format: str = ""
+    """What the graph was captured in: `channels_last`, or empty for the user's own."""
 
     @classmethod
     def traced(cls, graph: TrainGraph) -> Self:
@@ -87,6 +89,8 @@ def check(graph: TrainGraph, plan: Plan) -> None:
     _check_order(graph, plan)
     _check_offload(graph, plan)
     _check_inplace(graph, plan)
+    if plan.memory_format not in ("", "channels_last"):
+        raise PlanError(f"the plan's memory_format is {plan.memory_format!r}; known: channels_last, or empty for none")
     if plan.allocator not in ("system", "arena"):
         raise PlanError(f"the plan's allocator is {plan.allocator!r}; known: system, arena")
 

@@ -279,6 +279,11 @@ class Bench:
         """A plan ready to step, with its store open; on malloc unless an arena is given."""
         plan = from_json(Plan, document, where="plan")
         graph = self._program.graph
+        if plan.memory_format:
+            raise ConfigError(
+                f"the plan is in {plan.memory_format}, this workload is measured as its factory makes it; "
+                "have the factory make it in that format"
+            )
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._open(schedule) if schedule.store else None
