@@ -71,6 +71,8 @@ class Config(Section):
     """Directory of the records."""
     plans: str = "plans"
     """Directory of the plans that are handed back."""
+    memory_format: Literal["", "channels_last"] = ""
+    """What plans run in, and what they are compared with; times are told as ratios to the user's own format."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
 
@@ -140,7 +142,7 @@ def _told(error: ErrorDetails, document: yamlfile.Document, given: Mapping[str, 
     path = tuple(part for part in error["loc"] if part != "[key]")
     key, section = path[-1], f" in {path[-2]}" if len(path) > 1 else ""
     if _holds(given, path):
-        place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}")
+        place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}".replace("_", "-"))
     else:
         place = document.where(path)
     match error["type"]:

@@ -76,9 +76,14 @@ def overwritable(node: fx.Node, args: tuple[Any, ...]) -> tuple[int, ...]:
     if kernel is None or (kernel.by_rows and not _whole_rows(node, made)):
         return ()
     everything = list(reads(args))
+    sources = [source.meta["val"] for source in node.all_input_nodes if isinstance(source.meta["val"], torch.Tensor)]
+    full = [source for source in sources if source.shape == made.shape]
+    if any(source.stride() != made.stride() for source in full):
+        return ()  # the first of them decides how the output lies, and later kernels by that how they add up
+    # of images a fake tensor may not know the layout that the real one has: there the first alone is sure to decide
     return tuple(
         value
-        for position in kernel.over
+        for position in (kernel.over if made.ndim < 4 else kernel.over[:1])
         if position < len(args)
         and isinstance(source := node.args[position], fx.Node)
         and _same_place(source.meta["val"], made)

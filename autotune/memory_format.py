@@ -13,8 +13,9 @@ FORMATS = {"": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 def choices(model: torch.nn.Module) -> tuple[str, ...]:
-    """Formats between which a model leaves a choice: one without weights of four dimensions leaves none."""
-    return tuple(FORMATS) if any(parameter.ndim == 4 for parameter in model.parameters()) else ("",)
+    """Formats between which a model leaves a choice: none without weights of four dimensions, or where they have one."""
+    weights = [parameter for parameter in model.parameters() if parameter.ndim == 4]
+    return tuple(FORMATS) if weights and all(weight.is_contiguous() for weight in weights) else ("",)
 
 
 def convert_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, memory_format: str) -> None:

@@ -177,7 +177,9 @@ def _check_inplace(graph: TrainGraph, plan: Plan) -> None:
     taken: set[int] = set()
     for made in plan.inplace:
         if not 0 <= made.position < len(plan.order):
-            raise PlanError(f"the plan makes something in place at {made.position}; its order has {len(plan.order)} runs")
+            raise PlanError(
+                f"the plan makes something in place at {made.position}; its order has {len(plan.order)} runs"
+            )
         op = graph.ops[plan.order[made.position]]
         if made.position in taken:
             raise PlanError(f"{op.name} at {made.position} takes two buffers for one output")

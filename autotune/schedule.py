@@ -95,9 +95,7 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
                 before.setdefault(first[load - plan.window], []).append((following[0], Prefetch(value_id)))
             elif value_id in graph.static or (following is None and value_id in graph.outputs):
                 continue
-            elif takes.get(position) == value_id:
-                continue
-            elif following is None or following[1]:
+            elif (following is None or following[1]) and takes.get(position) != value_id:
                 after.setdefault(position, []).append(Free(value_id))
 
     instructions: list[Instruction] = []

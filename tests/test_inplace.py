@@ -44,9 +44,7 @@ SHAPES = ((1,), (5,), (3, 1, 7), (2, 3, 5, 7), (4, 16, 8, 8), (3, 1000), (70, 10
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda tensor: tensor,
     "transposed": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
-    "channels_last": lambda tensor: (
-        tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
-    ),
+    "channels_last": lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor,
 }
 
 
@@ -110,9 +108,11 @@ def test_nothing_is_allocated_beyond_what_the_functional_kernel_takes_beside_its
     args = arguments(target, drawn((70, 1031), "contiguous", torch.float32))
     peaks = []
     for run in (lambda: target(*args), lambda: in_place(target, args, position)):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
-            with torch.profiler.record_function("autotune kernel"):
-                run()
+        with (
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded,
+            torch.profiler.record_function("autotune kernel"),
+        ):
+            run()
         begin, end = allocations(recorded)[0]["autotune kernel"]
         live = highest = 0
         for at, nbytes in allocations(recorded)[1]:
@@ -160,6 +160,35 @@ def test_what_may_be_overwritten_is_as_large_as_the_output_and_never_the_users_o
     assert {"tanh", "mul", "add", "silu", "_softmax", "gelu_backward", "tanh_backward"} <= kinds
     softmaxes = [op for op in graph.ops if op.target == "aten._softmax.default"]
     assert sorted(len(op.inplace) for op in softmaxes) == [0, 1]  # the one over columns makes its own
+
+
+class Mixed(nn.Module):
+    """Its first gradient lies as images do, what it is multiplied with as channels_last does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU6(), nn.Conv2d(32, 64, 1))
+        self.last = nn.Sequential(nn.BatchNorm2d(64), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.last(self.body(images)))
+
+
+def test_a_buffer_that_lies_otherwise_than_the_output_would_is_not_taken():
+    workload, other = make(Mixed, (4, 3, 8, 8)), make(Mixed, (4, 3, 8, 8))
+    for each in (workload, other):
+        each.model.to(memory_format=torch.channels_last)
+        each.batch = (each.batch[0].to(memory_format=torch.channels_last), each.batch[1])
+    graph = capture(workload).graph
+    first = next(op for op in graph.ops if op.target == "aten.hardtanh_backward.default")
+    assert first.inplace == ()
+    plan = make_plan(graph, {"inplace": {"planner": "greedy"}}, 0, Costs.unit(graph))
+    assert plan.inplace
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan) as step:
+        for _ in range(2):
+            assert torch.equal(step(workload.batch), eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
 
 
 def double(model: nn.Module, batch: Any) -> Tensor:

@@ -24,7 +24,12 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
     typed = load_config(file.workload.reference, arguments=arguments).arguments
     config = load_config(
         file.workload.reference,
-        overrides={"arguments": file.workload.arguments | typed, "stores": stores or None, "limit": limit},
+        overrides={
+            "arguments": file.workload.arguments | typed,
+            "stores": stores or None,
+            "limit": limit,
+            "memory_format": file.plan.memory_format or None,
+        },
     )
     with answering() as out:
         say(f"measuring {config.ref}: the baseline, then the plan")

@@ -1,6 +1,7 @@
 """`autotune plan`: one plan by estimate alone."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
         budget_bytes=step,
         floor_bytes=surveyed.floor_bytes,
         settings=made.settings,
-        plan=made.plan,
+        plan=replace(made.plan, memory_format=config.memory_format),
         estimate=made.estimate,
         device=surveyed.device,
     )

@@ -33,4 +33,6 @@ def mobilenet_v2(
         )
         return library.MobileNetV2ForImageClassification(config), labelled_images(batch, size)
 
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )

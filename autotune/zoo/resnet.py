@@ -22,7 +22,9 @@ def resnet18(
 ) -> Workload:
     """Of 11.7 million parameters. `depth`: blocks in each of the four stages (2, 2, 2, 2); `width`: of the first."""
     draw = _resnet("basic", (2, 2, 2, 2), batch=batch, size=size, depth=depth, width=width)
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )
 
 
 def resnet50(
@@ -39,7 +41,9 @@ def resnet50(
 ) -> Workload:
     """Of 25.6 million parameters. `depth`: blocks in each of the four stages (3, 4, 6, 3); `width`: of the stem."""
     draw = _resnet("bottleneck", (3, 4, 6, 3), batch=batch, size=size, depth=depth, width=width)
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )
 
 
 def resnet152(
@@ -56,7 +60,9 @@ def resnet152(
 ) -> Workload:
     """Of 60.2 million parameters. `depth`: blocks in each of the four stages (3, 8, 36, 3); `width`: of the stem."""
     draw = _resnet("bottleneck", (3, 8, 36, 3), batch=batch, size=size, depth=depth, width=width)
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )
 
 
 def _resnet(
