@@ -5,8 +5,10 @@ from autotune.graph import TrainGraph
 
 
 def peak_lower_bound(graph: TrainGraph, costs: Costs) -> tuple[int, int]:
-    """(bytes, op): every op needs its inputs, its outputs and its scratch at once, beside the static bytes; one buffer for both
-    where it may run in place."""
+    """(bytes, op): every op needs its inputs, its outputs and its scratch at once, beside the static bytes.
+
+    Where it may run in place, its output and one input are one buffer.
+    """
     static = graph.static
 
     def needs(op_id: int) -> int:

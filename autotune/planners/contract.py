@@ -21,7 +21,7 @@ class Planner(Protocol):
 
 
 def refuse_later_decisions(graph: TrainGraph, plan: Plan) -> None:
-    """Raise PlanError if the plan already repeats, runs in place or offloads: all hang on positions, which moving ops would shift."""
+    """Raise PlanError if the plan already repeats, runs in place or offloads: all hang on positions, and moving shifts."""
     if plan.recomputed:
         twice = next(op for op in graph.ops if plan.order.count(op.id) > 1)
         raise PlanError(f"the plan already runs {twice.name} again: place ops before recompute is decided")
