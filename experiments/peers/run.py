@@ -111,7 +111,8 @@ class Peers:
 
     def fastest(self, aim: int) -> Candidate:
         """Without stores: a checkpoint has none either."""
-        searched = search_space({**KINDS, "allocator": {"arena": KINDS["allocator"]["arena"]}}, ())
+        settled = {"allocator": {"arena": KINDS["allocator"]["arena"]}, "inplace": {"greedy": KINDS["inplace"]["greedy"]}}
+        searched = search_space({**KINDS, **settled}, ())
         made = [one for one in answers(self.graph, self.costs, searched, aim) if one.estimate.peak_bytes <= aim]
         return min(made, key=lambda one: one.estimate.seconds) if made else smallest(self.graph, self.costs, searched)
 
