@@ -15,13 +15,15 @@ from autotune.capture import capture
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots
 from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
+from autotune.memory_format import convert_batch, convert_model
+from autotune.plan import Plan, check, early_updates
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.program import Program, reads
 from autotune.schedule import lower
 from autotune.stores import SwapStore, measured, open_store
+from autotune.units import fmt_bytes
 from autotune.workload import LossFn, Workload, infer
 
 OtherShapes = Literal["replan", "eager", "error"]
@@ -45,8 +47,13 @@ class TrainStep:
     after a step, unless `accumulate` keeps it. `loss_fn(model, batch)` gives the loss, or the loss and extras; the step
     returns them detached. Without a plan the step runs as it was traced; without loss and optimizer it is inference.
 
-    `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`
-    need every gradient at once, so that the user's optimizer then steps at the end, whatever the plan says of updates.
+    `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`,
+    and a hook before the optimizer's step, need every gradient at once: the user's optimizer then steps at the end,
+    whatever the plan says of updates, and a warning tells what that takes.
+    A plan in `channels_last` puts the model's weights, and what the optimizer holds for them, into that format, as
+    `model.to(memory_format=torch.channels_last)` does, and leaves them so; each batch's images are converted for the
+    step unless they come so, which saves a copy.
+
     `accumulate` steps make one update. A batch of another shape is planned anew with the same settings ("replan"), run
     in plain eager ("eager") or refused ("error"). `on_gradient(name, gradient)` sees each gradient before its update.
     """
@@ -78,10 +85,15 @@ class TrainStep:
         self._accumulate, self._taken = accumulate, 0
         self._before_update, self._scaler = before_update, scaler
         self._other_shapes = other_shapes
-        self._warned = False
+        self._warned = self._told = False
         self._file = (
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else None
         )
+        chosen = self._file.plan if self._file is not None else plan
+        self._memory_format = chosen.memory_format if isinstance(chosen, Plan) else ""
+        if self._memory_format:
+            convert_model(model, optimizer, self._memory_format)
+            batch = convert_batch(batch, self._memory_format)
         self._first = self._signature(batch)
         self._ready = {self._first: self._prepare(batch, plan if isinstance(plan, Plan) else None)}
         self._last = self._ready[self._first]
@@ -108,6 +120,8 @@ class TrainStep:
 
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
+        if self._memory_format:
+            batch = convert_batch(batch, self._memory_format)
         signature = self._signature(batch)
         if signature not in self._ready:
             if self._other_shapes == "error":
@@ -140,8 +154,16 @@ class TrainStep:
         self.close()
 
     @property
-    def _keeps_gradients(self) -> bool:
-        return self._accumulate > 1 or self._before_update is not None or self._scaler is not None
+    def _keeps_gradients(self) -> str:
+        """What needs every gradient before any update; empty if nothing does."""
+        asked = {
+            "accumulate": self._accumulate > 1,
+            "before_update": self._before_update is not None,
+            "scaler": self._scaler is not None,
+            "a hook before the optimizer's step": self.optimizer is not None
+            and bool(self.optimizer._optimizer_step_pre_hooks),
+        }
+        return " and ".join(name for name, asks in asked.items() if asks)
 
     def _planned(self, ready: _Ready, tensors: list[torch.Tensor]) -> Any:
         updates = ready.program.updates
@@ -193,7 +215,8 @@ class TrainStep:
         weights = tuple(
             (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
         )
-        return shown, str(spec), hash(weights), tuple(module.training for module in self.model.modules())
+        modes = tuple(module.training for module in self.model.modules())
+        return shown, str(spec), hash(weights), modes, self._keeps_gradients
 
     def _warn(self, signature: tuple[Any, ...]) -> None:
         if not self._warned:
@@ -205,6 +228,8 @@ class TrainStep:
     def _what(self, signature: tuple[Any, ...]) -> str:
         if signature[:2] != self._first[:2]:
             return f"a batch of {_shapes(signature)}"
+        if signature[-1] != self._first[-1]:
+            return f"the step with {signature[-1] or 'nothing'} that needs every gradient at once"
         return "the model in another mode, or with other parameters to train,"
 
     def _prepare(self, batch: Any, given: Plan | None) -> _Ready:
@@ -217,9 +242,10 @@ class TrainStep:
         elif self._file is not None:
             plan = self._replan(self._file, program)
         else:
-            plan = Plan.traced(program.graph)
+            plan = replace(Plan.traced(program.graph), memory_format=self._memory_format)
         check(program.graph, plan)
         if self._keeps_gradients and program.updates is not None:
+            self._tell_of_veto(program.graph, plan)
             program, plan = _gradients_kept(program, plan)
         schedule = lower(program.graph, plan)
         store = None
@@ -230,9 +256,26 @@ class TrainStep:
         arena = Arena() if places else None
         return _Ready(program, plan, Executor(program, schedule, store, arena=arena), store, arena)
 
+    def _tell_of_veto(self, graph: TrainGraph, plan: Plan) -> None:
+        early = [graph.ops[op] for op in early_updates(graph, plan.order)]
+        if early and not self._told:
+            gradients = {value for op in early for value in op.inputs if value not in graph.static}
+            nbytes = sum(graph.values[value].nbytes for value in gradients)
+            warnings.warn(
+                f"{self._keeps_gradients}: all gradients are needed at once, so {len(early)} updates that the plan places "
+                f"beside their gradients wait for the end of the step, and {fmt_bytes(nbytes)} of gradients with them; "
+                "tune with planners: {update: [at_end]} to plan for that",
+                stacklevel=4,
+            )
+        self._told |= bool(early)
+
     def _replan(self, file: PlanFile, program: Program) -> Plan:
         directories = {name: Path(directory) for name, directory in self._stores.items()}
-        return make_plan(program.graph, file.settings, file.budget_bytes, measured(profile(program), directories))
+        settings = file.settings
+        if self._keeps_gradients:
+            settings = {**settings, "update": {"planner": "at_end"}}
+        plan = make_plan(program.graph, settings, file.budget_bytes, measured(profile(program), directories))
+        return replace(plan, memory_format=self._memory_format)
 
     def _directory(self, name: str) -> Path:
         if name not in self._stores:
@@ -271,7 +314,10 @@ def _gradients_kept(program: Program, plan: Plan) -> tuple[Program, Plan]:
         sinks.setdefault(max(needed, default=-1), []).append(op.id)
     moved = {op for ops in sinks.values() for op in ops}
     order = [*sinks.get(-1, ())]
+    now_at: dict[int, int] = {}
     for at, op_id in enumerate(plan.order):
+        now_at[at] = len(order)
         order += [] if op_id in moved else [op_id]
         order += sinks.get(at, ())
-    return replace(program, calls=tuple(calls)), replace(plan, order=tuple(order))
+    inplace = tuple(replace(made, position=now_at[made.position]) for made in plan.inplace)
+    return replace(program, calls=tuple(calls)), replace(plan, order=tuple(order), inplace=inplace)

@@ -53,6 +53,10 @@ Time = Annotated[
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="How many trials it may take.")]
+MemoryFormat = Annotated[
+    str | None,
+    typer.Option("--memory-format", metavar="channels_last", help="Run plans of a convolution net with channels last."),
+]
 Objective = Annotated[str | None, typer.Option("--objective", metavar="time|pareto", help="What the search lowers.")]
 Name = Annotated[
     str | None, typer.Option("--name", help="Name of the run's directory under runs/; the time by default.")
@@ -86,6 +90,7 @@ def tune(
     time: Time = None,
     trials: Trials = None,
     objective: Objective = None,
+    memory_format: MemoryFormat = None,
     name: Name = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -93,7 +98,15 @@ def tune(
     """Search for the fastest plan within the budget, every number measured; Ctrl-C ends it early and keeps all."""
     from autotune.commands.tune import run
 
-    given = {"budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective}
+    given = {
+        "budget": budget,
+        "device": device,
+        "limit": limit,
+        "time": time,
+        "trials": trials,
+        "objective": objective,
+        "memory_format": memory_format,
+    }
     run(_config(workload, given, set_, store), name=name, json=json)
 
 
@@ -122,13 +135,15 @@ def plan(
     store: Stores = None,
     device: Device = None,
     limit: Limit = None,
+    memory_format: MemoryFormat = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Make one plan for the budget by estimate alone; nothing is trained, percentages are of the simulated step."""
     from autotune.commands.plan import run
 
-    run(_config(workload, {"budget": budget, "device": device, "limit": limit}, set_, store), out=out, json=json)
+    given = {"budget": budget, "device": device, "limit": limit, "memory_format": memory_format}
+    run(_config(workload, given, set_, store), out=out, json=json)
 
 
 @app.command(short_help="Run a plan and the baseline in turns.")

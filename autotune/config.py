@@ -31,9 +31,10 @@ class Planners(Section):
     recompute: list[str] | None = None
     offload: list[str] | None = None
     update: list[str] | None = None
+    inplace: list[str] | None = None
     allocator: list[str] | None = None
 
-    @field_validator("order", "recompute", "offload", "update", "allocator")
+    @field_validator("order", "recompute", "offload", "update", "inplace", "allocator")
     @classmethod
     def _known(cls, names: list[str] | None, info: ValidationInfo) -> list[str] | None:
         known = KINDS[str(info.field_name)]
@@ -72,6 +73,8 @@ class Config(Section):
     """Directory of the records."""
     plans: str = "plans"
     """Directory of the plans that are handed back."""
+    memory_format: Literal["", "channels_last"] = ""
+    """What plans run in, and what they are compared with; times are told as ratios to the user's own format."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
 
@@ -141,7 +144,7 @@ def _told(error: ErrorDetails, document: yamlfile.Document, given: Mapping[str, 
     path = tuple(part for part in error["loc"] if part != "[key]")
     key, section = path[-1], f" in {path[-2]}" if len(path) > 1 else ""
     if _holds(given, path):
-        place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}")
+        place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}".replace("_", "-"))
     else:
         place = document.where(path)
     match error["type"]:

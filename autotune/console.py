@@ -72,6 +72,7 @@ def describe(file: PlanFile, graph: TrainGraph | None = None) -> list[str]:
         f"order      {words(file.settings.get('order', {}))}",
         f"update     {words(file.settings.get('update', {}))}",
         f"recompute  {_recomputed(file, graph)}",
+        f"in place   {len(plan.inplace) or 'no'} runs overwrite an input",
         f"offload    {_offloaded(file, graph)}",
         "",
     ]  # fmt: skip

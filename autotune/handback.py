@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         budget_bytes=rules.budget_bytes,
         floor_bytes=rules.floor_bytes,
         settings=best.settings,
-        plan=best.plan,
+        plan=replace(best.plan, memory_format=config.memory_format),
         estimate=best.estimate,
         device=device,
         measurement=best.measurement,

@@ -251,7 +251,8 @@ class _Session:
 def _space(config: Config, prepared: Prepared) -> space.Space:
     """What the search may choose from: the config's planners, of those that need a store where there is one."""
     chosen = config.planners.model_dump()
-    usual = {"allocator": (space.usual_allocator(prepared.device.kind),)}
+    # nothing is lost by running in place
+    usual = {"allocator": (space.usual_allocator(prepared.device.kind),), "inplace": ("greedy",)}
     kinds = {
         kind: {name: planner for name, planner in known.items() if name in (chosen[kind] or usual.get(kind, known))}
         for kind, known in KINDS.items()

@@ -29,6 +29,7 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
             "device": file.device.kind if file.device else None,
             "stores": stores or None,
             "limit": limit,
+            "memory_format": file.plan.memory_format or None,
         },
     )
     with answering() as out:

@@ -1,6 +1,7 @@
 """`autotune plan`: one plan by estimate alone."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from autotune.harness.run import Surveyed
 
 
-FIRST = {"order": "traced", "update": "with_gradient", "recompute": "greedy", "offload": "keep"}
+FIRST = {
+    "order": "traced",
+    "update": "with_gradient",
+    "recompute": "greedy",
+    "inplace": "greedy",
+    "offload": "keep",
+}
 """What is tried before anything else: it needs no store and seconds at most."""
 
 
@@ -56,7 +63,8 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     graph, costs = surveyed.graph, surveyed.costs
     whole = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
     step = config.parsed_budget.step_bytes(floor_bytes=surveyed.floor_bytes, baseline_step_bytes=whole)
-    searched = search_space(KINDS, costs.stores)
+    kinds = {**KINDS, "inplace": {"greedy": KINDS["inplace"]["greedy"]}}  # nothing is lost by running in place
+    searched = search_space(kinds, costs.stores)
     first = FIRST | {"allocator": usual_allocator(surveyed.device.kind)}
     made = candidate(graph, costs, preset(KINDS, searched, first), step)
     if made.estimate.peak_bytes > step:
@@ -72,7 +80,7 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
         budget_bytes=step,
         floor_bytes=surveyed.floor_bytes,
         settings=made.settings,
-        plan=made.plan,
+        plan=replace(made.plan, memory_format=config.memory_format),
         estimate=made.estimate,
         device=surveyed.device,
     )

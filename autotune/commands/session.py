@@ -70,6 +70,7 @@ def harness(config: "Config", log_dir: Path | None = None) -> Iterator["Harness"
                 samples=config.samples,
                 seed=config.seed,
                 profile_cache=Path(config.runs) / "profile.json",
+                memory_format=config.memory_format,
             )
         )
 

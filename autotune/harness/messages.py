@@ -24,6 +24,8 @@ class Spec:
     limit_bytes: int | None = None
     """A limit that the child must put on itself; None where its cgroup has one, or there is none."""
     profile_cache: str = ""
+    memory_format: str = ""
+    """What plans and their reference run in; the baseline is timed and weighed as the factory makes it."""
 
 
 class Failed(Exception):

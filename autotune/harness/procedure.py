@@ -18,12 +18,13 @@ from torch.utils import _pytree as pytree
 
 from autotune.arena import Arena, malloc_returns_memory
 from autotune.capture import capture
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots
 from autotune.harness.limit import limit_data, limit_fraction
 from autotune.harness.messages import Spec
 from autotune.harness.reference import Reference, Writer, digest
 from autotune.measurement import Outcome
+from autotune.memory_format import choices, convert_batch, convert_model
 from autotune.meters import Meter, best_meter
 from autotune.meters.cuda import CudaMeter
 from autotune.meters.nvml import NvmlMeter
@@ -67,6 +68,12 @@ class Bench:
         self._limit()
         self._seed()
         self._workload = _on_device(load(spec.reference, spec.arguments), spec.device_kind)
+        if spec.memory_format not in choices(self._workload.model):
+            raise ConfigError(
+                f"{spec.reference} leaves no choice of a memory format: no contiguous weights of four dimensions; "
+                "leave --memory-format out"
+            )
+        self._lie_in(spec.memory_format)
         self._initial = self._save_initial()
 
     # What can be asked: each takes and gives what JSON can carry.
@@ -88,7 +95,8 @@ class Bench:
         """Run plain eager steps, keep their results in the directory `reference`, and tell peak and floor."""
         with contextlib.closing(Writer(Path(reference))) as writer:
             self._results(self._eager, self._eager, writer.add)
-        return self._peak(lambda: _drop(self._eager())) | {"floor_bytes": self._floor_bytes()}
+        with self._users_own():
+            return self._peak(lambda: _drop(self._eager())) | {"floor_bytes": self._floor_bytes()}
 
     def plan_bytes(self, plan: Any, reference: str, tolerance: float) -> dict[str, Any]:
         """Compare a plan's results with `reference` (empty: compare nothing), then tell peak and floor."""
@@ -125,7 +133,9 @@ class Bench:
         self._restore()
         stack = contextlib.ExitStack()
         timed = self._timed = _Timed(plan, self._eager, stack)
-        if plan is not None:
+        if plan is None:
+            stack.enter_context(self._users_own())
+        else:
             timed.arena = self._arena(plan)
             timed.step, timed.executor = stack.enter_context(self._running(plan, arena=timed.arena))
         for _ in range(3 if timed.arena is not None else 0):  # its first two run on malloc: the bytes child sees them
@@ -173,6 +183,20 @@ class Bench:
         return {}
 
     # How.
+
+    def _lie_in(self, memory_format: str) -> None:
+        if self._spec.memory_format:
+            convert_model(self._workload.model, self._workload.optimizer, memory_format)
+            self._workload.batch = convert_batch(self._workload.batch, memory_format)
+
+    @contextlib.contextmanager
+    def _users_own(self) -> Iterator[None]:
+        """Everything as the factory made it, whatever format plans run in."""
+        self._lie_in("")
+        try:
+            yield
+        finally:
+            self._lie_in(self._spec.memory_format)
 
     def _arena_changes(self, plan: Any) -> str:
         """Name of something that four steps leave different in an arena than on malloc; empty if nothing is."""
@@ -296,6 +320,11 @@ class Bench:
         """A plan ready to step, with its store open; on malloc unless an arena is given."""
         plan = from_json(Plan, document, where="plan")
         graph = self._program.graph
+        if plan.memory_format not in ("", self._spec.memory_format):
+            raise PlanError(
+                f"the plan is in {plan.memory_format}, the workload in {self._spec.memory_format or 'its own format'}; "
+                f"prepare it with memory_format={plan.memory_format}"
+            )
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._open(schedule) if schedule.store else None

@@ -82,12 +82,14 @@ class Harness:
         samples: int = 8,
         seed: int = 0,
         profile_cache: Path | None = None,
+        memory_format: str = "",
     ) -> None:
         self._workload = workload
         self._log_dir = log_dir
         self._stores = {name: str(directory) for name, directory in (stores or {}).items()}
         self._device_kind = device_kind
         self._limit_bytes = limit_bytes
+        self._memory_format = memory_format
         self.time_limit_seconds = time_limit_seconds
         """For one request: a fresh process must start, capture and run a few steps within it."""
         self._prepare_limit = prepare_limit_seconds
@@ -389,6 +391,7 @@ class Harness:
             return_memory=name not in ("seconds", "beside", "prepare"),
             limit_bytes=self._limit_bytes,
             profile_cache=self._profile_cache,
+            memory_format=self._memory_format,
         )
         child = Child.start(spec, self._log_dir / f"{name}-{next(self._numbers)}.log")
         self._limit = child.limit

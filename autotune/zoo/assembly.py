@@ -8,10 +8,12 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from autotune.errors import ConfigError
+from autotune.memory_format import convert_batch, convert_model
 from autotune.workload import LossFn, Workload
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 OptimizerName = Literal["sgd", "adamw"]
+MemoryFormat = Literal["contiguous", "channels_last"]
 T = TypeVar("T")
 
 Drawn = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
@@ -19,16 +21,27 @@ Drawn = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
 
 
 def assemble(
-    draw: Callable[[], Drawn], loss_fn: LossFn, *, dtype: Dtype, optimizer: OptimizerName, seed: int, device: str
+    draw: Callable[[], Drawn],
+    loss_fn: LossFn,
+    *,
+    dtype: Dtype,
+    optimizer: OptimizerName,
+    seed: int,
+    device: str,
+    memory_format: MemoryFormat = "contiguous",
 ) -> Workload:
     """Draw model and batch, cast and move their floating parts, and give the model an optimizer."""
     cast = _one_of(dtype, "dtype", _DTYPES)
+    layout = _one_of(memory_format, "memory_format", {"contiguous": "", "channels_last": "channels_last"})
     place = _device(device)
     make = _one_of(optimizer, "optimizer", _OPTIMIZERS)
     with seeded(seed):
         model, batch = draw()
     model = model.to(device=place, dtype=cast).train()
     parts = tuple(part.to(place, cast if part.is_floating_point() else None) for part in batch)
+    if layout:
+        convert_model(model, None, layout)
+        parts = convert_batch(parts, layout)
     return Workload(model, loss_fn, make(model.parameters()), parts)
 
 

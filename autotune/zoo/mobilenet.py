@@ -1,7 +1,7 @@
 """MobileNetV2 (Sandler et al. 2018): wide, cheap activations beside few parameters, so nearly all memory is activations."""
 
 from autotune.workload import Workload
-from autotune.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, share, transformers
+from autotune.zoo.assembly import Drawn, Dtype, MemoryFormat, OptimizerName, assemble, at_least, share, transformers
 from autotune.zoo.images import CLASSES, labelled_images, logits_loss
 
 
@@ -11,6 +11,7 @@ def mobilenet_v2(
     size: int = 224,
     width: int = 32,
     dtype: Dtype = "float32",
+    memory_format: MemoryFormat = "contiguous",
     dropout: float = 0.0,
     optimizer: OptimizerName = "sgd",
     seed: int = 0,
@@ -32,4 +33,6 @@ def mobilenet_v2(
         )
         return library.MobileNetV2ForImageClassification(config), labelled_images(batch, size)
 
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )

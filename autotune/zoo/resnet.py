@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from autotune.workload import Workload
-from autotune.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, transformers
+from autotune.zoo.assembly import Drawn, Dtype, MemoryFormat, OptimizerName, assemble, at_least, transformers
 from autotune.zoo.images import CLASSES, labelled_images, logits_loss
 
 
@@ -15,13 +15,16 @@ def resnet18(
     depth: int | None = None,
     width: int = 64,
     dtype: Dtype = "float32",
+    memory_format: MemoryFormat = "contiguous",
     optimizer: OptimizerName = "sgd",
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
     """Of 11.7 million parameters. `depth`: blocks in each of the four stages (2, 2, 2, 2); `width`: of the first."""
     draw = _resnet("basic", (2, 2, 2, 2), batch=batch, size=size, depth=depth, width=width)
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )
 
 
 def resnet50(
@@ -31,13 +34,16 @@ def resnet50(
     depth: int | None = None,
     width: int = 64,
     dtype: Dtype = "float32",
+    memory_format: MemoryFormat = "contiguous",
     optimizer: OptimizerName = "sgd",
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
     """Of 25.6 million parameters. `depth`: blocks in each of the four stages (3, 4, 6, 3); `width`: of the stem."""
     draw = _resnet("bottleneck", (3, 4, 6, 3), batch=batch, size=size, depth=depth, width=width)
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )
 
 
 def resnet152(
@@ -47,13 +53,16 @@ def resnet152(
     depth: int | None = None,
     width: int = 64,
     dtype: Dtype = "float32",
+    memory_format: MemoryFormat = "contiguous",
     optimizer: OptimizerName = "sgd",
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
     """Of 60.2 million parameters. `depth`: blocks in each of the four stages (3, 8, 36, 3); `width`: of the stem."""
     draw = _resnet("bottleneck", (3, 8, 36, 3), batch=batch, size=size, depth=depth, width=width)
-    return assemble(draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device)
+    return assemble(
+        draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
+    )
 
 
 def _resnet(

@@ -35,8 +35,9 @@ class Ours:
         found = bench.ask("eager", {"do": "prepare"}, return_memory=False, seconds=SECONDS)
         self.graph = from_json(TrainGraph, found["graph"], where="graph")
         self.costs = from_json(Costs, found["costs"], where="costs")
-        # without stores, which no peer has either; in the arena, which a plan on a CPU has by default
-        self.space = search_space({**KINDS, "allocator": {"arena": KINDS["allocator"]["arena"]}}, ())
+        # without stores, which no peer has either; in the arena and in place, as a plan on a CPU is by default
+        settled = {"allocator": "arena", "inplace": "greedy"}
+        self.space = search_space({**KINDS, **{kind: {name: KINDS[kind][name]} for kind, name in settled.items()}}, ())
         self.names = {kind: next(iter(planners)) for kind, planners in self.space.items()}
         self.reference = bench.eager_results(SECONDS)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -73,6 +74,30 @@ def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
     assert seen.outcome is outcome
     assert re.search(said, seen.detail, re.DOTALL)
     assert runner.measure(plan).outcome is Outcome.OK
+
+
+def test_a_plan_in_channels_last_is_compared_with_eager_in_channels_last(tmp_path: Path) -> None:
+    with (
+        harness(tmp_path, "convolutions") as own,
+        harness(tmp_path, "convolutions", memory_format="channels_last") as last,
+    ):
+        graph = last.survey().graph
+        assert graph.digest != own.survey().graph.digest
+        plan = make_plan(graph, SPARING, 0, last.survey().costs)
+        for one in (plan, replace(plan, memory_format="channels_last")):
+            seen = last.measure(one)
+            assert (seen.outcome, seen.max_error, last.prepare().capture_error) == (Outcome.OK, 0.0, 0.0)
+            assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
+        with pytest.raises(PlanError, match="the plan is in channels_last, the workload in its own format"):
+            own.measure(replace(plan, memory_format="channels_last"))
+
+
+def test_a_model_that_leaves_no_choice_of_a_format_is_refused(tmp_path: Path) -> None:
+    with (
+        harness(tmp_path, "convolutions", {"flat": True}, memory_format="channels_last") as runner,
+        pytest.raises(ConfigError, match="leaves no choice of a memory format"),
+    ):
+        runner.survey()
 
 
 def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Path) -> None:

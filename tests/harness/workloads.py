@@ -25,6 +25,15 @@ def fixed() -> Workload:
     return wide(batch=1 << 15, depth=48)
 
 
+def convolutions(batch: int = 4, flat: bool = False) -> Workload:
+    """Images through two convolutions; `flat`: no weight of four dimensions at all."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(8 * 14 * 14, 4)) if not flat else nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images = torch.randn(batch, *((16,) if flat else (3, 16, 16)))
+    return Workload(model, lambda model, images: model(images).square().mean(), optimizer, images)
+
+
 def switched(switch: str) -> Workload:
     """The step that finds a word in the file `switch` removes the file and does what the word says."""
     return _trained(nn.Sequential(nn.Linear(32, 32), _Trip(switch), nn.Linear(32, 32)), 4, 32)

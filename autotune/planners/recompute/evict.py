@@ -27,7 +27,7 @@ class Eviction:
         self.price = 0.0
         """Seconds that the last eviction paid for a byte over the limit at one position."""
         seconds = runs.costs.seconds
-        self.smallest = 1e-4 * sum(seconds) / max(1, len(seconds))
+        self.smallest = 1e-4 * sum(seconds) / max(1, len(seconds)) or 1.0  # where no op takes any time
         self.heap: list[tuple[float, bool, int, int]] = []
         self.latest: dict[tuple[int, int], float] = {}
 
