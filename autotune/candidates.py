@@ -1,5 +1,6 @@
 """What planners answer to a budget, with the simulator's word on it: nothing here is measured."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.plan import Plan
 from autotune.planners import KINDS, make_plan
+from autotune.planners.auto import auto
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.space import Space
 from autotune.trial import Settings
+
+COMBINED = frozenset({"order", "update", "recompute", "offload"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Candidate:
 def candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_bytes: int) -> Candidate:
     """Make a plan and estimate it; PlanError where a planner broke a rule."""
     plan = make_plan(graph, settings, budget_bytes, costs)
-    return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs))
+    return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs, budget_bytes))
 
 
 def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
@@ -43,17 +47,29 @@ def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
 
 
 def answers(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Iterator[Candidate]:
-    """Every combination of planners with their knobs as they come, each plan once; the defaults come last."""
+    """What `auto` chooses; then every combination of planners with their knobs as they come. Each plan once."""
     known: set[Plan] = set()
-    for settings in _combinations(searched):
+    first = together(graph, costs, searched, budget_bytes)
+    for settings in itertools.chain((first,), _combinations(searched, first)):
         made = candidate(graph, costs, settings, budget_bytes)
         if made.plan not in known:
             known.add(made.plan)
             yield made
 
 
-def _combinations(searched: Space) -> Iterator[Settings]:
-    for names in itertools.product(*(reversed(names) for names in searched.values())):
+def together(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Settings:
+    """The settings that `auto` finds in this space."""
+    choices = {kind: tuple(planners) for kind, planners in searched.items()}
+    return auto(graph, costs, budget_bytes, choices, functools.partial(space.preset, KINDS, searched))[0]
+
+
+def _combinations(searched: Space, chosen: Settings) -> Iterator[Settings]:
+    """Of the four kinds that matter most every one with every other, the defaults last; the rest as chosen."""
+    free = {
+        kind: reversed(names) if kind in COMBINED else [str(chosen[kind]["planner"])]
+        for kind, names in searched.items()
+    }
+    for names in itertools.product(*free.values()):
         settings = space.preset(KINDS, searched, dict(zip(searched, names, strict=True)))
         yield settings
         if "store" in settings["offload"] and "share" in settings["recompute"]:

@@ -11,7 +11,7 @@ from autotune import space
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.config import Config
 from autotune.errors import ConfigError, InfeasibleError, PlanError
-from autotune.handback import Result, too_small, why_none, write_json, write_plan
+from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import Rules, aim_bytes, judge, measured_ratio, not_run, pool, was_run, winner
 from autotune.ledger import Identity, Ledger
@@ -116,6 +116,8 @@ class _Session:
     def smallest(self) -> None:
         """Trial 1: if even this is estimated over the budget, nothing fits."""
         self.progress(Phase("smallest"))
+        if (error := impossible(self.config, self.rules, self.graph, self.costs)) is not None:
+            raise error
         with self.interrupts.breakable(patient=False):
             self.lowest = smallest(self.graph, self.costs, self.space)
         if self.lowest.estimate.peak_bytes > self.rules.budget_bytes:

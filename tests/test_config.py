@@ -91,8 +91,8 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
     [
         (
             "workload: gpt2\nplanners:\n  offload: [window]\n  ofload: [window]\n",
-            "my.yaml:4: unknown key 'ofload' in planners; known: order, recompute, offload, update, allocator; "
-            "did you mean 'offload'?",
+            "my.yaml:4: unknown key 'ofload' in planners; known: order, recompute, reorder, offload, update, "
+            "allocator; did you mean 'offload'?",
         ),
         (
             "workload: a\nstores:\n  sdd: x",

@@ -17,6 +17,7 @@ from autotune.planners.contract import Planner
 from autotune.planners.offload import OFFLOADS
 from autotune.planners.order import ORDERS
 from autotune.planners.recompute import RECOMPUTES
+from autotune.planners.reorder import REORDERS
 from autotune.planners.update import UPDATES
 from autotune.trial import Settings
 
@@ -24,6 +25,7 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
     "order": ORDERS,
     "update": UPDATES,
     "recompute": RECOMPUTES,
+    "reorder": REORDERS,
     "offload": OFFLOADS,
     "allocator": ALLOCATORS,
 }
