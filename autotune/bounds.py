@@ -17,6 +17,8 @@ from autotune.graph import Op, TrainGraph
 
 MOMENTS, DEAREST = 32, 6
 """Ops whose first run is looked at by the bounds that take longer, at most."""
+STEPS, WIDEST = 4, 12
+"""Runs that are looked back from an op, and values that stand together at most for that."""
 PRICES = 2.0 ** np.arange(-1.0, 4.0, 0.25)
 """Of a byte, over its price where nothing that is made again needs anything else made again."""
 
@@ -24,10 +26,10 @@ PRICES = 2.0 ** np.arange(-1.0, 4.0, 0.25)
 def peak_lower_bound(graph: TrainGraph, costs: Costs) -> tuple[int, int]:
     """(bytes, op): no plan peaks lower, whatever it recomputes, and this op forbids it.
 
-    An op needs its inputs, its outputs and its scratch at once. Beside them stands what crosses it and can never be made
-    again: results of ops that run once, or whose inputs are changed in place by then. What crosses and can be made again
-    stands too, or else whatever cuts it off from such results (`_least_bytes`). Where a store is at hand anything may be
-    away, and only the first holds.
+    An op needs its inputs, its outputs and its scratch at once, and its inputs together a history (`_history`). Beside an
+    op stands what crosses it and can never be made again: results of ops that run once, or whose inputs are changed in
+    place by then. What crosses and can be made again stands too, or else whatever cuts it off from such results
+    (`_least_bytes`). Where a store is at hand anything may be away, and only an op's own needs hold.
     """
     return _peak(graph, costs.scratch_bytes, bool(costs.stores))
 
@@ -51,7 +53,36 @@ def _peak(graph: TrainGraph, scratch_bytes: tuple[int, ...], stores: bool) -> tu
         needed = int(own[op]) + _least_bytes(graph, crossing, op)
         if needed > best:
             best, worst = needed, op
+    for op in np.argsort(-own, kind="stable")[:MOMENTS].tolist():
+        held = frozenset(graph.ops[op].inputs) - graph.static
+        needed = _history(graph, scratch_bytes, held, STEPS, best)
+        if needed > best:
+            best, worst = needed, op
     return graph.static_bytes + best, worst
+
+
+def _history(graph: TrainGraph, scratch_bytes: tuple[int, ...], held: frozenset[int], steps: int, floor: int) -> int:
+    """Least bytes that any history of `steps` runs takes at its worst to have all of `held` at once; at most `floor` where
+    that is as low as matters.
+
+    One of these values was made last. When its maker ran, the others stood already, beside all that the maker reads and
+    makes; and just before, they stood together with what it reads: so on, one run back. The worst run of the best choices
+    is a lower bound for every plan, since every plan makes some such choices.
+    """
+    if not steps or len(held) > WIDEST:
+        return 0
+    found = 0
+    for maker in sorted({maker for value in held if (maker := graph.producer[value]) is not None}):
+        op = graph.ops[maker]
+        before = (held | frozenset(op.inputs)) - frozenset(op.outputs) - graph.static
+        beside = sum(graph.values[value].nbytes for value in before) + scratch_bytes[maker]
+        takes = beside + sum(graph.values[value].nbytes for value in op.outputs)
+        if not found or takes < found:
+            takes = max(takes, _history(graph, scratch_bytes, before, steps - 1, floor))
+            found = min(found or takes, takes)
+        if found <= floor:
+            break
+    return found
 
 
 def seconds_lower_bound(graph: TrainGraph, costs: Costs, budget_bytes: int | None = None) -> float:

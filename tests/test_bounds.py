@@ -97,6 +97,19 @@ def test_what_is_made_of_a_mask_stands_or_the_mask_does():
     assert lowest_peak(graph, costs) == 1 + 10 + 5 + 50 + 40
 
 
+def test_both_inputs_of_an_op_cannot_have_been_made_last():
+    """`join` needs 21 itself; `a` and `b` of 10 are each made with 15 of scratch, the later beside the earlier."""
+    built = Builder()
+    built.op("left", makes=[("a", 10)])
+    built.op("right", makes=[("b", 10)])
+    built.op("join", ["a", "b"], [("y", 1)])
+    graph = built.graph("y")
+    costs = Costs((1.0,) * 3, (15, 15, 0))
+    assert peak_lower_bound(graph, costs) == (35, 2)
+    assert lowest_peak(graph, costs) == 35
+    assert peak_lower_bound(graph, Costs((1.0,) * 3, (15, 3, 0))) == (25, 0)
+
+
 def test_a_result_whose_input_was_overwritten_stands_until_it_is_read():
     built = Builder()
     built.value("w", 4, Role.PARAM)
