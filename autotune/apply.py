@@ -16,13 +16,14 @@ from autotune.costs import Costs
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots
 from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
+from autotune.plan import Plan, check, early_updates
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.program import Program, reads
 from autotune.schedule import lower
 from autotune.stores import SwapStore, open_store, probe
+from autotune.units import fmt_bytes
 from autotune.workload import LossFn, Workload, infer
 
 OtherShapes = Literal["replan", "eager", "error"]
@@ -46,8 +47,9 @@ class TrainStep:
     after a step, unless `accumulate` keeps it. `loss_fn(model, batch)` gives the loss, or the loss and extras; the step
     returns them detached. Without a plan the step runs as it was traced; without loss and optimizer it is inference.
 
-    `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`
-    need every gradient at once, so that the user's optimizer then steps at the end, whatever the plan says of updates.
+    `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`,
+    and a hook before the optimizer's step, need every gradient at once: the user's optimizer then steps at the end,
+    whatever the plan says of updates, and a warning tells what that takes.
     `accumulate` steps make one update. A batch of another shape is planned anew with the same settings ("replan"), run
     in plain eager ("eager") or refused ("error"). `on_gradient(name, gradient)` sees each gradient before its update.
     """
@@ -79,7 +81,7 @@ class TrainStep:
         self._accumulate, self._taken = accumulate, 0
         self._before_update, self._scaler = before_update, scaler
         self._other_shapes = other_shapes
-        self._warned = False
+        self._warned = self._told = False
         self._file = (
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else None
         )
@@ -141,8 +143,16 @@ class TrainStep:
         self.close()
 
     @property
-    def _keeps_gradients(self) -> bool:
-        return self._accumulate > 1 or self._before_update is not None or self._scaler is not None
+    def _keeps_gradients(self) -> str:
+        """What needs every gradient before any update; empty if nothing does."""
+        asked = {
+            "accumulate": self._accumulate > 1,
+            "before_update": self._before_update is not None,
+            "scaler": self._scaler is not None,
+            "a hook before the optimizer's step": self.optimizer is not None
+            and bool(self.optimizer._optimizer_step_pre_hooks),
+        }
+        return " and ".join(name for name, asks in asked.items() if asks)
 
     def _planned(self, ready: _Ready, tensors: list[torch.Tensor]) -> Any:
         updates = ready.program.updates
@@ -194,7 +204,8 @@ class TrainStep:
         weights = tuple(
             (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
         )
-        return shown, str(spec), hash(weights), tuple(module.training for module in self.model.modules())
+        modes = tuple(module.training for module in self.model.modules())
+        return shown, str(spec), hash(weights), modes, self._keeps_gradients
 
     def _warn(self, signature: tuple[Any, ...]) -> None:
         if not self._warned:
@@ -206,6 +217,8 @@ class TrainStep:
     def _what(self, signature: tuple[Any, ...]) -> str:
         if signature[:2] != self._first[:2]:
             return f"a batch of {_shapes(signature)}"
+        if signature[-1] != self._first[-1]:
+            return f"the step with {signature[-1] or 'nothing'} that needs every gradient at once"
         return "the model in another mode, or with other parameters to train,"
 
     def _prepare(self, batch: Any, given: Plan | None) -> _Ready:
@@ -221,6 +234,7 @@ class TrainStep:
             plan = Plan.traced(program.graph)
         check(program.graph, plan)
         if self._keeps_gradients and program.updates is not None:
+            self._tell_of_veto(program.graph, plan)
             program, plan = _gradients_kept(program, plan)
         schedule = lower(program.graph, plan)
         store = None
@@ -231,12 +245,28 @@ class TrainStep:
         arena = Arena() if places else None
         return _Ready(program, plan, Executor(program, schedule, store, arena=arena), store, arena)
 
+    def _tell_of_veto(self, graph: TrainGraph, plan: Plan) -> None:
+        early = [graph.ops[op] for op in early_updates(graph, plan.order)]
+        if early and not self._told:
+            gradients = {value for op in early for value in op.inputs if value not in graph.static}
+            nbytes = sum(graph.values[value].nbytes for value in gradients)
+            warnings.warn(
+                f"{self._keeps_gradients}: all gradients are needed at once, so {len(early)} updates that the plan places "
+                f"beside their gradients wait for the end of the step, and {fmt_bytes(nbytes)} of gradients with them; "
+                "tune with planners: {update: [at_end]} to plan for that",
+                stacklevel=4,
+            )
+        self._told |= bool(early)
+
     def _replan(self, file: PlanFile, program: Program) -> Plan:
         costs = profile(program)
+        settings = file.settings
+        if self._keeps_gradients:
+            settings = {**settings, "update": {"planner": "at_end"}}
         stores = {name: probe(name, Path(directory)) for name, directory in self._stores.items()}
         return make_plan(
             program.graph,
-            file.settings,
+            settings,
             file.budget_bytes,
             Costs(costs.seconds, costs.scratch_bytes, stores, costs.contention),
         )
@@ -278,7 +308,10 @@ def _gradients_kept(program: Program, plan: Plan) -> tuple[Program, Plan]:
         sinks.setdefault(max(needed, default=-1), []).append(op.id)
     moved = {op for ops in sinks.values() for op in ops}
     order = [*sinks.get(-1, ())]
+    now_at: dict[int, int] = {}
     for at, op_id in enumerate(plan.order):
+        now_at[at] = len(order)
         order += [] if op_id in moved else [op_id]
         order += sinks.get(at, ())
-    return replace(program, calls=tuple(calls)), replace(plan, order=tuple(order))
+    inplace = tuple(replace(made, position=now_at[made.position]) for made in plan.inplace)
+    return replace(program, calls=tuple(calls)), replace(plan, order=tuple(order), inplace=inplace)

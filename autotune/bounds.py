@@ -63,7 +63,7 @@ def _peak(graph: TrainGraph, scratch_bytes: tuple[int, ...], stores: bool) -> tu
 
 def _history(graph: TrainGraph, scratch_bytes: tuple[int, ...], held: frozenset[int], steps: int, floor: int) -> int:
     """Least bytes that any history of `steps` runs takes at its worst to have all of `held` at once; at most `floor` where
-    that is as low as matters.
+    that is as low as matters. A maker may run in place in what nobody needs after it.
 
     One of these values was made last. When its maker ran, the others stood already, beside all that the maker reads and
     makes; and just before, they stood together with what it reads: so on, one run back. The worst run of the best choices
@@ -76,7 +76,8 @@ def _history(graph: TrainGraph, scratch_bytes: tuple[int, ...], held: frozenset[
         op = graph.ops[maker]
         before = (held | frozenset(op.inputs)) - frozenset(op.outputs) - graph.static
         beside = sum(graph.values[value].nbytes for value in before) + scratch_bytes[maker]
-        takes = beside + sum(graph.values[value].nbytes for value in op.outputs)
+        shared = max((graph.values[value].nbytes for value in op.inplace if value in before - held), default=0)
+        takes = beside + sum(graph.values[value].nbytes for value in op.outputs) - shared
         if not found or takes < found:
             takes = max(takes, _history(graph, scratch_bytes, before, steps - 1, floor))
             found = min(found or takes, takes)
@@ -114,11 +115,12 @@ def _extra_seconds(
 
 
 def _own_bytes(graph: TrainGraph, scratch_bytes: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Per op what it needs itself, beside the static bytes."""
+    """Per op what it needs itself, beside the static bytes; one buffer for both where it may run in place."""
     static = graph.static
 
     def needs(op: Op) -> int:
-        return sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs) if value not in static)
+        shared = max((graph.values[value].nbytes for value in op.inplace if value not in static), default=0)
+        return sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs) if value not in static) - shared
 
     made = [needs(op) for op in graph.ops]
     return np.array(made, dtype=np.int64) + np.array(scratch_bytes, dtype=np.int64)

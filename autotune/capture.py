@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from autotune import lstm
 from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.inplace import overwritable
 from autotune.program import Call, Meta, Program, Read, View, reads
 from autotune.update import Updates
 from autotune.workload import Workload, infer
@@ -316,10 +317,16 @@ class _Reader:
             phase=Phase.BACKWARD if backward else Phase.FORWARD,
             repeatable=not random and not node.is_impure(impure_random=False),
             random=random,
+            inplace=() if isinstance(made, list) else tuple(filter(self._is_made, overwritable(node, args))),
         )
 
+    def _is_made(self, value: int) -> bool:
+        """Whether a value is the step's own and not the user's."""
+        return self._values[value].role is Role.ACTIVATION
+
     def _append(self, call: Call, *, name: str, target: str, phase: Phase, writes: tuple[int, ...] = (), extra: tuple[int, ...] = (),
-                repeatable: bool = True, random: bool = False, detail: str = "", covered: Any = None) -> None:  # fmt: skip
+                repeatable: bool = True, random: bool = False, detail: str = "", covered: Any = None,
+                inplace: tuple[int, ...] = ()) -> None:  # fmt: skip
         """`covered`: what the signature tells apart, if that is not all arguments."""
         made = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
         inputs = tuple(dict.fromkeys((*reads(call.args), *reads([part for _, part in call.kwargs]), *extra)))
@@ -338,6 +345,7 @@ class _Reader:
                 repeatable=repeatable,
                 random=random,
                 writes=writes,
+                inplace=inplace,
             )
         )
         self._calls.append(call)

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.arena import Arena
+from autotune.inplace import overwriting
 from autotune.program import Call, Program, Read, View
 from autotune.schedule import Free, Offload, Prefetch, Run, Schedule
 
@@ -100,11 +101,11 @@ class _Writer:
         leaving: set[int] = set()
         for index, instruction in enumerate(self._schedule.instructions):
             match instruction:
-                case Run(op):
+                case Run(op, takes):
                     due = [value for value in self._program.graph.ops[op].inputs if value in loading]
                     lines += [f" v{value} = wait(f{value}); del f{value}" for value in due]
                     loading.difference_update(due)
-                    lines.append(f" {self._call(self._program.calls[op])}")
+                    lines.append(f" {self._call(self._program.calls[op], takes)}")
                 case Offload(value):
                     lines.append(f" w{value} = put({value}, v{value})")
                     leaving.add(value)
@@ -122,7 +123,12 @@ class _Writer:
         lines.append(f" return ({results})")
         return "\n".join(lines) + "\n"
 
-    def _call(self, call: Call) -> str:
+    def _call(self, call: Call, takes: int | None) -> str:
+        if takes is not None:
+            return f"{self._text_of(overwriting(call, takes))}; del v{takes}"
+        return self._text_of(call)
+
+    def _text_of(self, call: Call) -> str:
         arguments = [self._text(part) for part in call.args] + [
             f"{key}={self._text(part)}" for key, part in call.kwargs
         ]

@@ -59,6 +59,8 @@ class Op:
     """Draws from the generator: runs once, and in the traced order among its like."""
     writes: tuple[int, ...] = ()
     """Values of the user's own that it changes in place."""
+    inplace: tuple[int, ...] = ()
+    """Inputs in whose buffer its only output may be made, bit for bit the same, once nobody else reads them."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,9 @@ class TrainGraph:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the graph: targets, arguments, shapes, dtypes, strides and wiring; never names or costs."""
+        """Identity of the graph: targets, arguments, shapes, dtypes, strides and wiring; never names or costs.
+
+        Nor what may run in place, which follows from these: `check` refuses a plan that does what this version cannot."""
         text = repr(
             (
                 [(op.target, op.signature, op.inputs, op.outputs, op.writes, op.phase.value) for op in self.ops],

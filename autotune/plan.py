@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from autotune.errors import PlanError
-from autotune.graph import Role, TrainGraph
+from autotune.graph import Phase, Role, TrainGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,16 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class InPlace:
+    """A run that makes its output in the buffer of an input, of which it is the last reader."""
+
+    position: int
+    """Of the run in the plan's order."""
+    value: int
+    """The input that is overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Decisions about one graph. Ids are positions in that graph, so a plan fits no other."""
 
@@ -33,6 +43,7 @@ class Plan:
     """Name of the store that offloaded values go to; empty when none do."""
     allocator: str = "system"
     """Who hands out the step's memory: `system`, or `arena` for planned places in one block."""
+    inplace: tuple[InPlace, ...] = ()
 
     @classmethod
     def traced(cls, graph: TrainGraph) -> Self:
@@ -57,6 +68,17 @@ def events(graph: TrainGraph, order: tuple[int, ...]) -> list[list[tuple[int, bo
     return found
 
 
+def early_updates(graph: TrainGraph, order: tuple[int, ...]) -> tuple[int, ...]:
+    """Updates of parameters after which `order` still runs forward or backward ops."""
+    last = max((at for at, op in enumerate(order) if graph.ops[op].phase is not Phase.UPDATE), default=-1)
+    return tuple(op for op in order[: last + 1] if graph.ops[op].phase is Phase.UPDATE and _has_gradient(graph, op))
+
+
+def _has_gradient(graph: TrainGraph, op_id: int) -> bool:
+    makers = (graph.producer[value] for value in graph.ops[op_id].inputs)
+    return any(maker is not None and graph.ops[maker].phase is Phase.BACKWARD for maker in makers)
+
+
 def check(graph: TrainGraph, plan: Plan) -> None:
     """Raise PlanError, naming the op or the value, if the plan would compute anything but the traced step.
 
@@ -64,6 +86,7 @@ def check(graph: TrainGraph, plan: Plan) -> None:
     """
     _check_order(graph, plan)
     _check_offload(graph, plan)
+    _check_inplace(graph, plan)
     if plan.allocator not in ("system", "arena"):
         raise PlanError(f"the plan's allocator is {plan.allocator!r}; known: system, arena")
 
@@ -143,3 +166,32 @@ def _check_offload(graph: TrainGraph, plan: Plan) -> None:
             raise PlanError(f"{value.name} has no gap {swap.gap} in this order; {those}")
         if happened[value.id][swap.gap + 1][1]:
             raise PlanError(f"{value.name} is both offloaded and recomputed in gap {swap.gap}")
+
+
+def _check_inplace(graph: TrainGraph, plan: Plan) -> None:
+    happened = events(graph, plan.order)
+    taken: set[int] = set()
+    for made in plan.inplace:
+        if not 0 <= made.position < len(plan.order):
+            raise PlanError(f"the plan makes something in place at {made.position}; its order has {len(plan.order)} runs")
+        op = graph.ops[plan.order[made.position]]
+        if made.position in taken:
+            raise PlanError(f"{op.name} at {made.position} takes two buffers for one output")
+        taken.add(made.position)
+        if made.value not in op.inplace or made.value not in op.inputs or len(op.outputs) != 1:
+            known = made.value in range(len(graph.values))
+            name = graph.values[made.value].name if known else f"value {made.value}"
+            raise PlanError(f"{op.name} cannot make its output in the buffer of {name}")
+        value, output = graph.values[made.value], graph.values[op.outputs[0]]
+        if value.id in graph.static or value.role not in (Role.ACTIVATION, Role.GRAD):
+            raise PlanError(f"{op.name} at {made.position} overwrites {value.name}, the user's own {value.role}")
+        if value.nbytes != output.nbytes:
+            raise PlanError(
+                f"{op.name} cannot make {output.name} of {output.nbytes} bytes in the {value.nbytes} of {value.name}"
+            )
+        following = next((event for event in happened[value.id] if event[0] > made.position), None)
+        if following is not None and not following[1]:
+            reader = graph.ops[plan.order[following[0]]]
+            raise PlanError(f"{op.name} at {made.position} overwrites {value.name}, which {reader.name} reads later")
+        if following is None and value.id in graph.outputs:
+            raise PlanError(f"{op.name} at {made.position} overwrites {value.name}, which outlives the step")

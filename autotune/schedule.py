@@ -12,6 +12,8 @@ class Run:
     """Run an op; it reads the latest run of each input."""
 
     op: int
+    takes: int | None = None
+    """Input in whose buffer the output is made; the input is gone afterwards, without a `Free`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
     last = {layer: position for position, layer in enumerate(layers)}
     before: dict[int, list[tuple[int, Instruction]]] = {}
     after: dict[int, list[Instruction]] = {}
+    takes = {made.position: made.value for made in plan.inplace}
     swaps: dict[int, set[int]] = {}
     for swap in plan.offload:
         swaps.setdefault(swap.value, set()).add(swap.gap)
@@ -92,6 +95,8 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
                 before.setdefault(first[load - plan.window], []).append((following[0], Prefetch(value_id)))
             elif value_id in graph.static or (following is None and value_id in graph.outputs):
                 continue
+            elif takes.get(position) == value_id:
+                continue
             elif following is None or following[1]:
                 after.setdefault(position, []).append(Free(value_id))
 
@@ -99,7 +104,7 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
     for position, op in enumerate(order):
         prefetches = sorted(before.get(position, ()), key=lambda item: item[0])
         instructions.extend(prefetch for _, prefetch in prefetches)
-        instructions.append(Run(op))
+        instructions.append(Run(op, takes.get(position)))
         # a write is begun before anything is waited for
         instructions.extend(sorted(after.get(position, ()), key=lambda made: isinstance(made, Free)))
         instructions.extend(late_frees.get(position, ()))

@@ -87,8 +87,9 @@ def timeline(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Mo
     for instruction in schedule.instructions:
         during = live
         match instruction:
-            case Run(op):
+            case Run(op, takes):
                 live += sum(graph.values[value].nbytes for value in graph.ops[op].outputs)
+                live -= graph.values[takes].nbytes if takes is not None else 0
                 during = live + costs.scratch_bytes[op]
             case Free(value):
                 live -= graph.values[value].nbytes

@@ -253,8 +253,9 @@ class _Session:
 def _space(config: Config, prepared: Prepared) -> space.Space:
     """What the search may choose from: the config's planners, of those that need a store where there is one."""
     chosen = config.planners.model_dump()
-    # glibc keeps what plans free, a GPU's caching allocator does not: there is one right answer on each
-    usual = {"allocator": ("system",) if prepared.device.kind == "cuda" else ("arena",)}
+    # glibc keeps what plans free, a GPU's caching allocator does not: there is one right answer on each; and nothing is
+    # lost by running in place
+    usual = {"allocator": ("system",) if prepared.device.kind == "cuda" else ("arena",), "inplace": ("greedy",)}
     kinds = {
         kind: {name: planner for name, planner in known.items() if name in (chosen[kind] or usual.get(kind, known))}
         for kind, known in KINDS.items()

@@ -117,7 +117,8 @@ class Walk:
         live: set[int] = set()
         for span in self.spans:
             match span.moment.instruction:
-                case Run(op):
+                case Run(op, takes):
+                    live.discard(-1 if takes is None else takes)
                     live.update(self.graph.ops[op].outputs)
                     yield live
                 case Prefetch(value):

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from autotune.errors import PlanError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
-from autotune.plan import Plan, Swap, check, events
+from autotune.plan import InPlace, Plan, Swap, check, events
 from autotune.schedule import away, layer_runs
 
 
@@ -40,6 +41,7 @@ class Builder:
         repeatable: bool = True,
         draws: bool = False,
         role: Role = Role.ACTIVATION,
+        inplace: Iterable[str] = (),
     ) -> int:
         made = tuple(self.value(made_name, nbytes, role) for made_name, nbytes in makes)
         op = Op(
@@ -53,6 +55,7 @@ class Builder:
             repeatable=repeatable,
             random=draws,
             writes=tuple(self.ids[written] for written in writes),
+            inplace=tuple(self.ids[overwritten] for overwritten in inplace),
         )
         self.ops.append(op)
         return op.id
@@ -117,18 +120,25 @@ def random_graph(rng: random.Random, max_ops: int = 12) -> TrainGraph:
         recent = known[-4:] if rng.random() < 0.6 else known
         reads = sorted(set(rng.choices(recent, k=rng.randint(0, min(3, len(recent)))))) if recent else []
         writes = [rng.choice(own)] if own and rng.random() < 0.15 else []
-        makes = rng.randint(0 if writes else 1, 2)
+        makes = [rng.choice([0, 1, 3, 8, 20, 50]) for _ in range(rng.randint(0 if writes else 1, 2))]
+        over = [read for read in reads if read not in own]
+        if len(makes) == 1 and over and rng.random() < 0.4:
+            makes = [built.values[built.ids[rng.choice(over)]].nbytes]
+            over = [read for read in over if built.values[built.ids[read]].nbytes == makes[0]]
+        else:
+            over = []
         share = i / count
         built.op(
             f"op{i}",
             reads,
-            [(f"v{i}.{j}", rng.choice([0, 1, 3, 8, 20, 50])) for j in range(makes)],
+            [(f"v{i}.{j}", nbytes) for j, nbytes in enumerate(makes)],
             writes=writes,
             phase=Phase.FORWARD if share < 0.5 else Phase.UPDATE if writes else Phase.BACKWARD,
             layer=f"layer{layer if share < 0.5 else layer // 2}",
             repeatable=rng.random() < 0.9,
             draws=rng.random() < 0.12,
             role=rng.choice([Role.ACTIVATION, Role.GRAD]),
+            inplace=over,
         )
     made = [name for name in built.ids if name not in own]
     return built.graph(*rng.sample(made, min(len(made), rng.randint(0, 2))))
@@ -151,11 +161,14 @@ def random_order(graph: TrainGraph, rng: random.Random) -> tuple[int, ...]:
 
 
 def random_plan(graph: TrainGraph, rng: random.Random, *, repeat: int = 4, offload: bool = True) -> Plan:
-    """A valid plan: a random order, some ops run again where `check` allows it, some values away where it pays."""
+    """A valid plan: a random order, some ops run again where `check` allows it, some in place, some values away."""
     plan = Plan(random_order(graph, rng))
     for _ in range(rng.randint(0, repeat)):
         at = rng.randint(0, len(plan.order))
         plan = _if_valid(graph, Plan((*plan.order[:at], rng.randrange(len(graph.ops)), *plan.order[at:])), plan)
+    for take in takes(graph, plan.order):
+        if rng.random() < 0.5:
+            plan = _if_valid(graph, replace(plan, inplace=(*plan.inplace, take)), plan)
     if not offload:
         return plan
     window = rng.randint(1, 2)
@@ -169,7 +182,12 @@ def random_plan(graph: TrainGraph, rng: random.Random, *, repeat: int = 4, offlo
     swaps = tuple(
         swap for swap in gaps if rng.random() < 0.6 and _valid(graph, Plan(plan.order, (swap,), window, "ssd"))
     )
-    return Plan(plan.order, swaps, window, "ssd") if swaps else plan
+    return replace(plan, offload=swaps, window=window, store="ssd") if swaps else plan
+
+
+def takes(graph: TrainGraph, order: tuple[int, ...]) -> list[InPlace]:
+    """Every run of an order with every input that its op may overwrite, whether or not it is read later."""
+    return [InPlace(at, value) for at, op in enumerate(order) for value in graph.ops[op].inplace]
 
 
 def plans(max_ops: int = 12) -> st.SearchStrategy[tuple[TrainGraph, Plan]]:

@@ -20,6 +20,7 @@ from autotune.planners import make_plan
 from autotune.schedule import lower
 from autotune.simulate import simulate
 from autotune.trial import Settings
+from autotune.units import fmt_bytes
 from autotune.workload import Workload
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import batch_of, labelled_loss, make, mlp, normalized, sgd
@@ -250,6 +251,59 @@ def test_clipping_before_the_update_sees_every_gradient():
         assert torch.equal(norms[-1], expected)
         assert all(parameter.grad is None for parameter in workload.model.parameters())
     assert len(norms) == 3
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_updates_beside_their_gradients_are_vetoed_once_with_the_reason_and_the_price(recwarn: Any):
+    workload, _ = pair()
+    file = plan_file(workload)
+    step = step_for(workload, file, before_update=lambda: None, accumulate=2)
+    for batch in (workload.batch, batch_of(1, 3, 8, 8)):
+        step(batch)
+    (seen,) = [str(one.message) for one in recwarn if "all gradients" in str(one.message)]
+    total = sum(parameter.nbytes for parameter in workload.model.parameters())
+    assert seen.startswith("accumulate and before_update: all gradients are needed at once, so 8 updates ")
+    assert f"{fmt_bytes(total)} of gradients with them" in seen
+    assert "planners: {update: [at_end]}" in seen
+
+
+def test_updates_at_the_end_anyway_are_no_news(recwarn: Any):
+    workload, _ = pair()
+    for plan in (None, plan_file(workload, {"update": {"planner": "at_end"}})):
+        step_for(workload, plan, before_update=lambda: None)(workload.batch)
+    assert not list(recwarn)
+
+
+def test_a_batch_planned_anew_for_clipping_is_planned_with_its_updates_at_the_end(monkeypatch: Any):
+    asked: list[Settings] = []
+
+    def spy(graph: Any, settings: Settings, *rest: Any) -> Plan:
+        asked.append(settings)
+        return make_plan(graph, settings, *rest)
+
+    monkeypatch.setattr("autotune.apply.make_plan", spy)
+    workload, _ = pair()
+    step = step_for(workload, plan_file(workload), before_update=lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step(batch_of(1, 3, 8, 8))
+    assert asked == [{**RECOMPUTE, "update": {"planner": "at_end"}}]
+
+
+def test_clipping_in_a_hook_of_the_optimizer_sees_every_gradient():
+    workload, other = pair()
+    step = step_for(workload, plan_file(workload))
+    for each in (workload, other):
+        parameters = list(each.model.parameters())
+
+        def clip(*_: Any, parameters: list[nn.Parameter] = parameters) -> None:
+            torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+
+        each.optimizer.register_step_pre_hook(clip)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            assert torch.equal(step(workload.batch), eager_step(other)[0])
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
 
 

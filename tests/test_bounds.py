@@ -97,6 +97,14 @@ def test_what_is_made_of_a_mask_stands_or_the_mask_does():
     assert lowest_peak(graph, costs) == 1 + 10 + 5 + 50 + 40
 
 
+def test_an_op_that_runs_in_place_needs_one_buffer():
+    built = Builder()
+    built.op("make", makes=[("a", 10)])
+    built.op("relu", ["a"], [("b", 10)], inplace=["a"])
+    graph = built.graph("b")
+    assert peak_lower_bound(graph, Costs((1.0,) * 2, (0, 3))) == (13, 1)
+
+
 def test_both_inputs_of_an_op_cannot_have_been_made_last():
     """`join` needs 21 itself; `a` and `b` of 10 are each made with 15 of scratch, the later beside the earlier."""
     built = Builder()
@@ -162,7 +170,7 @@ def test_what_is_made_again_needs_its_own_input_made_again_too():
 def test_no_random_plan_peaks_below_the_bound(made: tuple[TrainGraph, Plan], scratch: int):
     graph, plan = made
     costs = Costs((1.0,) * len(graph.ops), tuple(scratch * (op.id % 3) for op in graph.ops))
-    assert peak_bytes(graph, Plan(plan.order), costs) >= peak_lower_bound(graph, costs)[0]
+    assert peak_bytes(graph, Plan(plan.order, inplace=plan.inplace), costs) >= peak_lower_bound(graph, costs)[0]
 
 
 @given(plans(), st.integers(0, 40))
@@ -176,7 +184,7 @@ def test_no_plan_that_offloads_peaks_below_the_bound_with_a_store(made: tuple[Tr
 def test_no_random_plan_is_faster_than_the_bound_for_its_own_peak(made: tuple[TrainGraph, Plan]):
     graph, plan = made
     costs = random_costs(random.Random(len(plan.order)), graph)
-    seen = simulate(graph, lower(graph, Plan(plan.order)), costs)
+    seen = simulate(graph, lower(graph, Plan(plan.order, inplace=plan.inplace)), costs)
     assert seen.seconds >= seconds_lower_bound(graph, costs, seen.peak_bytes) - 1e-9
 
 
@@ -192,14 +200,14 @@ def test_the_best_of_all_orders_is_not_below_the_bound(rng: random.Random):
 @settings(max_examples=150)
 @given(st.randoms(use_true_random=False))
 def test_no_plan_at_all_is_below_either_bound(rng: random.Random):
-    """Every order with any number of repetitions, by brute force; at three budgets."""
+    """Every order with any number of repetitions and outputs in place, by brute force; at three budgets."""
     graph = random_graph(rng, 6)
     costs = random_costs(rng, graph)
-    low = lowest_peak(graph, costs)
+    low = lowest_peak(graph, costs, inplace=True)
     assert low >= peak_lower_bound(graph, costs)[0]
     high = peak_bytes(graph, Plan.traced(graph), costs)
     for budget in (low, (low + high) // 2, rng.randint(low, high)):
-        least = least_seconds(graph, budget, costs)
+        least = least_seconds(graph, budget, costs, inplace=True)
         assert least is not None
         assert least >= seconds_lower_bound(graph, costs, budget) - 1e-9
 

@@ -30,7 +30,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "lstm_fused": {"batch": 2, "width": 32, "tokens": 6, "vocabulary": 64},
 }
 SETTINGS: dict[str, Settings] = {
-    "traced": {"recompute": {"planner": "keep"}},
+    "traced": {"recompute": {"planner": "keep"}, "inplace": {"planner": "never"}},
+    "in place": {"recompute": {"planner": "keep"}, "inplace": {"planner": "greedy"}},
     "recompute": {"update": {"planner": "with_gradient"}, "recompute": {"planner": "greedy"}},
     "offload": {
         "recompute": {"planner": "keep"},
@@ -80,6 +81,8 @@ def test_simulated_bytes_are_the_allocators_after_every_instruction(name: str, k
     assert highest == simulate(program.graph, schedule, costs).peak_bytes - static
     if kind == "offload" and name != "lstm_fused":  # too few layers to leave memory between any two
         assert any(isinstance(made, Offload) for made in schedule.instructions)
+    if kind != "traced":
+        assert any(isinstance(made, Run) and made.takes is not None for made in schedule.instructions)
 
 
 class SlowStore:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "autotune"
 FLOORS = {
     0: "errors units knobs graph costs plan measurement records",
     1: "schedule simulate bounds trial planfile planners walk judge",
-    2: "workload zoo references lstm update program capture profile execute stores meters arena devices apply",
+    2: "workload zoo references lstm update inplace program capture profile execute stores meters arena devices apply",
     3: "harness",
     4: "config yamlfile study space candidates ledger handback interrupts progress runner",
     5: "tracking report charts regress table console live",

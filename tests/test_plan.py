@@ -1,5 +1,6 @@
 import random
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,8 +8,8 @@ from hypothesis import strategies as st
 
 from autotune.errors import PlanError
 from autotune.graph import Role, TrainGraph
-from autotune.plan import Plan, Swap, check, events
-from tests.graphs import Builder, chain, random_graph, random_plan, training_chain
+from autotune.plan import InPlace, Plan, Swap, check, events
+from tests.graphs import Builder, chain, random_graph, random_plan, takes, training_chain
 
 
 def skip() -> TrainGraph:
@@ -145,6 +146,44 @@ def test_a_gap_is_bridged_by_the_store_or_by_recompute():
     check(skip(), swapped(Swap(1, 1)))
 
 
+def overwritten(*inplace: InPlace, order: tuple[int, ...] = (0, 1, 2, 3), outputs: tuple[str, ...] = ("y",)) -> None:
+    """Check a plan of a graph in which `both` may make `s` in `a` or in `b`, and `again` reads `b` after it."""
+    built = Builder()
+    built.value("w", 4, Role.PARAM)
+    built.op("make", ["w"], [("a", 4), ("b", 4), ("c", 4), ("d", 9)])
+    built.op("both", ["a", "b", "d", "w"], [("s", 4)], inplace=["a", "b", "d", "w"])
+    built.op("again", ["b"], [("t", 4)], inplace=["b"])
+    built.op("last", ["s", "t"], [("y", 4)], inplace=["s", "t"])
+    check(built.graph(*outputs), Plan(order, inplace=inplace))
+
+
+def test_an_output_may_take_an_input_that_nobody_reads_later():
+    overwritten(InPlace(1, 1), InPlace(2, 2), InPlace(3, 5))
+    overwritten(InPlace(2, 2), InPlace(3, 6), order=(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"inplace": (InPlace(4, 1),)}, "the plan makes something in place at 4; its order has 4 runs"),
+        ({"inplace": (InPlace(-1, 1),)}, "the plan makes something in place at -1; its order has 4 runs"),
+        ({"inplace": (InPlace(1, 1), InPlace(1, 2))}, "both at 1 takes two buffers for one output"),
+        ({"inplace": (InPlace(1, 1), InPlace(1, 1))}, "both at 1 takes two buffers for one output"),
+        ({"inplace": (InPlace(1, 3),)}, "both cannot make its output in the buffer of c"),
+        ({"inplace": (InPlace(1, 99),)}, "both cannot make its output in the buffer of value 99"),
+        ({"inplace": (InPlace(0, 0),)}, "make cannot make its output in the buffer of w"),
+        ({"inplace": (InPlace(1, 0),)}, "both at 1 overwrites w, the user's own param"),
+        ({"inplace": (InPlace(1, 4),)}, "both cannot make s of 4 bytes in the 9 of d"),
+        ({"inplace": (InPlace(1, 2),)}, "both at 1 overwrites b, which again reads later"),
+        ({"inplace": (InPlace(1, 1),), "outputs": ("y", "a")}, "both at 1 overwrites a, which outlives the step"),
+        ({"inplace": (InPlace(1, 1),), "order": (0, 1, 2, 3, 1)}, "both at 1 overwrites a, which both reads later"),
+    ],
+)
+def test_what_would_overwrite_something_needed_is_refused_by_name(plan: dict[str, Any], words: str):
+    with pytest.raises(PlanError, match=re.escape(words)):
+        overwritten(*plan.pop("inplace"), **plan)
+
+
 class Interpreter:
     """Runs an order on symbols: equal results get equal numbers, so that 'the same step' is a comparison."""
 
@@ -210,3 +249,35 @@ def test_an_order_is_refused_exactly_when_it_computes_something_else(rng: random
     except PlanError:
         accepted = False
     assert accepted == same
+
+
+def overwrites_nothing_needed(graph: TrainGraph, plan: Plan) -> bool:
+    """Runs the order on buffers that carry the name of who wrote them last."""
+    buffer_of: dict[int, list[int]] = {value: [value] for value in graph.inputs}
+    taken = {made.position: made.value for made in plan.inplace}
+    if len(taken) < len(plan.inplace):
+        return False
+    for position, op_id in enumerate(plan.order):
+        op = graph.ops[op_id]
+        if any(buffer_of[value] != [value] for value in op.inputs):
+            return False
+        for value in op.outputs:
+            buffer_of[value] = [value]
+        if position in taken:
+            overwritten = buffer_of[taken[position]]
+            overwritten[:] = op.outputs
+            buffer_of[op.outputs[0]] = overwritten
+    return all(buffer_of[value] == [value] for value in (*graph.inputs, *graph.outputs))
+
+
+@given(st.randoms(use_true_random=False))
+def test_in_place_is_refused_exactly_when_someone_would_read_the_wrong_bytes(rng: random.Random):
+    graph = random_graph(rng, 8)
+    order = random_plan(graph, rng, offload=False).order
+    plan = Plan(order, inplace=tuple(take for take in takes(graph, order) if rng.random() < 0.5))
+    try:
+        check(graph, plan)
+        accepted = True
+    except PlanError:
+        accepted = False
+    assert accepted == overwrites_nothing_needed(graph, plan)

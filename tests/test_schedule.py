@@ -3,7 +3,7 @@ from hypothesis import given
 
 from autotune.errors import PlanError
 from autotune.graph import TrainGraph
-from autotune.plan import Plan, Swap
+from autotune.plan import InPlace, Plan, Swap
 from autotune.schedule import Free, Offload, Prefetch, Run, away, layer_runs, lower
 from tests.graphs import Builder, chain, plans, training_chain
 
@@ -63,6 +63,16 @@ def test_a_layer_is_a_maximal_run_in_the_plans_order():
     assert layer_runs(graph, (0, 1, 3, 2)) == [0, 0, 0, 1]
     assert layer_runs(graph, (0, 2, 0, 1)) == [0, 1, 2, 2]
     assert layer_runs(graph, ()) == []
+
+
+def test_an_input_that_is_overwritten_has_no_free_and_its_heir_has():
+    built = Builder()
+    built.op("a", makes=[("x", 4)])
+    built.op("b", ["x"], [("y", 4)], inplace=["x"])
+    built.op("c", ["y"], [("z", 1)])
+    graph = built.graph("z")
+    plan = Plan((0, 1, 2), inplace=(InPlace(1, 0),))
+    assert lower(graph, plan).instructions == (Run(0), Run(1, 0), Run(2), Free(1))
 
 
 def test_window_1_saves_beside_the_next_layer_and_loads_one_layer_ahead():
@@ -153,10 +163,11 @@ def test_a_schedule_never_uses_what_is_not_there_and_gives_everything_back(made:
     live, stored, order = set(graph.inputs), set(), []
     for instruction in lower(graph, plan).instructions:
         match instruction:
-            case Run(op):
+            case Run(op, takes):
                 order.append(op)
                 assert live.issuperset(graph.ops[op].inputs)
                 assert live.isdisjoint(graph.ops[op].outputs)
+                live.discard(-1 if takes is None else takes)
                 live.update(graph.ops[op].outputs)
             case Free(value):
                 live.remove(value)

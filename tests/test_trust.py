@@ -46,7 +46,10 @@ COMBINED: Settings = {
     "recompute": {"planner": "segments", "count": 3},
     "offload": {"planner": "window", "window": 2, "store": "ssd", "share": 1.0},
 }
-PLANS: dict[str, Settings | None] = {"traced": None, "recompute": RECOMPUTE, "offload": OFFLOAD, "combined": COMBINED}
+IN_PLACE: Settings = {**KEEP, "update": {"planner": "with_gradient"}, "inplace": {"planner": "greedy"}}
+PLANS: dict[str, Settings | None] = {
+    "traced": None, "in place": IN_PLACE, "recompute": RECOMPUTE, "offload": OFFLOAD, "combined": COMBINED,
+}  # fmt: skip
 
 
 def test_every_ready_workload_is_held_to_the_rules():
@@ -85,6 +88,7 @@ def test_plan_equals_eager_bit_for_bit(name: str, kind: str, tmp_path: Path):
     plan = plan_for(workload, PLANS[kind])
     if kind in ("recompute", "combined"):
         assert plan.recomputed > 0
+    assert bool(plan.inplace) == (kind != "traced")
     if kind in ("offload", "combined") and name != "lstm_fused":  # too few layers to leave memory between any two
         assert plan.offload
     losses, gradients, after = eager_results(name)

@@ -29,6 +29,7 @@ FIRST = {
     "update": "with_gradient",
     "recompute": "greedy",
     "reorder": "keep",
+    "inplace": "greedy",
     "offload": "keep",
     "allocator": "arena",
 }
@@ -72,7 +73,8 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     rules = Rules(step, surveyed.floor_bytes, None, 0.0)
     if (error := impossible(config, rules, graph, costs)) is not None:
         raise error
-    searched = search_space(KINDS, costs.stores)
+    kinds = {**KINDS, "inplace": {"greedy": KINDS["inplace"]["greedy"]}}  # nothing is lost by running in place
+    searched = search_space(kinds, costs.stores)
     made = candidate(graph, costs, preset(KINDS, searched, FIRST), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))

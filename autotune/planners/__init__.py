@@ -14,6 +14,7 @@ from autotune.graph import TrainGraph
 from autotune.plan import Plan, check
 from autotune.planners.allocator import ALLOCATORS
 from autotune.planners.contract import Planner
+from autotune.planners.inplace import INPLACES
 from autotune.planners.offload import OFFLOADS
 from autotune.planners.order import ORDERS
 from autotune.planners.recompute import RECOMPUTES
@@ -26,6 +27,7 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
     "update": UPDATES,
     "recompute": RECOMPUTES,
     "reorder": REORDERS,
+    "inplace": INPLACES,
     "offload": OFFLOADS,
     "allocator": ALLOCATORS,
 }

@@ -21,10 +21,13 @@ class Planner(Protocol):
 
 
 def refuse_later_decisions(graph: TrainGraph, plan: Plan) -> None:
-    """Raise PlanError if the plan already repeats or offloads: both hang on positions, which moving ops would shift."""
+    """Raise PlanError if the plan already repeats, runs in place or offloads: all hang on positions, which moving ops would shift."""
     if plan.recomputed:
         twice = next(op for op in graph.ops if plan.order.count(op.id) > 1)
         raise PlanError(f"the plan already runs {twice.name} again: place ops before recompute is decided")
+    if plan.inplace:
+        name = graph.ops[plan.order[plan.inplace[0].position]].name
+        raise PlanError(f"the plan already runs {name} in place: place ops before that is decided")
     if plan.offload:
         name = graph.values[plan.offload[0].value].name
         raise PlanError(f"the plan already offloads {name}: place ops before offload is decided")

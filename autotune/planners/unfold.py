@@ -14,13 +14,13 @@ def unfold(graph: TrainGraph, order: Sequence[int], costs: Costs) -> tuple[Train
     latest = {value: place for place, value in enumerate(graph.inputs)}
     ops: list[Op] = []
     for op in map(graph.ops.__getitem__, order):
-        reads, writes = tuple(latest[value] for value in op.inputs), tuple(latest[value] for value in op.writes)
+        reads, writes, over = (tuple(latest[v] for v in named) for named in (op.inputs, op.writes, op.inplace))
         made = tuple(range(len(values), len(values) + len(op.outputs)))
         for value, place in zip(op.outputs, made, strict=True):
             old = graph.values[value]
             values.append(Value(place, old.name, old.nbytes, old.role))
             latest[value] = place
-        ops.append(replace(op, id=len(ops), inputs=reads, outputs=made, writes=writes))
+        ops.append(replace(op, id=len(ops), inputs=reads, outputs=made, writes=writes, inplace=over))
     outputs = tuple(latest[value] for value in graph.outputs)
     runs = TrainGraph(f"runs of {graph.name}", tuple(ops), tuple(values), tuple(range(len(graph.inputs))), outputs)
     seconds, scratch = (tuple(per_op[op] for op in order) for per_op in (costs.seconds, costs.scratch_bytes))

@@ -25,6 +25,7 @@ STORES = {
 RESTORES = {
     ("order", "traced"): "it restores the user's order",
     ("update", "at_end"): "it restores the place that clipping and scaling need",
+    ("inplace", "never"): "it gives every output a buffer of its own",
 }
 """Planners whose purpose it is to undo, which may raise the peak above the one they were given."""
 
@@ -59,7 +60,7 @@ def task(rng: random.Random, kind: str) -> tuple[TrainGraph, Plan, Costs]:
         tuple(rng.choice([0, 0, 7, 30]) for _ in graph.ops),
         STORES,
     )
-    if kind == "offload":
+    if kind in ("inplace", "offload"):
         return graph, random_plan(graph, rng, offload=False), costs
     return graph, Plan(random_order(graph, rng) if rng.random() < 0.5 else Plan.traced(graph).order), costs
 
@@ -102,9 +103,11 @@ def test_a_kind_decides_its_own_part_only(kind: str, name: str, rng: random.Rand
     made = KINDS[kind][name]().plan(graph, plan, 0, costs)
     if kind in ("order", "update"):
         assert sorted(made.order) == sorted(plan.order)
-    if kind == "offload":
+    if kind in ("inplace", "offload", "allocator"):
         assert made.order == plan.order
-    else:
+    if kind != "inplace":
+        assert made.inplace == plan.inplace
+    if kind != "offload":
         assert (made.offload, made.store, made.window) == (plan.offload, plan.store, plan.window)
 
 

@@ -34,7 +34,7 @@ def test_a_run_that_nobody_reads_falls_away_but_never_the_last_of_its_op():
 def test_unfolded_runs_take_the_bytes_and_the_seconds_of_their_plan(rng: random.Random):
     graph = random_graph(rng)
     costs = Costs(tuple(rng.choice([0.5, 2.0]) for _ in graph.ops), tuple(rng.choice([0, 9]) for _ in graph.ops))
-    plan = random_plan(graph, rng, offload=False)
+    plan = Plan(random_plan(graph, rng, offload=False).order)
     runs, own = unfold(graph, plan.order, costs)
     assert peak_bytes(runs, Plan.traced(runs), own) == peak_bytes(graph, plan, costs)
     seen = simulate(graph, lower(graph, plan), costs).seconds
@@ -45,7 +45,7 @@ def test_unfolded_runs_take_the_bytes_and_the_seconds_of_their_plan(rng: random.
 @given(st.randoms(use_true_random=False))
 def test_any_order_of_the_runs_folds_into_a_valid_plan_of_no_more_runs(rng: random.Random):
     graph = random_graph(rng)
-    plan = random_plan(graph, rng, offload=False)
+    plan = Plan(random_plan(graph, rng, offload=False).order)
     runs, own = unfold(graph, plan.order, Costs.unit(graph))
     orders = [random_order(runs, rng), *(one().plan(runs, Plan.traced(runs), 0, own).order for one in ORDERS.values())]
     for order in orders:

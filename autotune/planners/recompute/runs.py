@@ -23,7 +23,9 @@ NEVER = 1 << 60
 
 
 def refuse_offload(plan: Plan) -> None:
-    """Gaps of an offloaded value are counted in one order: recomputation is decided before."""
+    """Gaps of an offloaded value and runs in place are counted in one order: recomputation is decided before."""
+    if plan.inplace:
+        raise PlanError(f"the plan makes {len(plan.inplace)} outputs in place already; plan recompute before that")
     if plan.offload:
         raise PlanError(f"the plan offloads {len(plan.offload)} gaps already; plan recompute before offload")
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from autotune.costs import Costs
 from autotune.graph import Op, Phase, TrainGraph
-from autotune.knobs import Knob
+from autotune.knobs import Int, Knob
 from autotune.plan import Plan
 from autotune.planners.contract import refuse_later_decisions
 from autotune.simulate import peak_bytes
@@ -16,14 +16,16 @@ from autotune.simulate import peak_bytes
 class WithGradient:
     """Each update right after its gradient and the last reader of its parameter; the given order if that peaks lower.
 
-    Updates that read no gradient (a BatchNorm's statistics) stay where they are.
+    Updates of smaller gradients than `min_gradient_bytes`, or of none (a BatchNorm's statistics), stay where they are.
     """
 
-    knobs: ClassVar[Mapping[str, Knob]] = {}
+    knobs: ClassVar[Mapping[str, Knob]] = {"min_gradient_bytes": Int(1, 1 << 26, log=True)}
+    min_gradient_bytes: int = 1
+    """An updated parameter's forward cannot be computed again: a small gradient may not be worth that."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
-        updates = {op.id for op in graph.ops if _reads_gradient(graph, op)}
+        updates = {op.id for op in graph.ops if _gradient_bytes(graph, op) >= self.min_gradient_bytes}
         waits_for = {op: set(graph.predecessors[op]) for op in updates}
         waiting: dict[int, list[int]] = {}
         for op in plan.order:
@@ -42,8 +44,10 @@ class WithGradient:
         return min(moved, plan, key=lambda made: peak_bytes(graph, made, costs))
 
 
-def _reads_gradient(graph: TrainGraph, op: Op) -> bool:
-    makers = (graph.producer[value] for value in op.inputs)
-    return op.phase is Phase.UPDATE and any(
-        maker is not None and graph.ops[maker].phase is Phase.BACKWARD for maker in makers
-    )
+def _gradient_bytes(graph: TrainGraph, op: Op) -> int:
+    """Bytes that live until an update has read them, or -1 for an op that is none."""
+    makers = {value: graph.producer[value] for value in op.inputs}
+    gradients = [v for v, made in makers.items() if made is not None and graph.ops[made].phase is Phase.BACKWARD]
+    if op.phase is not Phase.UPDATE or not gradients:
+        return -1
+    return max(1, sum(graph.values[value].nbytes for value in gradients))

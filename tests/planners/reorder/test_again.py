@@ -57,7 +57,7 @@ def test_after_greedy_it_is_never_slower_nor_above_the_budget(percent: int):
 def test_any_plan_that_repeats_becomes_a_valid_one_that_is_no_worse(rng: random.Random):
     graph = random_graph(rng)
     costs = Costs(tuple(rng.choice([0.0, 1.0, 3.0]) for _ in graph.ops), tuple(rng.choice([0, 9]) for _ in graph.ops))
-    plan = random_plan(graph, rng, offload=False)
+    plan = Plan(random_plan(graph, rng, offload=False).order)
     before = simulate(graph, lower(graph, plan), costs)
     budget = rng.randint(0, before.peak_bytes + 5)
     made = Again().plan(graph, plan, budget, costs)

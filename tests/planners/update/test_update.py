@@ -103,6 +103,23 @@ def test_what_follows_an_update_moves_to_the_end_with_it():
     assert names(graph, made) == "dw other update norm_of_w"
 
 
+def test_small_gradients_wait_where_a_size_is_asked_for():
+    built = Builder()
+    built.value("w", 1, Role.PARAM)
+    built.value("b", 1, Role.PARAM)
+    built.op("fwd", ["w", "b"], [("h", 1)])
+    built.op("dw", ["h"], [("gw", 50)], phase=Phase.BACKWARD)
+    built.op("db", ["h"], [("gb", 7)], phase=Phase.BACKWARD)
+    built.op("dx", ["h"], [("gx", 60)], phase=Phase.BACKWARD)
+    built.op("update_w", ["w", "gw"], writes=["w"], phase=Phase.UPDATE, repeatable=False)
+    built.op("update_b", ["b", "gb"], writes=["b"], phase=Phase.UPDATE, repeatable=False)
+    graph = built.graph("gx")
+    orders = {
+        size: names(graph, WithGradient(size).plan(graph, Plan.traced(graph), 0, Costs.unit(graph))) for size in (7, 8)
+    }
+    assert orders == {7: "fwd dw update_w db update_b dx", 8: "fwd dw update_w db dx update_b"}
+
+
 @pytest.mark.parametrize("planner", [AtEnd(), WithGradient()])
 def test_updates_are_placed_before_recompute(planner: AtEnd | WithGradient):
     graph = training_chain(2)

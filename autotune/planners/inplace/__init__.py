@@ -1,0 +1,7 @@
+"""Which runs make their output in the buffer of an input. The first is the default."""
+
+from autotune.planners.contract import Planner
+from autotune.planners.inplace.greedy import Greedy
+from autotune.planners.inplace.never import Never
+
+INPLACES: dict[str, type[Planner]] = {"greedy": Greedy, "never": Never}
