@@ -155,9 +155,9 @@ def _crossing(graph: TrainGraph) -> _Crossing:
         for one in graph.predecessors[op]:
             after[one] |= after[op] | 1 << op
     writers: dict[int, list[int]] = {}
-    for op in graph.ops:
-        for value in op.writes:
-            writers.setdefault(value, []).append(op.id)
+    for writer in graph.ops:
+        for value in writer.writes:
+            writers.setdefault(value, []).append(writer.id)
     outputs = frozenset(graph.outputs)
     kept = 0
     every, gone = [0] * len(graph.values), []
@@ -167,8 +167,8 @@ def _crossing(graph: TrainGraph) -> _Crossing:
         # a write that was traced later than the maker: after it the maker would read something else
         changes = [one for value in maker.inputs for one in writers.get(value, ()) if one > maker.id]
         late = after[maker.id] if once else 0
-        for writer in changes:
-            late |= after[writer] | 1 << writer
+        for change in changes:
+            late |= after[change] | 1 << change
         gone.append(late)
         kept |= late
         for value in maker.outputs:

@@ -10,7 +10,7 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.plan import Plan
 from autotune.planners import KINDS, make_plan
-from autotune.planners.auto import auto
+from autotune.planners.auto import Search, leaders
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.space import Space
@@ -47,27 +47,29 @@ def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
 
 
 def answers(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Iterator[Candidate]:
-    """What `auto` chooses; then every combination of planners with their knobs as they come. Each plan once."""
+    """What `auto` finds on its way; then every combination of planners with their knobs as they come. Each plan once."""
     known: set[Plan] = set()
-    first = together(graph, costs, searched, budget_bytes)
-    for settings in itertools.chain((first,), _combinations(searched, first)):
-        made = candidate(graph, costs, settings, budget_bytes)
-        if made.plan not in known:
-            known.add(made.plan)
-            yield made
+    search = Search(graph, costs, budget_bytes)
+    for settings in _asked(search, searched):
+        plan, estimate = search.make(settings)
+        if plan not in known:
+            known.add(plan)
+            yield Candidate(settings, plan, estimate)
 
 
-def together(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Settings:
-    """The settings that `auto` finds in this space."""
+def _asked(search: Search, searched: Space) -> Iterator[Settings]:
     choices = {kind: tuple(planners) for kind, planners in searched.items()}
-    return auto(graph, costs, budget_bytes, choices, functools.partial(space.preset, KINDS, searched))[0]
+    best: Settings = {}
+    for best in leaders(search, choices, functools.partial(space.preset, KINDS, searched)):
+        yield best
+    yield from _combinations(searched, best)
 
 
 def _combinations(searched: Space, chosen: Settings) -> Iterator[Settings]:
     """Of the four kinds that matter most every one with every other, the defaults last; the rest as chosen."""
     free = {
-        kind: reversed(names) if kind in COMBINED else [str(chosen[kind]["planner"])]
-        for kind, names in searched.items()
+        kind: reversed(known) if kind in COMBINED else [str(chosen[kind]["planner"])]
+        for kind, known in searched.items()
     }
     for names in itertools.product(*free.values()):
         settings = space.preset(KINDS, searched, dict(zip(searched, names, strict=True)))

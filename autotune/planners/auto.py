@@ -18,21 +18,24 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 WINDOWS = (1, 2, 4)
 SWEEPS = 3
 
+Choices = Mapping[str, Sequence[str]]
+"""Per kind the names that may be chosen."""
 Named = Callable[[Mapping[str, str]], Settings]
 """Settings of planners chosen by name."""
 
 
 @dataclass(slots=True)
-class _Search:
-    """Plans made so far, by settings; those that begin with the same planners share their work."""
+class Search:
+    """Plans made for one budget, by settings; those that begin with the same planners share their work."""
 
     graph: TrainGraph
     costs: Costs
     budget_bytes: int
     stages: dict[str, Plan] = field(default_factory=dict)
-    known: dict[str, tuple[Settings, Plan, Estimate]] = field(default_factory=dict)
+    known: dict[str, tuple[Plan, Estimate]] = field(default_factory=dict)
 
-    def make(self, settings: Settings) -> tuple[Settings, Plan, Estimate]:
+    def make(self, settings: Settings) -> tuple[Plan, Estimate]:
+        """As `make_plan`, with what the simulator says of it."""
         if (key := repr(settings)) not in self.known:
             plan, so_far = Plan.traced(self.graph), ""
             for planner in build(settings):
@@ -41,48 +44,52 @@ class _Search:
                     self.stages[so_far] = planner.plan(self.graph, plan, self.budget_bytes, self.costs)
                 plan = self.stages[so_far]
             check(self.graph, plan)
-            self.known[key] = settings, plan, simulate(self.graph, lower(self.graph, plan), self.costs)
+            self.known[key] = plan, simulate(self.graph, lower(self.graph, plan), self.costs, self.budget_bytes)
         return self.known[key]
 
     def rank(self, settings: Settings) -> tuple[int, float, int]:
         """What fits before what does not, the fast before the slow, the small before the large."""
-        estimate = self.make(settings)[2]
+        estimate = self.make(settings)[1]
         return max(0, estimate.peak_bytes - self.budget_bytes), estimate.seconds, estimate.peak_bytes
 
 
 def auto(
-    graph: TrainGraph,
-    costs: Costs,
-    budget_bytes: int,
-    choices: Mapping[str, Sequence[str]] | None = None,
-    named: Named | None = None,
+    graph: TrainGraph, costs: Costs, budget_bytes: int, choices: Choices | None = None, named: Named | None = None
 ) -> tuple[Settings, Plan]:
-    """The fastest plan within the budget that was found, and the settings that make it again; else the smallest one.
-
-    `choices`: names that each kind may be given. One kind after the other takes what serves the plan best with the others
-    as they stand, until none changes. With a store, the bytes over the budget are then shared between it and computing
-    again: what the bandwidth hides goes to the store for nothing, and the simulator shows where that ends.
-    """
+    """The fastest plan within the budget that was found, and the settings that make it again; else the smallest one."""
     choices = choices or {kind: tuple(planners) for kind, planners in KINDS.items() if kind != "allocator"}
-    choices = {kind: [name for name in known if _open(kind, name, costs)] for kind, known in choices.items()}
-    named = named or (lambda names: _named(names, costs))
-    search = _Search(graph, costs, budget_bytes)
+    search = Search(graph, costs, budget_bytes)
+    best = min(leaders(search, choices, named or (lambda names: _named(names, costs))), key=search.rank)
+    return best, search.make(best)[0]
+
+
+def leaders(search: Search, choices: Choices, named: Named) -> Iterator[Settings]:
+    """Settings that were the best so far, as they are found: whoever has no more time takes the last.
+
+    One kind after the other takes what serves the plan best with the others as they stand, until none changes. With a
+    store, the bytes over the budget are then shared between it and computing again: what the bandwidth hides goes to the
+    store for nothing, and the simulator shows where that ends.
+    """
+    choices = {kind: [name for name in known if _open(kind, name, search.costs)] for kind, known in choices.items()}
     names = {kind: known[0] for kind, known in choices.items()}
     best = named(names)
+    yield best
     for _ in range(SWEEPS):
         before = dict(names)
         for kind, known in choices.items():
-            best = min((best, *(named(names | {kind: name}) for name in known)), key=search.rank)
+            for name in known:
+                made = named(names | {kind: name})
+                if search.rank(made) < search.rank(best):
+                    yield (best := made)
             names[kind] = str(best[kind]["planner"])
         if names == before:
             break
-    best = min((best, *_shared(search, choices, named, names)), key=search.rank)
-    return search.make(best)[:2]
+    for made in _shared(search, choices, named, names):
+        if search.rank(made) < search.rank(best):
+            yield (best := made)
 
 
-def _shared(
-    search: _Search, choices: Mapping[str, Sequence[str]], named: Named, names: Mapping[str, str]
-) -> Iterator[Settings]:
+def _shared(search: Search, choices: Choices, named: Named, names: Mapping[str, str]) -> Iterator[Settings]:
     """The best share of each pair of planners that split the bytes over the budget, from store first to store last."""
     for offload in choices.get("offload", ()):
         for recompute in choices.get("recompute", ()):

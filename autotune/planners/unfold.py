@@ -23,8 +23,8 @@ def unfold(graph: TrainGraph, order: Sequence[int], costs: Costs) -> tuple[Train
         ops.append(replace(op, id=len(ops), inputs=reads, outputs=made, writes=writes, inplace=over))
     outputs = tuple(latest[value] for value in graph.outputs)
     runs = TrainGraph(f"runs of {graph.name}", tuple(ops), tuple(values), tuple(range(len(graph.inputs))), outputs)
-    seconds, scratch = (tuple(per_op[op] for op in order) for per_op in (costs.seconds, costs.scratch_bytes))
-    return runs, replace(costs, seconds=seconds, scratch_bytes=scratch)
+    seconds, scratch_bytes = tuple(costs.seconds[op] for op in order), tuple(costs.scratch_bytes[op] for op in order)
+    return runs, replace(costs, seconds=seconds, scratch_bytes=scratch_bytes)
 
 
 def fold(graph: TrainGraph, order: Sequence[int], runs: Iterable[int]) -> tuple[int, ...]:

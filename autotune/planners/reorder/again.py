@@ -39,6 +39,8 @@ class Again:
             if found is best:
                 break
             best = found
+        if best.order != plan.order and best.peak <= budget_bytes:
+            best = improve(best, budget_bytes, GREED)
         return replace(plan, order=best.order)
 
 
@@ -66,4 +68,4 @@ def _moved(start: Runs, budget_bytes: int) -> Iterator[Runs]:
         if made.peak > limit:
             Eviction(made, GREED).fit(limit)
         undo(made, limit)
-        yield improve(made, limit, GREED) if made.peak <= limit else made
+        yield made
