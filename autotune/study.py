@@ -138,7 +138,9 @@ class _Session:
                     break
         done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
         fitting = [answer for answer in made if answer.estimate.peak_bytes <= self.rules.budget_bytes]
-        for answer in sorted(fitting, key=lambda answer: answer.estimate.seconds)[:PLANNED]:
+        # the smallest plan was measured already: whoever answers with it comes last
+        fitting.sort(key=lambda answer: (answer.plan == self.lowest.plan, answer.estimate.seconds))
+        for answer in fitting[:PLANNED]:
             # one of them is measured even where capture and profile took all of the time
             first = not any(trial.kind == "planner" for trial in self.trials)
             if answer.settings not in done and (first or not self.spent()):
