@@ -1,28 +1,288 @@
-"""What no plan of a graph can do better than: the certificate beside every plan."""
+"""What no plan of a graph can do better than: the certificate beside every plan.
+
+Every bound looks at one moment, the first run of an op `j`. What must have run before it (`before[j]`) ran; what needs
+its results did not (`after[j]`). A value that an op of `before[j]` makes and an op of `after[j]` reads *crosses* `j`:
+it stands in memory then, or its maker runs once more later. This holds for any order and any recomputation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 from autotune.costs import Costs
-from autotune.graph import TrainGraph
+from autotune.graph import Op, TrainGraph
+
+MOMENTS, DEAREST = 32, 6
+"""Ops whose first run is looked at by the bounds that take longer, at most."""
+STEPS, WIDEST = 4, 12
+"""Runs that are looked back from an op, and values that stand together at most for that."""
+PRICES = 2.0 ** np.arange(-1.0, 4.0, 0.25)
+"""Of a byte, over its price where nothing that is made again needs anything else made again."""
 
 
 def peak_lower_bound(graph: TrainGraph, costs: Costs) -> tuple[int, int]:
-    """(bytes, op): every op needs its inputs, its outputs and its scratch at once, beside the static bytes.
+    """(bytes, op): no plan peaks lower, whatever it recomputes, and this op forbids it.
 
-    Where it may run in place, its output and one input are one buffer.
+    An op needs its inputs, its outputs and its scratch at once, and its inputs together a history (`_history`). Beside an
+    op stands what crosses it and can never be made again: results of ops that run once, or whose inputs are changed in
+    place by then. What crosses and can be made again stands too, or else whatever cuts it off from such results
+    (`_least_bytes`). Where a store is at hand anything may be away, and only an op's own needs hold.
     """
-    static = graph.static
+    return _peak(graph, costs.scratch_bytes, bool(costs.stores))
 
-    def needs(op_id: int) -> int:
-        op = graph.ops[op_id]
-        made = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs) if value not in static)
-        shared = max((graph.values[value].nbytes for value in op.inplace if value not in static), default=0)
-        return made - shared + costs.scratch_bytes[op_id]
 
+@lru_cache(maxsize=8)
+def _peak(graph: TrainGraph, scratch_bytes: tuple[int, ...], stores: bool) -> tuple[int, int]:
     if not graph.ops:
         return graph.static_bytes, -1
-    worst = max(range(len(graph.ops)), key=needs)
-    return graph.static_bytes + needs(worst), worst
+    own = _own_bytes(graph, scratch_bytes)
+    if stores:
+        worst = int(np.argmax(own))
+        return graph.static_bytes + int(own[worst]), worst
+    crossing = _crossing(graph)
+    found = own + crossing.fixed_bytes
+    worst = int(np.argmax(found))
+    best = int(found[worst])
+    most = np.where(_bits(crossing.kept, len(own)), own + crossing.all_bytes, 0)
+    for op in np.argsort(-most, kind="stable")[:DEAREST].tolist():
+        if most[op] <= best:
+            break
+        needed = int(own[op]) + _least_bytes(graph, crossing, op)
+        if needed > best:
+            best, worst = needed, op
+    for op in np.argsort(-own, kind="stable")[:MOMENTS].tolist():
+        held = frozenset(graph.ops[op].inputs) - graph.static
+        needed = _history(graph, scratch_bytes, held, STEPS, best)
+        if needed > best:
+            best, worst = needed, op
+    return graph.static_bytes + best, worst
 
 
-def seconds_lower_bound(costs: Costs) -> float:
-    """Every op runs at least once."""
-    return sum(costs.seconds)
+def _history(graph: TrainGraph, scratch_bytes: tuple[int, ...], held: frozenset[int], steps: int, floor: int) -> int:
+    """Least bytes that any history of `steps` runs takes at its worst to have all of `held` at once; at most `floor` where
+    that is as low as matters. A maker may run in place in what nobody needs after it.
+
+    One of these values was made last. When its maker ran, the others stood already, beside all that the maker reads and
+    makes; and just before, they stood together with what it reads: so on, one run back. The worst run of the best choices
+    is a lower bound for every plan, since every plan makes some such choices.
+    """
+    if not steps or len(held) > WIDEST:
+        return 0
+    found = 0
+    for maker in sorted({maker for value in held if (maker := graph.producer[value]) is not None}):
+        op = graph.ops[maker]
+        before = (held | frozenset(op.inputs)) - frozenset(op.outputs) - graph.static
+        beside = sum(graph.values[value].nbytes for value in before) + scratch_bytes[maker]
+        shared = max((graph.values[value].nbytes for value in op.inplace if value in before - held), default=0)
+        takes = beside + sum(graph.values[value].nbytes for value in op.outputs) - shared
+        if not found or takes < found:
+            takes = max(takes, _history(graph, scratch_bytes, before, steps - 1, floor))
+            found = min(found or takes, takes)
+        if found <= floor:
+            break
+    return found
+
+
+def seconds_lower_bound(graph: TrainGraph, costs: Costs, budget_bytes: int | None = None) -> float:
+    """No plan under the budget is faster: every op once, and what must be computed again. Without a budget, or where a
+    store is at hand, or where nothing fits at all: every op once."""
+    once = sum(costs.seconds)
+    if budget_bytes is None or costs.stores or not graph.ops:
+        return once
+    return once + _extra_seconds(graph, costs.seconds, costs.scratch_bytes, budget_bytes)
+
+
+@lru_cache(maxsize=64)
+def _extra_seconds(
+    graph: TrainGraph, seconds: tuple[float, ...], scratch_bytes: tuple[int, ...], budget_bytes: int
+) -> float:
+    crossing = _crossing(graph)
+    room = budget_bytes - graph.static_bytes - _own_bytes(graph, scratch_bytes)
+    if (crossing.fixed_bytes > room).any():
+        return 0.0
+    tight = np.argsort(room - crossing.all_bytes, kind="stable")[:MOMENTS].tolist()
+    tight = [op for op in tight if crossing.all_bytes[op] > room[op]]
+    found = sorted(((*_knapsack(graph, seconds, crossing, op, int(room[op])), op) for op in tight), reverse=True)
+    extra = max((paid for paid, _, _ in found), default=0.0)
+    for _, price, op in found[:2]:
+        prices = price * PRICES
+        paid = _paid(graph, crossing, op, prices, seconds) - prices * int(room[op])
+        extra = max(extra, float(paid.max()))
+    return extra
+
+
+def _own_bytes(graph: TrainGraph, scratch_bytes: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Per op what it needs itself, beside the static bytes; one buffer for both where it may run in place."""
+    static = graph.static
+
+    def needs(op: Op) -> int:
+        shared = max((graph.values[value].nbytes for value in op.inplace if value not in static), default=0)
+        return sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs) if value not in static) - shared
+
+    made = [needs(op) for op in graph.ops]
+    return np.array(made, dtype=np.int64) + np.array(scratch_bytes, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """Which values cross which ops; a set of ops is an integer with one bit for each."""
+
+    before: tuple[int, ...]
+    """Per op those that must have run before it."""
+    crossed: tuple[int, ...]
+    """Per value the ops that it crosses and that do not read it."""
+    gone: tuple[int, ...]
+    """Per op those from whose first run on it cannot run again."""
+    all_bytes: npt.NDArray[np.int64]
+    """Per op the bytes that cross it."""
+    fixed_bytes: npt.NDArray[np.int64]
+    """Of these what cannot be made again."""
+    kept: int
+    """Ops at whose first run some op can no longer run again."""
+
+
+@lru_cache(maxsize=4)
+def _crossing(graph: TrainGraph) -> _Crossing:
+    size = len(graph.ops)
+    before, after = [0] * size, [0] * size
+    for op, earlier in enumerate(graph.predecessors):
+        for one in earlier:
+            before[op] |= before[one] | 1 << one
+    for op in reversed(range(size)):
+        for one in graph.predecessors[op]:
+            after[one] |= after[op] | 1 << op
+    writers: dict[int, list[int]] = {}
+    for writer in graph.ops:
+        for value in writer.writes:
+            writers.setdefault(value, []).append(writer.id)
+    outputs = frozenset(graph.outputs)
+    kept = 0
+    every, gone = [0] * len(graph.values), []
+    all_bytes, fixed_bytes = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    for maker in graph.ops:
+        once = not maker.repeatable or maker.random or bool(maker.writes)
+        # a write that was traced later than the maker: after it the maker would read something else
+        changes = [one for value in maker.inputs for one in writers.get(value, ()) if one > maker.id]
+        late = after[maker.id] if once else 0
+        for change in changes:
+            late |= after[change] | 1 << change
+        gone.append(late)
+        kept |= late
+        for value in maker.outputs:
+            if not graph.values[value].nbytes:
+                continue
+            ahead = -1 if value in outputs else 0
+            read = 0
+            for reader in graph.consumers[value]:
+                ahead |= before[reader]
+                read |= 1 << reader
+            every[value] = after[maker.id] & ahead & ~read
+            nbytes = np.int64(graph.values[value].nbytes)
+            if every[value]:
+                all_bytes += _bits(every[value], size) * nbytes
+            if every[value] & late:
+                fixed_bytes += _bits(every[value] & late, size) * nbytes
+    return _Crossing(tuple(before), tuple(every), tuple(gone), all_bytes, fixed_bytes, kept)
+
+
+def _bits(mask: int, size: int) -> npt.NDArray[np.uint8]:
+    packed = np.frombuffer(mask.to_bytes(size // 8 + 1, "little"), dtype=np.uint8)
+    return np.unpackbits(packed, bitorder="little")[:size]
+
+
+def _knapsack(
+    graph: TrainGraph, seconds: tuple[float, ...], crossing: _Crossing, moment: int, room: int
+) -> tuple[float, float]:
+    """(seconds, seconds of the last byte) that any plan pays for having no more than `room` cross an op.
+
+    Each crossing value is in memory at the op's first run, or its maker, which ran before, runs again after it. So the
+    cheapest choice of makers, each paid once, whose values leave the rest in the room is a lower bound; and so is the
+    choice by price per byte with a fraction of the last maker (Dantzig).
+    """
+    bytes_of: dict[int, int] = {}
+    for value, ops in enumerate(crossing.crossed):
+        if ops >> moment & 1:
+            nbytes = graph.values[value].nbytes
+            maker = graph.producer[value]
+            assert maker is not None
+            if crossing.gone[maker] >> moment & 1:
+                room -= nbytes
+            else:
+                bytes_of[maker] = bytes_of.get(maker, 0) + nbytes
+    excess = sum(bytes_of.values()) - room
+    paid = price = 0.0
+    for maker in sorted(bytes_of, key=lambda one: seconds[one] / bytes_of[one]):
+        if excess <= 0:
+            break
+        price = seconds[maker] / bytes_of[maker]
+        taken = min(bytes_of[maker], excess)
+        paid += price * taken
+        excess -= taken
+    return paid, price
+
+
+def _least_bytes(graph: TrainGraph, crossing: _Crossing, moment: int) -> int:
+    """Fewest bytes that must stand beside an op so that everything that crosses it stands or can be made again.
+
+    `_paid` at one unit per byte where running again is free.
+    """
+    return round(float(_paid(graph, crossing, moment, np.ones(1), (0.0,) * len(graph.ops))[0]))
+
+
+def _paid(
+    graph: TrainGraph,
+    crossing: _Crossing,
+    moment: int,
+    prices: npt.NDArray[np.float64],
+    seconds: tuple[float, ...],
+) -> npt.NDArray[np.float64]:
+    """Per price of a byte the least that any plan pays at an op's first run, in bytes kept and seconds run again.
+
+    What crosses is kept, at its price, or its maker runs again after the op, at its seconds; the maker's inputs are then
+    kept, or made again in turn; what the op reads is there for nothing, and what cannot be made again is kept. The least
+    payment is a minimum cut, and any flow is at most that: each value that crosses sends its price to its maker, which
+    takes what it costs and passes the rest to inputs that do not cross, up to their own price. With `room` bytes at most,
+    the seconds alone are at least the payment less the room's price (Lagrange).
+    """
+    free = frozenset(graph.ops[moment].inputs) | graph.static
+    passed: dict[int, npt.NDArray[np.float64]] = {}
+    total = np.zeros(len(prices))
+    for maker in _reversed_bits(crossing.before[moment]):
+        inflow: npt.NDArray[np.float64] | None = None
+        own = 0
+        for value in graph.ops[maker].outputs:
+            if crossing.crossed[value] >> moment & 1:
+                own += graph.values[value].nbytes
+            elif value in passed:
+                inflow = passed[value] if inflow is None else inflow + passed[value]
+        if own:
+            inflow = prices * own if inflow is None else inflow + prices * own
+        if inflow is None:
+            continue
+        if crossing.gone[maker] >> moment & 1:
+            total += inflow
+            continue
+        taken = np.minimum(inflow, seconds[maker])
+        total += taken
+        rest = inflow - taken
+        for value in graph.ops[maker].inputs:
+            if not rest.any():
+                break
+            if value not in free and not crossing.crossed[value] >> moment & 1:
+                before = passed.get(value)
+                price = prices * graph.values[value].nbytes
+                given = np.minimum(rest, price if before is None else price - before)
+                passed[value] = given if before is None else before + given
+                rest = rest - given
+    return total
+
+
+def _reversed_bits(mask: int) -> Iterator[int]:
+    """The set bits, the highest first."""
+    while mask:
+        high = mask.bit_length() - 1
+        yield high
+        mask ^= 1 << high

@@ -1,5 +1,6 @@
 """What planners answer to a budget, with the simulator's word on it: nothing here is measured."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.plan import Plan
 from autotune.planners import KINDS, make_plan
+from autotune.planners.auto import Search, leaders
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.space import Space
 from autotune.trial import Settings
+
+COMBINED = frozenset({"order", "update", "recompute", "offload"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Candidate:
 def candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_bytes: int) -> Candidate:
     """Make a plan and estimate it; PlanError where a planner broke a rule."""
     plan = make_plan(graph, settings, budget_bytes, costs)
-    return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs))
+    return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs, budget_bytes))
 
 
 def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
@@ -43,17 +47,31 @@ def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
 
 
 def answers(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Iterator[Candidate]:
-    """Every combination of planners with their knobs as they come, each plan once; the defaults come last."""
+    """What `auto` finds on its way; then every combination of planners with their knobs as they come. Each plan once."""
     known: set[Plan] = set()
-    for settings in _combinations(searched):
-        made = candidate(graph, costs, settings, budget_bytes)
-        if made.plan not in known:
-            known.add(made.plan)
-            yield made
+    search = Search(graph, costs, budget_bytes)
+    for settings in _asked(search, searched):
+        plan, estimate = search.make(settings)
+        if plan not in known:
+            known.add(plan)
+            yield Candidate(settings, plan, estimate)
 
 
-def _combinations(searched: Space) -> Iterator[Settings]:
-    for names in itertools.product(*(reversed(names) for names in searched.values())):
+def _asked(search: Search, searched: Space) -> Iterator[Settings]:
+    choices = {kind: tuple(planners) for kind, planners in searched.items()}
+    best: Settings = {}
+    for best in leaders(search, choices, functools.partial(space.preset, KINDS, searched)):
+        yield best
+    yield from _combinations(searched, best)
+
+
+def _combinations(searched: Space, chosen: Settings) -> Iterator[Settings]:
+    """Of the four kinds that matter most every one with every other, the defaults last; the rest as chosen."""
+    free = {
+        kind: reversed(known) if kind in COMBINED else [str(chosen[kind]["planner"])]
+        for kind, known in searched.items()
+    }
+    for names in itertools.product(*free.values()):
         settings = space.preset(KINDS, searched, dict(zip(searched, names, strict=True)))
         yield settings
         if "store" in settings["offload"] and "share" in settings["recompute"]:

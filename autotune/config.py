@@ -29,12 +29,13 @@ class Planners(Section):
 
     order: list[str] | None = None
     recompute: list[str] | None = None
+    reorder: list[str] | None = None
     offload: list[str] | None = None
     update: list[str] | None = None
     inplace: list[str] | None = None
     allocator: list[str] | None = None
 
-    @field_validator("order", "recompute", "offload", "update", "inplace", "allocator")
+    @field_validator("order", "recompute", "reorder", "offload", "update", "inplace", "allocator")
     @classmethod
     def _known(cls, names: list[str] | None, info: ValidationInfo) -> list[str] | None:
         known = KINDS[str(info.field_name)]

@@ -80,9 +80,13 @@ def describe(file: PlanFile, graph: TrainGraph | None = None) -> list[str]:
     lines += compare(expected, seen)
     lines.append(
         f"no plan of this graph peaks below {fmt_bytes(expected.lower_bound_bytes)}; "
-        f"this one is {100 * (expected.peak_bytes / expected.lower_bound_bytes - 1):.1f} % above"
+        f"this one is {100 * expected.gap:.1f} % above"
         if expected.lower_bound_bytes
         else "no lower bound is known"
+    )
+    lines.append(
+        f"no plan within the budget takes less than {fmt_seconds(expected.lower_bound_seconds)}; "
+        f"this one takes {100 * expected.seconds_gap:.1f} % more"
     )
     if not plan.recomputed and not plan.offload:
         lines.append("nothing is recomputed and nothing offloaded: only the order saves memory")

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune import planfile
+from autotune.bounds import peak_lower_bound
 from autotune.config import Config
+from autotune.costs import Costs
 from autotune.errors import AutotuneError, InfeasibleError, NumericsError
+from autotune.graph import TrainGraph
 from autotune.judge import Rules
 from autotune.measurement import Device, Outcome
 from autotune.simulate import Estimate
@@ -55,13 +58,32 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
     return path
 
 
+def impossible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
+    """The error of a budget that is proved to be too small, before anything is planned: the op that forbids it."""
+    low, op = peak_lower_bound(graph, costs)
+    if low <= rules.budget_bytes:
+        return None
+    what = f"{graph.ops[op].name} alone, whatever is computed again" if op >= 0 else "its start"
+    return InfeasibleError(
+        f"{config.ref} needs {fmt_bytes(low)} at {what}: no plan fits; "
+        f"{_left(config, rules)}. {_more(stores=bool(costs.stores))}"
+    )
+
+
 def too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool) -> InfeasibleError:
     """No plan fits: the lowest peak that was reached, and the op that needs it."""
-    more = "Raise --budget" if stores else "Raise --budget or allow --store ssd=DIR"
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'its start'} with the smallest plan that was found; "
-        f"the budget {config.budget} leaves the step {fmt_bytes(max(rules.budget_bytes, 0))}. {more}"
+        f"{_left(config, rules)}. {_more(stores=stores)}"
     )
+
+
+def _left(config: Config, rules: Rules) -> str:
+    return f"the budget {config.budget} leaves the step {fmt_bytes(max(rules.budget_bytes, 0))}"
+
+
+def _more(*, stores: bool) -> str:
+    return "Raise --budget" if stores else "Raise --budget or allow --store ssd=DIR"
 
 
 def why_none(config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path) -> AutotuneError:

@@ -285,16 +285,17 @@ def _certificate(records: Records) -> list[tuple[str, str]]:
     expected = records.best.estimate if records.best else None
     if expected is None:
         return []
-    gap = expected.peak_bytes / expected.lower_bound_bytes - 1 if expected.lower_bound_bytes else 0.0
-    slower = expected.seconds / expected.lower_bound_seconds - 1 if expected.lower_bound_seconds else 0.0
+    slower = f"the plan {100 * expected.seconds_gap:.1f} % more"
+    where = f", for {expected.lower_bound_op}" if expected.lower_bound_op else ""
     return [
         ("predicted peak of the step", f"{fmt_bytes(expected.peak_bytes)}, at {expected.peak_op or 'rest'}"),
-        ("no plan of this graph goes below", fmt_bytes(expected.lower_bound_bytes)),
-        ("gap in bytes", f"{100 * gap:.1f} %"),
+        ("mean of the step", fmt_bytes(expected.mean_bytes)),
+        ("no plan of this graph goes below", f"{fmt_bytes(expected.lower_bound_bytes)}{where}"),
+        ("gap in bytes", f"{100 * expected.gap:.1f} %"),
         ("predicted time", fmt_seconds(expected.seconds)),
         ("of it computing again", fmt_seconds(expected.recompute_seconds)),
         ("of it waiting for a store", fmt_seconds(expected.stall_seconds)),
-        ("every op once takes", f"{fmt_seconds(expected.lower_bound_seconds)} (the plan {100 * slower:.1f} % more)"),
+        ("no plan within the budget is faster than", f"{fmt_seconds(expected.lower_bound_seconds)} ({slower})"),
         ("through the store", fmt_bytes(expected.transfer_bytes)),
     ]
 

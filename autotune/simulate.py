@@ -29,8 +29,21 @@ class Estimate:
     """Written and read."""
     stall_seconds: float
     lower_bound_bytes: int
-    """No plan of this graph reaches a lower peak."""
+    """No plan of this graph reaches a lower peak: proved."""
     lower_bound_seconds: float
+    """No plan within the budget is faster: proved. Every op once, where no budget was given or a store may help."""
+    lower_bound_op: str = ""
+    """Name of the op that forbids a lower peak."""
+
+    @property
+    def gap(self) -> float:
+        """How far the peak lies above its lower bound, relative to that."""
+        return self.peak_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
+
+    @property
+    def seconds_gap(self) -> float:
+        """How far the seconds lie above their lower bound, relative to that."""
+        return self.seconds / self.lower_bound_seconds - 1 if self.lower_bound_seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +107,10 @@ def peak_bytes(graph: TrainGraph, plan: Plan, costs: Costs) -> int:
     return max((moment.during_bytes for moment in moments), default=graph.static_bytes)
 
 
-def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) -> Estimate:
-    """Predict one step: the spans of its instructions, summed up."""
+def simulate(
+    graph: TrainGraph, schedule: Schedule, costs: Costs | None = None, budget_bytes: int | None = None
+) -> Estimate:
+    """Predict one step: the spans of its instructions, summed up. The budget is the certificate's alone."""
     costs = costs or Costs.unit(graph)
     clock = _Clock(_store(schedule, costs) if schedule.store else None, costs.contention)
     peak, peak_op, current = graph.static_bytes, "", ""
@@ -115,7 +130,7 @@ def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) 
         area += moment.during_bytes * (span.end_seconds - span.start_seconds)
         if moment.during_bytes > peak:
             peak, peak_op = moment.during_bytes, current
-    bound, _ = peak_lower_bound(graph, costs)
+    bound, forbids = peak_lower_bound(graph, costs)
     return Estimate(
         peak_bytes=peak,
         peak_op=peak_op,
@@ -125,7 +140,8 @@ def simulate(graph: TrainGraph, schedule: Schedule, costs: Costs | None = None) 
         transfer_bytes=transfer,
         stall_seconds=clock.stalled,
         lower_bound_bytes=bound,
-        lower_bound_seconds=seconds_lower_bound(costs),
+        lower_bound_seconds=seconds_lower_bound(graph, costs, budget_bytes),
+        lower_bound_op=graph.ops[forbids].name if forbids >= 0 else "",
     )
 
 

@@ -11,7 +11,7 @@ from autotune import space
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.config import Config
 from autotune.errors import ConfigError, InfeasibleError, PlanError
-from autotune.handback import Result, too_small, why_none, write_json, write_plan
+from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import Rules, aim_bytes, judge, measured_ratio, not_run, pool, was_run, winner
 from autotune.ledger import Identity, Ledger
@@ -116,6 +116,8 @@ class _Session:
     def smallest(self) -> None:
         """Trial 1: if even this is estimated over the budget, nothing fits."""
         self.progress(Phase("smallest"))
+        if (error := impossible(self.config, self.rules, self.graph, self.costs)) is not None:
+            raise error
         with self.interrupts.breakable(patient=False):
             self.lowest = smallest(self.graph, self.costs, self.space)
         if self.lowest.estimate.peak_bytes > self.rules.budget_bytes:
@@ -136,7 +138,9 @@ class _Session:
                     break
         done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
         fitting = [answer for answer in made if answer.estimate.peak_bytes <= self.rules.budget_bytes]
-        for answer in sorted(fitting, key=lambda answer: answer.estimate.seconds)[:PLANNED]:
+        # the smallest plan was measured already: whoever answers with it comes last
+        fitting.sort(key=lambda answer: (answer.plan == self.lowest.plan, answer.estimate.seconds))
+        for answer in fitting[:PLANNED]:
             # one of them is measured even where capture and profile took all of the time
             first = not any(trial.kind == "planner" for trial in self.trials)
             if answer.settings not in done and (first or not self.spent()):

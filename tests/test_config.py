@@ -91,9 +91,8 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
     [
         (
             "workload: gpt2\nplanners:\n  offload: [window]\n  ofload: [window]\n",
-            "my.yaml:4: unknown key 'ofload' in planners; known: order, recompute, offload, update, inplace, "
-            "allocator; "
-            "did you mean 'offload'?",
+            "my.yaml:4: unknown key 'ofload' in planners; known: order, recompute, reorder, offload, update, inplace, "
+            "allocator; did you mean 'offload'?",
         ),
         (
             "workload: a\nstores:\n  sdd: x",

@@ -28,7 +28,7 @@ from tests.graphs import training_chain
 ROOT = Path(__file__).parents[1]
 
 
-QUICK = {"recompute": ["keep", "segments"]}
+QUICK = {"recompute": ["keep", "segments"], "reorder": ["keep"]}
 """Planners that answer in milliseconds: the study is looked at here, not they."""
 
 

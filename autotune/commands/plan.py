@@ -9,7 +9,7 @@ from autotune import planfile
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.commands.session import answering, harness, print_json, say
 from autotune.errors import ConfigError
-from autotune.handback import too_small
+from autotune.handback import impossible, too_small
 from autotune.judge import Rules
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
@@ -29,6 +29,7 @@ FIRST = {
     "order": "traced",
     "update": "with_gradient",
     "recompute": "greedy",
+    "reorder": "keep",
     "inplace": "greedy",
     "offload": "keep",
 }
@@ -49,7 +50,13 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
         if out is not None:
             planfile.write(out, made)
         if json:
-            document = {"plan": to_json(made.plan), "estimate": to_json(made.estimate), "planning_seconds": seconds}
+            document = {
+                "plan": to_json(made.plan),
+                "estimate": to_json(made.estimate),
+                "gap": made.estimate.gap,
+                "seconds_gap": made.estimate.seconds_gap,
+                "planning_seconds": seconds,
+            }
             print_json(document, answer)
             return
         from autotune.console import describe
@@ -63,6 +70,9 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     graph, costs = surveyed.graph, surveyed.costs
     whole = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
     step = config.parsed_budget.step_bytes(floor_bytes=surveyed.floor_bytes, baseline_step_bytes=whole)
+    rules = Rules(step, surveyed.floor_bytes, None, 0.0)
+    if (error := impossible(config, rules, graph, costs)) is not None:
+        raise error
     kinds = {**KINDS, "inplace": {"greedy": KINDS["inplace"]["greedy"]}}  # nothing is lost by running in place
     searched = search_space(kinds, costs.stores)
     first = FIRST | {"allocator": usual_allocator(surveyed.device.kind)}
@@ -71,7 +81,7 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
         made = min(others, key=lambda one: _rank(one, step))
     if made.estimate.peak_bytes > step:
-        low, rules = made.estimate, Rules(step, surveyed.floor_bytes, None, 0.0)
+        low = made.estimate
         raise too_small(config, rules, low.peak_bytes, low.peak_op, stores=bool(costs.stores))
     return PlanFile(
         workload=config.ref,

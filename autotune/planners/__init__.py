@@ -18,6 +18,7 @@ from autotune.planners.inplace import INPLACES
 from autotune.planners.offload import OFFLOADS
 from autotune.planners.order import ORDERS
 from autotune.planners.recompute import RECOMPUTES
+from autotune.planners.reorder import REORDERS
 from autotune.planners.update import UPDATES
 from autotune.trial import Settings
 
@@ -25,6 +26,7 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
     "order": ORDERS,
     "update": UPDATES,
     "recompute": RECOMPUTES,
+    "reorder": REORDERS,
     "inplace": INPLACES,
     "offload": OFFLOADS,
     "allocator": ALLOCATORS,

@@ -26,24 +26,24 @@ def test_the_defaults_are_the_users_own_step():
 
 
 def test_the_defaults_name_every_kind_in_the_order_in_which_they_decide():
-    assert list(defaults()) == ["order", "update", "recompute", "inplace", "offload", "allocator"]
+    assert list(defaults()) == ["order", "update", "recompute", "reorder", "inplace", "offload", "allocator"]
     assert build(defaults()) == build({})
 
 
 def test_settings_turn_the_knobs_and_what_they_leave_out_stays():
     found = build({"offload": {"planner": "window", "window": 3}, "order": {"planner": "list_by_bytes"}})
     assert found[0] == ListByBytes()
-    assert found[4] == Window(window=3, store="ssd", share=1.0)
+    assert found[5] == Window(window=3, store="ssd", share=1.0)
 
 
 def test_a_whole_number_is_a_real_one_too():
-    assert build({"offload": {"planner": "window", "share": 1}})[4] == Window(share=1.0)
+    assert build({"offload": {"planner": "window", "share": 1}})[5] == Window(share=1.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"ofload": {"planner": "keep"}}, "no kind of planner is called 'ofload'; known: order, update, recompute, inplace, offload"),
+        ({"ofload": {"planner": "keep"}}, "no kind of planner is called 'ofload'; known: order, update, recompute, reorder, inplace, offload"),
         ({"order": {"planner": "best"}}, "unknown order planner 'best'; known: traced, list_by_bytes"),
         ({"order": {}}, "order names no planner; add planner: one of traced, list_by_bytes"),
         ({"offload": {"planner": "window", "widow": 2}}, "offload planner window has no knob 'widow'; known: window, store, share"),

@@ -7,11 +7,17 @@ from autotune.graph import TrainGraph
 
 
 def least_seconds(
-    graph: TrainGraph, budget_bytes: int, costs: Costs, order: tuple[int, ...] | None = None
+    graph: TrainGraph,
+    budget_bytes: int,
+    costs: Costs,
+    order: tuple[int, ...] | None = None,
+    *,
+    inplace: bool = False,
 ) -> float | None:
     """Fewest seconds of any plan under a budget; None if none fits. With an order, of plans whose first runs follow it.
 
-    A state is which ops ran and which values stand in memory; any value may be dropped at any time.
+    A state is which ops ran and which values stand in memory; any value may be dropped at any time. With `inplace` an op
+    may make its output in the buffer of an input that is dropped.
     """
     size = [value.nbytes for value in graph.values]
     room = budget_bytes - graph.static_bytes
@@ -38,6 +44,10 @@ def least_seconds(
                 moves.append((now + costs.seconds[op.id], ran | {op.id}, live | made))
             else:
                 tight = True
+            for value in live.intersection(op.inplace if inplace else ()):
+                rest = live - {value}
+                if sum(size[one] for one in rest | made) + costs.scratch_bytes[op.id] <= room:
+                    moves.append((now + costs.seconds[op.id], ran | {op.id}, rest | made))
         if tight:
             moves += [(now, ran, live - {value}) for value in live if size[value]]
         for seconds, ahead, standing in moves:
@@ -55,13 +65,13 @@ def _may_repeat(graph: TrainGraph, op_id: int, ran: frozenset[int], live: frozen
     return harmless and changed.isdisjoint(op.inputs) and not live.issuperset(op.outputs)
 
 
-def lowest_peak(graph: TrainGraph, costs: Costs, order: tuple[int, ...] | None = None) -> int:
+def lowest_peak(graph: TrainGraph, costs: Costs, order: tuple[int, ...] | None = None, *, inplace: bool = False) -> int:
     """Lowest peak of any plan; with an order, of plans whose first runs follow it."""
     low, high = graph.static_bytes - 1, graph.static_bytes + sum(value.nbytes for value in graph.values)
     high += max(costs.scratch_bytes, default=0)
     while high - low > 1:
         middle = (low + high) // 2
-        if least_seconds(graph, middle, costs, order) is None:
+        if least_seconds(graph, middle, costs, order, inplace=inplace) is None:
             low = middle
         else:
             high = middle

@@ -1,0 +1,128 @@
+"""One planner for a budget: it chooses planners of every kind together, by what the simulator says of their plans."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+from autotune.costs import Costs
+from autotune.graph import TrainGraph
+from autotune.knobs import Choice, KnobValue
+from autotune.plan import Plan, check
+from autotune.planners import KINDS, build
+from autotune.schedule import lower
+from autotune.simulate import Estimate, simulate
+from autotune.trial import Settings
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the bytes over the budget that are computed again where a store takes the rest; then halfway to either side."""
+WINDOWS = (1, 2, 4)
+SWEEPS = 3
+
+Choices = Mapping[str, Sequence[str]]
+"""Per kind the names that may be chosen."""
+Named = Callable[[Mapping[str, str]], Settings]
+"""Settings of planners chosen by name."""
+
+
+@dataclass(slots=True)
+class Search:
+    """Plans made for one budget, by settings; those that begin with the same planners share their work."""
+
+    graph: TrainGraph
+    costs: Costs
+    budget_bytes: int
+    stages: dict[str, Plan] = field(default_factory=dict)
+    known: dict[str, tuple[Plan, Estimate]] = field(default_factory=dict)
+
+    def make(self, settings: Settings) -> tuple[Plan, Estimate]:
+        """As `make_plan`, with what the simulator says of it."""
+        if (key := repr(settings)) not in self.known:
+            plan, so_far = Plan.traced(self.graph), ""
+            for planner in build(settings):
+                so_far += repr(planner)
+                if so_far not in self.stages:
+                    self.stages[so_far] = planner.plan(self.graph, plan, self.budget_bytes, self.costs)
+                plan = self.stages[so_far]
+            check(self.graph, plan)
+            self.known[key] = plan, simulate(self.graph, lower(self.graph, plan), self.costs, self.budget_bytes)
+        return self.known[key]
+
+    def rank(self, settings: Settings) -> tuple[int, float, int]:
+        """What fits before what does not, the fast before the slow, the small before the large."""
+        estimate = self.make(settings)[1]
+        return max(0, estimate.peak_bytes - self.budget_bytes), estimate.seconds, estimate.peak_bytes
+
+
+def auto(
+    graph: TrainGraph, costs: Costs, budget_bytes: int, choices: Choices | None = None, named: Named | None = None
+) -> tuple[Settings, Plan]:
+    """The fastest plan within the budget that was found, and the settings that make it again; else the smallest one."""
+    choices = choices or {kind: tuple(planners) for kind, planners in KINDS.items() if kind != "allocator"}
+    search = Search(graph, costs, budget_bytes)
+    best = min(leaders(search, choices, named or (lambda names: _named(names, costs))), key=search.rank)
+    return best, search.make(best)[0]
+
+
+def leaders(search: Search, choices: Choices, named: Named) -> Iterator[Settings]:
+    """Settings that were the best so far, as they are found: whoever has no more time takes the last.
+
+    One kind after the other takes what serves the plan best with the others as they stand, until none changes. With a
+    store, the bytes over the budget are then shared between it and computing again: what the bandwidth hides goes to the
+    store for nothing, and the simulator shows where that ends.
+    """
+    choices = {kind: [name for name in known if _open(kind, name, search.costs)] for kind, known in choices.items()}
+    names = {kind: known[0] for kind, known in choices.items()}
+    best = named(names)
+    yield best
+    for _ in range(SWEEPS):
+        before = dict(names)
+        for kind, known in choices.items():
+            for name in known:
+                made = named(names | {kind: name})
+                if search.rank(made) < search.rank(best):
+                    yield (best := made)
+            names[kind] = str(best[kind]["planner"])
+        if names == before:
+            break
+    for made in _shared(search, choices, named, names):
+        if search.rank(made) < search.rank(best):
+            yield (best := made)
+
+
+def _shared(search: Search, choices: Choices, named: Named, names: Mapping[str, str]) -> Iterator[Settings]:
+    """The best share of each pair of planners that split the bytes over the budget, from store first to store last."""
+    for offload in choices.get("offload", ()):
+        for recompute in choices.get("recompute", ()):
+            if "store" not in KINDS["offload"][offload].knobs or "share" not in KINDS["recompute"][recompute].knobs:
+                continue
+            whole = named({**names, "offload": offload, "recompute": recompute})
+            for store in sorted(search.costs.stores):
+                stored = _turned(whole, "offload", store=store)
+                found = [_turned(stored, "recompute", share=share) for share in SHARES]
+                best = min(found, key=search.rank)
+                middle = float(best["recompute"]["share"])
+                beside = [_turned(stored, "recompute", share=share) for share in (middle - 0.125, middle + 0.125)]
+                found = [best, *(made for made in beside if 0 < float(made["recompute"]["share"]) < 1)]
+                best = min(found, key=search.rank)
+                wider = [_turned(best, "offload", window=window) for window in WINDOWS if "window" in best["offload"]]
+                yield min((best, *wider), key=search.rank)
+
+
+def _turned(settings: Settings, kind: str, **knobs: KnobValue) -> Settings:
+    return {**settings, kind: {**settings[kind], **knobs}}
+
+
+def _open(kind: str, name: str, costs: Costs) -> bool:
+    """Whether a planner finds the store that it needs."""
+    store = KINDS[kind][name].knobs.get("store")
+    return not isinstance(store, Choice) or not costs.stores.keys().isdisjoint(store.options)
+
+
+def _named(names: Mapping[str, str], costs: Costs) -> Settings:
+    """Each planner's knobs as they come, with a store that is open."""
+    settings: Settings = {}
+    for kind, name in names.items():
+        settings[kind] = {"planner": name, **asdict(cast("Any", KINDS[kind][name]()))}
+        if isinstance(store := KINDS[kind][name].knobs.get("store"), Choice):
+            settings[kind]["store"] = next(option for option in store.options if option in costs.stores)
+    return settings

@@ -1,0 +1,92 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.costs import Costs, StoreCost
+from autotune.graph import TrainGraph
+from autotune.plan import Plan, check
+from autotune.planners import KINDS, make_plan
+from autotune.planners.auto import auto
+from autotune.schedule import lower
+from autotune.simulate import Estimate, peak_bytes, simulate
+from tests.graphs import random_graph, training_chain
+from tests.planners import synthetic
+
+GPT = synthetic.gpt(1, 64, 4, 32, batch=4, vocabulary=64)
+RESNET = synthetic.resnet((1, 1), batch=4, side=64)
+
+
+def seen(graph: TrainGraph, plan: Plan, costs: Costs) -> Estimate:
+    return simulate(graph, lower(graph, plan), costs)
+
+
+@pytest.mark.parametrize("net", [GPT, RESNET], ids=["gpt", "resnet"])
+def test_it_is_no_slower_than_greedy_on_any_order_with_any_update(net: tuple[TrainGraph, Costs]):
+    graph, costs = net
+    budget = peak_bytes(graph, Plan.traced(graph), costs) * 75 // 100
+    settings_, plan = auto(graph, costs, budget)
+    assert seen(graph, plan, costs).peak_bytes <= budget
+    for update in KINDS["update"]:
+        chosen = {"update": {"planner": update}, "recompute": {"planner": "greedy"}}
+        theirs = seen(graph, make_plan(graph, chosen, budget, costs), costs)
+        if theirs.peak_bytes <= budget:
+            assert seen(graph, plan, costs).seconds <= theirs.seconds
+    assert settings_["recompute"]["planner"] != "keep"
+
+
+def test_its_settings_make_the_plan_again():
+    graph, costs = RESNET
+    budget = peak_bytes(graph, Plan.traced(graph), costs) * 70 // 100
+    chosen, plan = auto(graph, costs, budget)
+    assert make_plan(graph, chosen, budget, costs) == plan
+
+
+def with_store(costs: Costs, rate: float) -> Costs:
+    return Costs(costs.seconds, costs.scratch_bytes, {"ssd": StoreCost(rate, rate, rate, rate)})
+
+
+def test_a_fast_store_takes_what_a_slow_one_leaves_to_computing_again():
+    graph = training_chain(12, nbytes=100, param_bytes=1)
+    unit = Costs.unit(graph)
+    budget = peak_bytes(graph, Plan.traced(graph), unit) * 60 // 100
+    fast, slow = with_store(unit, 1e6), with_store(unit, 0.01)
+    chosen, plan = auto(graph, fast, budget)
+    assert plan.offload
+    assert seen(graph, plan, fast).seconds == pytest.approx(len(graph.ops), rel=0.01)
+    assert make_plan(graph, chosen, budget, fast) == plan
+    chosen, plan = auto(graph, slow, budget)
+    assert plan.recomputed
+    assert not plan.offload
+    assert seen(graph, plan, slow).peak_bytes <= budget
+
+
+def test_without_a_store_none_is_asked_for():
+    graph = training_chain(4)
+    chosen, plan = auto(graph, Costs.unit(graph), 0)
+    assert chosen["offload"] == {"planner": "keep"}
+    assert not plan.offload
+
+
+def test_it_chooses_only_what_it_may():
+    graph, costs = RESNET
+    chosen, _ = auto(graph, costs, 0, {"order": ["traced"], "recompute": ["keep", "segments"]})
+    assert chosen["order"] == {"planner": "traced"}
+    assert chosen["recompute"]["planner"] in ("keep", "segments")
+    assert set(chosen) == {"order", "recompute"}
+
+
+@settings(max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_any_plan_is_valid_the_same_again_and_within_what_the_kinds_reach_alone(rng: random.Random):
+    graph = random_graph(rng, 9)
+    costs = Costs(tuple(rng.choice([0.0, 1.0, 3.0]) for _ in graph.ops), tuple(rng.choice([0, 9]) for _ in graph.ops))
+    budget = rng.randint(0, peak_bytes(graph, Plan.traced(graph), costs))
+    chosen, plan = auto(graph, costs, budget)
+    check(graph, plan)
+    assert auto(graph, costs, budget) == (chosen, plan)
+    traced = seen(graph, Plan.traced(graph), costs)
+    mine = seen(graph, plan, costs)
+    over = [max(0, one.peak_bytes - budget) for one in (mine, traced)]
+    assert (over[0], mine.seconds) <= (over[1], traced.seconds)
