@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from autotune.planners.recompute.runs import Runs
 
 _log = logging.getLogger(__name__)
 _I64, _F64, _INT, _VOID = ctypes.c_int64, ctypes.c_double, ctypes.c_int, ctypes.c_void_p
+_SOURCES = ("search.cpp", "order.hpp", "timeline.hpp")
 _FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC")
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "graph_new": (_VOID, [_INT, _INT, *[_VOID] * 12, _I64]),
@@ -33,7 +33,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "search_order": (None, [_VOID, _VOID]),
     "search_bytes": (None, [_VOID, _VOID]),
     "search_change": (_INT, [_VOID, _I64, _INT, _VOID, _INT, _VOID, _INT, _VOID, _VOID]),
-    "search_fit": (None, [_VOID, _I64, _F64, ctypes.c_uint64, _F64]),
+    "search_fit": (_I64, [_VOID, _I64, _F64, ctypes.c_uint64, _F64]),
     "search_undo": (None, [_VOID, _I64]),
     "search_improve": (None, [_VOID, _I64, _F64, ctypes.c_uint64, _I64, _F64]),
 }
@@ -57,9 +57,10 @@ def library() -> ctypes.CDLL | None:
 
 
 def _built() -> Path:
-    """The shared object for this source, in the user's cache folder."""
-    source = files("autotune.planners.recompute").joinpath("search.cpp").read_text()
-    key = hashlib.sha256(f"{_FLAGS}{source}".encode()).hexdigest()[:16]
+    """The shared object for these sources, in the user's cache folder."""
+    here = Path(__file__).parent
+    text = [here.joinpath(name).read_text() for name in _SOURCES]
+    key = hashlib.sha256(f"{_FLAGS}{text}".encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
     made = cache / f"recompute-{key}.so"
     if made.exists():
@@ -70,8 +71,8 @@ def _built() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         draft = Path(folder) / "search.so"
-        command = [compiler, *_FLAGS, "-x", "c++", "-", "-o", str(draft)]
-        subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=300)
+        command = [compiler, *_FLAGS, str(here / _SOURCES[0]), "-o", str(draft)]
+        subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
         draft.replace(made)
     return made
 
@@ -160,9 +161,9 @@ class Compiled:
         )  # fmt: skip
         return (area.value, seconds.value) if made else None
 
-    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> None:
+    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> int:
         """Evict until nothing is over the limit, or nothing helps; scores shrink at random by up to `taste`."""
-        self._loaded.search_fit(self._handle, limit, greed, seed, taste)
+        return int(self._loaded.search_fit(self._handle, limit, greed, seed, taste))
 
     def undo(self, limit: int) -> None:
         """Take back what is computed again without need, the dearest first."""

@@ -13,15 +13,14 @@ from autotune.planners.recompute.runs import refuse_offload
 from autotune.planners.recompute.search import Search, begin
 from autotune.planners.recompute.windows import refine
 
-RESTARTS = 60_000
-"""Runs of all restarts together, at most (but one restart at least, and twelve at most)."""
+RESTARTS = 12
 WORK_PER_RUN, WORK, MORE_PER_RUN = 300, 300_000, 50
-"""Changes that local moves weigh in one plan: so many for each run, from `WORK` on fewer."""
+"""Changes that restarts, and then local moves, weigh in one plan: so many for each run, from `WORK` on fewer."""
 OVERSHOOT = (0.1, 0.3, 1.0)
 """How far below the limit to aim where aiming at it gets stuck above, in parts of the bytes that were to be saved."""
 HEAT = 0.05
 FINEST_STEP = 0.003
-"""Of the bytes above the static ones: the least by which the limit sinks in search of the lowest peak."""
+"""Of the bytes over the limit: the least by which it sinks in search of the lowest peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,46 +57,52 @@ class Greedy:
         size = len(plan.order)
         work = int(self.effort * min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size))
         limit = max(limit, low)
-        made = self._cheapest(start, limit, work) or self._lowest(start, limit, work)
+        made = self._cheapest(start, limit, work)
+        if made.peak > limit:
+            made = self._lowest(start, made, limit, work)
         if made.peak >= before:
             return plan
         order = refine(graph, made.order, costs, max(limit, made.peak), self.windows) if self.windows else made.order
         return replace(plan, order=order)
 
-    def _cheapest(self, start: Search, limit: int, work: int) -> Search | None:
-        """The cheapest order under the limit that restarts and local moves find; None if none fits."""
-        turns = max(1, min(12, RESTARTS // max(1, len(start.order))))
-        static = 2 * limit - start.peak
-        found = [
-            self._fitted(start, limit, limit, (1.0, 0.67, 1.33)[turn % 3], 0.2 if turn >= 3 else 0.0, turn)
-            for turn in range(turns)
-        ]
+    def _cheapest(self, start: Search, limit: int, work: int) -> Search:
+        """The cheapest order under the limit that restarts and local moves find; the lowest where none fits."""
+
+        def rank(search: Search) -> tuple[int, float]:
+            return max(limit, search.peak), search.seconds
+
+        found: list[Search] = []
+        spent = 0
+        for turn in range(RESTARTS):
+            if spent <= work:
+                search = start.copy()
+                greed = self.greed * (1.0, 0.67, 1.33)[turn % 3]
+                spent += search.fit(limit, greed, 0.2 if turn >= 3 else 0.0, turn)
+                search.undo(max(limit, search.peak))
+                found.append(search)
         for part in OVERSHOOT:
-            if min(search.peak for search in found) <= limit:
-                break
-            found.append(self._fitted(start, limit, int(limit - part * (limit - static))))
-        found.sort(key=lambda search: (max(limit, search.peak), search.seconds))
-        for turn, search in enumerate(found[:3]):
+            if min(map(rank, found))[0] > limit:
+                target = int(limit - part * (start.peak - limit))
+                search = start.copy()
+                search.fit(target, self.greed)
+                search.undo(max(limit, search.peak))
+                found.append(search)
+        best = sorted(found, key=rank)[:3]
+        if best[0].peak > limit:
+            best[0].improve(limit, self.greed, work // 4)
+            return best[0]
+        for turn, search in enumerate(best):
             search.improve(limit, self.greed, work // 6, turn, HEAT)
-        best = min(found[:3], key=lambda search: (max(limit, search.peak), search.seconds))
-        best.improve(limit, self.greed, work // 2, 3, HEAT)
-        return best if best.peak <= limit else None
+        cheapest = min(best, key=rank)
+        cheapest.improve(limit, self.greed, work // 2, 3, HEAT)
+        return cheapest
 
-    def _fitted(
-        self, start: Search, limit: int, target: int, greed: float = 1.0, taste: float = 0.0, seed: int = 0
-    ) -> Search:
-        """An order evicted down to a target, as far as it goes, with everything taken back that the limit does not ask for."""
-        search = start.copy()
-        search.fit(target, self.greed * greed, taste, seed)
-        search.undo(max(limit, search.peak))
-        return search
-
-    def _lowest(self, start: Search, limit: int, work: int) -> Search:
+    def _lowest(self, start: Search, best: Search, limit: int, work: int) -> Search:
         """The order with the lowest peak that sinking the limit step by step finds."""
-        best, step, static = start, 0.1, limit - 1
-        turn = 0
+        best = min(start, best, key=lambda search: search.peak)
+        step, turn = 0.1, 0
         while step > FINEST_STEP and best.peak > limit:
-            target = max(limit, int(best.peak - step * (best.peak - static)))
+            target = max(limit, int(best.peak - step * (start.peak - limit)))
             search = self._reach(best, start, target, work // 16, turn)
             if search.peak < best.peak:
                 search.undo(search.peak)

@@ -1,24 +1,10 @@
-// The search of runs.py, evict.py and improve.py, compiled: the same moves with the same exact prices, a thousand times
-// as often. Bytes lie in blocks of a few hundred positions with their highest, lowest and sum over the limit, so that a
-// change touches single positions at its ends only and whole blocks in between.
-
-#include <algorithm>
+// The search of evict.py and improve.py, compiled: the same moves with the same exact prices, a thousand times as often.
 #include <cmath>
-#include <cstdint>
-#include <deque>
-#include <limits>
-#include <queue>
-#include <utility>
-#include <vector>
 
-using i64 = std::int64_t;
-template <class T>
-using List = std::vector<T>;
+#include "order.hpp"
 
 namespace {
 
-constexpr int kBlock = 256;
-constexpr int kNever = std::numeric_limits<int>::max();
 constexpr int kLongestChain = 400;
 constexpr int kLongestOrder = 8;
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
@@ -35,333 +21,13 @@ struct Random {
   double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 };
 
-struct Graph {
-  List<i64> nbytes, scratch, own;
-  List<double> seconds;
-  List<int> maker;  // -1 for an input of the step
-  List<char> repeatable, output;
-  List<List<int>> reads, makes, sources, spoilers;
-  i64 resident = 0;
-  double smallest = 0;
-  int ops() const { return static_cast<int>(seconds.size()); }
-};
-
-struct Over {
-  i64 area, places;
-};
-
-// Runs in their order, each with the bytes that stand while it runs.
-class Timeline {
+class Search : public Order {
  public:
-  int size() const { return size_; }
-  i64 limit() const { return limit_; }
-  bool holds(int run) const { return block_of_[run] >= 0; }
-  int at(int run) const { return blocks_[block_of_[run]].start + index_of_[run]; }
+  using Order::Order;
 
-  void start(const List<i64>& bytes) {
-    size_ = static_cast<int>(bytes.size());
-    blocks_.clear();
-    block_of_.resize(size_);
-    index_of_.resize(size_);
-    for (int begin = 0; begin < size_ || begin == 0; begin += kBlock) {
-      Block block;
-      block.start = begin;
-      for (int at = begin; at < std::min(size_, begin + kBlock); ++at) {
-        block.runs.push_back(at);
-        block.bytes.push_back(bytes[at]);
-      }
-      blocks_.push_back(std::move(block));
-      number(static_cast<int>(blocks_.size()) - 1);
-    }
-  }
-
-  void set_limit(i64 limit) {
-    limit_ = limit;
-    for (auto& block : blocks_) block.stale = true;
-  }
-
-  int run_at(int position) const {
-    const Block& block = blocks_[find(position)];
-    return block.runs[position - block.start];
-  }
-
-  i64 bytes_at(int position) const {
-    const Block& block = blocks_[find(position)];
-    return block.bytes[position - block.start] + block.add;
-  }
-
-  i64 peak() {
-    i64 high = std::numeric_limits<i64>::min();
-    for (auto& block : blocks_)
-      if (!block.runs.empty()) high = std::max(high, fresh(block).high);
-    return high;
-  }
-
-  i64 highest(int begin, int end) {
-    i64 high = std::numeric_limits<i64>::min();
-    pieces(begin, end, [&](Block& block, int low, int top) {
-      if (top - low == static_cast<int>(block.runs.size())) {
-        high = std::max(high, fresh(block).high);
-      } else {
-        i64 inner = std::numeric_limits<i64>::min();
-        for (int i = low; i < top; ++i) inner = std::max(inner, block.bytes[i]);
-        high = std::max(high, inner + block.add);
-      }
-    });
-    return high;
-  }
-
-  // Bytes over the limit, summed over positions, and how many positions are over it.
-  Over over(int begin, int end) {
-    Over sum{0, 0};
-    pieces(begin, end, [&](Block& block, int low, int top) {
-      fresh(block);
-      if (block.high <= limit_) return;
-      if (top - low == static_cast<int>(block.runs.size())) {
-        sum.area += block.area;
-        sum.places += block.places;
-      } else {
-        const i64 room = limit_ - block.add;
-        for (int i = low; i < top; ++i) {
-          sum.area += std::max<i64>(0, block.bytes[i] - room);
-          sum.places += block.bytes[i] > room;
-        }
-      }
-    });
-    return sum;
-  }
-
-  // What the bytes over the limit would change by if `amount` were added to every position.
-  i64 area_change(int begin, int end, i64 amount) {
-    i64 change = 0;
-    pieces(begin, end, [&](Block& block, int low, int top) {
-      fresh(block);
-      if (block.high + std::max<i64>(amount, 0) <= limit_) return;
-      if (block.low + std::min<i64>(amount, 0) >= limit_) {
-        change += amount * (top - low);
-        return;
-      }
-      const i64 room = limit_ - block.add;
-      for (int i = low; i < top; ++i)
-        change += std::max<i64>(0, block.bytes[i] + amount - room) - std::max<i64>(0, block.bytes[i] - room);
-    });
-    return change;
-  }
-
-  void add(int begin, int end, i64 amount) {
-    pieces(begin, end, [&](Block& block, int low, int top) {
-      if (top - low == static_cast<int>(block.runs.size())) {
-        block.add += amount;
-      } else {
-        for (int i = low; i < top; ++i) block.bytes[i] += amount;
-      }
-      block.stale = true;
-    });
-  }
-
-  void insert(int position, int run, i64 bytes) {
-    const int which = find(position);
-    Block& block = blocks_[which];
-    const int index = position - block.start;
-    block.runs.insert(block.runs.begin() + index, run);
-    block.bytes.insert(block.bytes.begin() + index, bytes - block.add);
-    block.stale = true;
-    if (run >= static_cast<int>(block_of_.size())) {
-      block_of_.resize(run + 1, -1);
-      index_of_.resize(run + 1, -1);
-    }
-    number(which, index);
-    shift(which + 1, 1);
-    ++size_;
-    if (static_cast<int>(block.runs.size()) >= 2 * kBlock) split(which);
-  }
-
-  void erase(int run) {
-    const int which = block_of_[run], index = index_of_[run];
-    Block& block = blocks_[which];
-    block.runs.erase(block.runs.begin() + index);
-    block.bytes.erase(block.bytes.begin() + index);
-    block.stale = true;
-    block_of_[run] = -1;
-    number(which, index);
-    shift(which + 1, -1);
-    --size_;
-  }
-
-  void forget(int first_run) {
-    block_of_.resize(first_run);
-    index_of_.resize(first_run);
-  }
-
-  template <class F>
-  void each(F&& visit) const {
-    for (const auto& block : blocks_)
-      for (std::size_t i = 0; i < block.runs.size(); ++i) visit(block.runs[i], block.bytes[i] + block.add);
-  }
-
- private:
-  struct Block {
-    List<int> runs;
-    List<i64> bytes;  // less `add`
-    i64 add = 0, high = 0, low = 0, area = 0, places = 0;
-    int start = 0;
-    bool stale = true;
-  };
-
-  int find(int position) const {
-    auto after = std::upper_bound(blocks_.begin(), blocks_.end(), position,
-                                  [](int wanted, const Block& block) { return wanted < block.start; });
-    return static_cast<int>(after - blocks_.begin()) - 1;
-  }
-
-  template <class F>
-  void pieces(int begin, int end, F&& visit) {
-    if (begin >= end) return;
-    for (int which = find(begin); which < static_cast<int>(blocks_.size()) && blocks_[which].start < end; ++which) {
-      Block& block = blocks_[which];
-      const int low = std::max(0, begin - block.start);
-      const int top = std::min(static_cast<int>(block.runs.size()), end - block.start);
-      if (low < top) visit(block, low, top);
-    }
-  }
-
-  // Highest, lowest and over the limit of a block; `high` and `low` with what was added to the whole.
-  Block& fresh(Block& block) {
-    if (!block.stale) return block;
-    i64 high = std::numeric_limits<i64>::min(), low = std::numeric_limits<i64>::max(), area = 0, places = 0;
-    const i64 room = limit_ - block.add;
-    for (const i64 bytes : block.bytes) {
-      high = std::max(high, bytes);
-      low = std::min(low, bytes);
-      area += std::max<i64>(0, bytes - room);
-      places += bytes > room;
-    }
-    const bool some = !block.bytes.empty();
-    block.high = some ? high + block.add : 0;
-    block.low = some ? low + block.add : 0;
-    block.area = area;
-    block.places = places;
-    block.stale = false;
-    return block;
-  }
-
-  void number(int which, int from = 0) {
-    Block& block = blocks_[which];
-    for (int i = from; i < static_cast<int>(block.runs.size()); ++i) {
-      block_of_[block.runs[i]] = which;
-      index_of_[block.runs[i]] = i;
-    }
-  }
-
-  void shift(int from, int amount) {
-    for (int which = from; which < static_cast<int>(blocks_.size()); ++which) blocks_[which].start += amount;
-  }
-
-  void split(int which) {
-    Block tail;
-    {
-      Block& block = blocks_[which];
-      tail.runs.assign(block.runs.begin() + kBlock, block.runs.end());
-      tail.bytes.assign(block.bytes.begin() + kBlock, block.bytes.end());
-      block.runs.resize(kBlock);
-      block.bytes.resize(kBlock);
-      block.stale = true;
-      tail.add = block.add;
-      tail.start = block.start + kBlock;
-    }
-    blocks_.insert(blocks_.begin() + which + 1, std::move(tail));
-    for (int i = which + 1; i < static_cast<int>(blocks_.size()); ++i) number(i);
-  }
-
-  List<Block> blocks_;
-  List<int> block_of_, index_of_;
-  int size_ = 0;
-  i64 limit_ = 0;
-};
-
-struct Price {
-  i64 area;
-  double seconds;
-};
-
-class Search {
- public:
-  Search(const Graph* graph, const int* order, int size) : graph_(graph) { start(order, size); }
-
-  i64 peak() { return timeline_.size() ? timeline_.peak() : graph_->resident; }
-  int size() const { return timeline_.size(); }
-  void set_limit(i64 limit) { timeline_.set_limit(limit); }
-  int run_at(int position) const { return timeline_.run_at(position); }
-
-  double seconds() const {
-    double sum = 0;
-    timeline_.each([&](int run, i64) { sum += graph_->seconds[op_of_[run]]; });
-    return sum;
-  }
-
-  void order(int* ops) const {
-    timeline_.each([&](int run, i64) { *ops++ = op_of_[run]; });
-  }
-
-  void bytes(i64* out) const {
-    timeline_.each([&](int, i64 bytes) { *out++ = bytes; });
-  }
-
-  // Weigh a change: run `chain` again just before `anchor` (-1: nothing), take `removed` out and all that nobody reads
-  // then. False where a run that is needed would go. `commit` makes the change that was weighed last.
-  bool weigh(int anchor, const List<int>& chain, const List<int>& removed, Price& price) {
-    ++work_;
-    forget_change();
-    anchor_ = anchor;
-    chain_ = chain;
-    position_ = anchor >= 0 ? timeline_.at(anchor) : timeline_.size();
-    gone_.clear();
-    if (!gather(removed)) return false;
-    price = sum_up();
-    return true;
-  }
-
-  int commit() {
-    const int first = static_cast<int>(op_of_.size());
-    Step step;
-    step.first = first;
-    i64 standing = 0;
-    for (std::size_t i = 0; i < marks_.size(); ++i) {
-      standing += marks_[i].second;
-      if (standing && i + 1 < marks_.size()) {
-        timeline_.add(marks_[i].first, marks_[i + 1].first, standing);
-        touch(marks_[i].first, marks_[i + 1].first);
-      }
-    }
-    for (int i = 0; i < used_; ++i) {
-      for (int& event : overlay_[i].events)
-        if (event < 0) event = first + ~event;
-      events_[overlay_[i].value].swap(overlay_[i].events);
-    }
-    for (std::size_t i = 0; i < chain_.size(); ++i) {
-      const int run = first + static_cast<int>(i);
-      op_of_.push_back(chain_[i]);
-      timeline_.insert(position_ + static_cast<int>(i), run, local_[i]);
-      enlist(run);
-      total_ += graph_->seconds[chain_[i]];
-    }
-    for (const int run : gone_) {
-      const int position = timeline_.at(run);
-      step.gone.push_back({run, position, timeline_.bytes_at(position)});
-      timeline_.erase(run);
-      delist(run);
-      total_ -= graph_->seconds[op_of_[run]];
-    }
-    if (recording_) {
-      step.marks = marks_;
-      for (int i = 0; i < used_; ++i) step.events.emplace_back(overlay_[i].value, overlay_[i].events);
-      journal_.push_back(std::move(step));
-    }
-    return first;
-  }
-
-  // Evict until nothing is over the limit, or nothing helps.
-  void fit(i64 limit, double greed, std::uint64_t taste_seed, double taste) {
+  // Evict until nothing is over the limit, or nothing helps; gives the work that it took.
+  i64 fit(i64 limit, double greed, std::uint64_t taste_seed, double taste) {
+    const i64 begun = work_;
     timeline_.set_limit(limit);
     greed_ = greed;
     taste_seed_ = taste_seed;
@@ -373,18 +39,19 @@ class Search {
     while (peak() > limit && size() < longest) {
       int op, reader;
       if (!next(op, reader)) {
-        if (filled) return;
+        if (filled) break;
         fill();
         filled = true;
         continue;
       }
       filled = false;
       Price price;
-      if (!weigh(reader, best_chain_, {}, price)) return;
+      if (!weigh(reader, best_chain_, {}, price)) break;
       price_ = std::max(0.0, price.seconds / static_cast<double>(-price.area));
       const int first = commit();
       push_touched(first);
     }
+    return work_ - begun;
   }
 
   // Take back what is computed again without need, the dearest first; only what a change since `mark_span` may have
@@ -457,20 +124,6 @@ class Search {
     i64 area;
     double seconds;
   };
-  struct Gone {
-    int run, position;
-    i64 bytes;
-  };
-  struct Step {
-    int first = 0;
-    List<Gone> gone;
-    List<std::pair<int, i64>> marks;
-    List<std::pair<int, List<int>>> events;
-  };
-  struct Touched {
-    int value = -1;
-    List<int> events;
-  };
   struct Candidate {
     double score;
     bool exact;
@@ -482,305 +135,6 @@ class Search {
       return reader > other.reader;
     }
   };
-
-  // -- the order as it is ------------------------------------------------------------------------------------------
-
-  void start(const int* order, int size) {
-    op_of_.assign(order, order + size);
-    events_.assign(graph_->nbytes.size(), {});
-    runs_.assign(graph_->ops(), {});
-    slot_.assign(graph_->nbytes.size(), -1);
-    seen_.assign(graph_->ops(), 0);
-    stamp_ = 0;
-    used_ = 0;
-    List<i64> bytes(size + 1, 0);
-    for (int run = 0; run < size; ++run) {
-      const int op = order[run];
-      runs_[op].push_back(run);
-      for (const int value : graph_->reads[op]) events_[value].push_back(run);
-      for (const int value : graph_->makes[op]) events_[value].push_back(run);
-    }
-    for (std::size_t value = 0; value < events_.size(); ++value)
-      versions(static_cast<int>(value), events_[value], [&](int first, int last) {
-        bytes[first] += graph_->nbytes[value];
-        bytes[last == kNever ? size : last + 1] -= graph_->nbytes[value];
-      });
-    i64 standing = graph_->resident;
-    for (int at = 0; at < size; ++at) {
-      standing += bytes[at];
-      bytes[at] = standing + graph_->scratch[order[at]];
-    }
-    bytes.pop_back();
-    timeline_.start(bytes);
-  }
-
-  List<int> copy_order() const {
-    List<int> ops(size());
-    order(ops.data());
-    return ops;
-  }
-
-  int op_at(int event) const { return event < 0 ? chain_[~event] : op_of_[event]; }
-  double cost(int run) const { return graph_->seconds[op_of_[run]]; }
-
-  double floor_seconds() const {
-    double sum = 0;
-    for (const double seconds : graph_->seconds) sum += seconds;
-    return sum;
-  }
-
-  // First event of a value at or after a position.
-  int bisect(const List<int>& events, int position) const {
-    if (events.size() < 12) {
-      int index = 0;
-      while (index < static_cast<int>(events.size()) && timeline_.at(events[index]) < position) ++index;
-      return index;
-    }
-    auto found = std::partition_point(events.begin(), events.end(),
-                                      [&](int event) { return timeline_.at(event) < position; });
-    return static_cast<int>(found - events.begin());
-  }
-
-  // Whether a value stands just before a position, and the position after its last event.
-  bool live(int value, int position, int& begin) const {
-    const List<int>& own = events_[value];
-    const int index = bisect(own, position);
-    begin = index ? timeline_.at(own[index - 1]) + 1 : 0;
-    if (index == static_cast<int>(own.size())) return graph_->output[value];
-    return op_of_[own[index]] != graph_->maker[value];
-  }
-
-  bool may_run_before(int op, int position) const {
-    if (!graph_->repeatable[op]) return false;
-    for (const int writer : graph_->spoilers[op])
-      if (position > timeline_.at(runs_[writer][0])) return false;
-    return true;
-  }
-
-  int latest(int op, int position) const {
-    const int index = bisect(runs_[op], position);
-    return index ? runs_[op][index - 1] : -1;
-  }
-
-  List<int> repeats() const {
-    List<int> found;
-    for (const auto& own : runs_)
-      if (own.size() > 1) found.insert(found.end(), own.begin() + 1, own.end());
-    return found;
-  }
-
-  List<int> repeats_in_order() const {
-    List<int> found = repeats();
-    std::sort(found.begin(), found.end(), [&](int a, int b) { return timeline_.at(a) < timeline_.at(b); });
-    return found;
-  }
-
-  template <class F>
-  void versions(int value, const List<int>& events, F&& visit) const {
-    int first = kNever, last = kNever;
-    for (const int event : events) {
-      if (op_at(event) == graph_->maker[value]) {
-        if (first != kNever) visit(first, last);
-        first = event;
-      }
-      last = event;
-    }
-    if (first != kNever) visit(first, graph_->output[value] ? kNever : last);
-  }
-
-  void enlist(int run) {
-    auto& own = runs_[op_of_[run]];
-    own.insert(own.begin() + bisect(own, timeline_.at(run)), run);
-  }
-
-  void delist(int run) {
-    auto& own = runs_[op_of_[run]];
-    own.erase(std::find(own.begin(), own.end(), run));
-  }
-
-  // -- what a change would do --------------------------------------------------------------------------------------
-
-  void forget_change() {
-    for (int i = 0; i < used_; ++i) slot_[overlay_[i].value] = -1;
-    used_ = 0;
-  }
-
-  List<int>& mine(int value) {
-    if (slot_[value] < 0) {
-      if (used_ == static_cast<int>(overlay_.size())) overlay_.emplace_back();
-      overlay_[used_].value = value;
-      overlay_[used_].events = events_[value];
-      slot_[value] = used_++;
-    }
-    return overlay_[slot_[value]].events;
-  }
-
-  const List<int>& seen(int value) const { return slot_[value] < 0 ? events_[value] : overlay_[slot_[value]].events; }
-
-  bool gather(const List<int>& removed) {
-    slots_.clear();
-    for (int index = 0; index < static_cast<int>(chain_.size()); ++index) {
-      const int op = chain_[index];
-      for (const auto* list : {&graph_->reads[op], &graph_->makes[op]})
-        for (const int value : *list) {
-          const bool first = slot_[value] < 0;
-          List<int>& own = mine(value);
-          const int which = slot_[value];
-          if (first) {
-            slots_.resize(std::max<std::size_t>(slots_.size(), which + 1), 0);
-            slots_[which] = bisect(own, position_);
-          }
-          own.insert(own.begin() + slots_[which]++, ~index);
-        }
-    }
-    suspects_.clear();
-    for (const int op : chain_) {
-      const int run = latest(op, position_);
-      if (run >= 0) suspects_.emplace_back(op, run);
-    }
-    List<int>& pending = pending_;
-    pending = removed;
-    auto among = [](const List<int>& list, int run) { return std::find(list.begin(), list.end(), run) != list.end(); };
-    while (!pending.empty() || !suspects_.empty()) {
-      if (!pending.empty()) {
-        const int run = pending.back();
-        pending.pop_back();
-        const int op = op_of_[run];
-        gone_.push_back(run);
-        for (const auto* list : {&graph_->makes[op], &graph_->reads[op]})
-          for (const int value : *list) {
-            List<int>& own = mine(value);
-            int slot = static_cast<int>(std::find(own.begin(), own.end(), run) - own.begin());
-            own.erase(own.begin() + slot);
-            const int maker = graph_->maker[value];
-            if (maker == op || maker < 0) continue;
-            while (slot-- > 0)
-              if (op_at(own[slot]) == maker) {
-                suspects_.emplace_back(maker, own[slot]);
-                break;
-              }
-          }
-        continue;
-      }
-      const auto [op, run] = suspects_.back();
-      suspects_.pop_back();
-      if (among(gone_, run) || among(pending, run) || !dead(op, run)) continue;
-      if (run < 0) return false;  // the chain makes something that nobody reads
-      pending.push_back(run);
-    }
-    for (const int run : gone_) {
-      const int op = op_of_[run];
-      bool left = among(chain_, op);
-      for (const int other : runs_[op]) left = left || !among(gone_, other);
-      if (!left) return false;
-    }
-    for (int i = 0; i < used_; ++i) {
-      const auto& own = overlay_[i].events;
-      if (!own.empty() && op_at(own[0]) != graph_->maker[overlay_[i].value]) return false;
-    }
-    return true;
-  }
-
-  bool dead(int op, int run) const {
-    for (const int value : graph_->makes[op]) {
-      const List<int>& own = seen(value);
-      auto following = std::find(own.begin(), own.end(), run) + 1;
-      if (following == own.end()) {
-        if (graph_->output[value]) return false;
-      } else if (op_at(*following) != op) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  Price sum_up() {
-    const int length = static_cast<int>(chain_.size());
-    marks_.clear();
-    inner_.assign(length + 1, 0);
-    auto mark = [&](int first, int last, i64 amount) {
-      const int begin = first < 0 ? position_ : timeline_.at(first);
-      const int end = last < 0 ? position_ : last == kNever ? timeline_.size() : timeline_.at(last) + 1;
-      if (begin < end) {
-        marks_.emplace_back(begin, amount);
-        marks_.emplace_back(end, -amount);
-      }
-      if (length) {
-        const int enter = first < 0 ? ~first : begin < position_ ? 0 : length;
-        const int leave = last < 0 ? ~last + 1 : end > position_ ? length : 0;
-        if (enter < leave) {
-          inner_[enter] += amount;
-          inner_[leave] -= amount;
-        }
-      }
-    };
-    for (int i = 0; i < used_; ++i) {
-      const int value = overlay_[i].value;
-      const i64 bytes = graph_->nbytes[value];
-      versions(value, events_[value], [&](int first, int last) { mark(first, last, -bytes); });
-      versions(value, overlay_[i].events, [&](int first, int last) { mark(first, last, bytes); });
-    }
-    merge_marks();
-    Price price{0, 0};
-    local_.clear();
-    if (length) {
-      i64 standing = timeline_.bytes_at(position_) - graph_->own[op_of_[anchor_]];
-      for (int i = 0; i < length; ++i) {
-        standing += inner_[i];
-        local_.push_back(standing + graph_->scratch[chain_[i]]);
-        price.area += std::max<i64>(0, local_.back() - timeline_.limit());
-        price.seconds += graph_->seconds[chain_[i]];
-      }
-    }
-    i64 standing = 0;
-    for (std::size_t i = 0; i + 1 < marks_.size(); ++i) {
-      standing += marks_[i].second;
-      if (standing) price.area += timeline_.area_change(marks_[i].first, marks_[i + 1].first, standing);
-    }
-    for (const int run : gone_) {
-      const int where = timeline_.at(run);
-      i64 inside = 0;
-      for (const auto& [position, amount] : marks_) inside += position <= where ? amount : 0;
-      price.area -= std::max<i64>(0, timeline_.bytes_at(where) + inside - timeline_.limit());
-      price.seconds -= cost(run);
-    }
-    return price;
-  }
-
-  void merge_marks() {
-    std::sort(marks_.begin(), marks_.end());
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < marks_.size();) {
-      const int position = marks_[i].first;
-      i64 amount = 0;
-      for (; i < marks_.size() && marks_[i].first == position; ++i) amount += marks_[i].second;
-      if (amount) marks_[kept++] = {position, amount};
-    }
-    marks_.resize(kept);
-  }
-
-  void revert() {
-    while (!journal_.empty()) {
-      Step& step = journal_.back();
-      for (auto gone = step.gone.rbegin(); gone != step.gone.rend(); ++gone) {
-        timeline_.insert(gone->position, gone->run, gone->bytes);
-        enlist(gone->run);
-      }
-      for (int run = step.first; run < static_cast<int>(op_of_.size()); ++run) {
-        timeline_.erase(run);
-        delist(run);
-      }
-      op_of_.resize(step.first);
-      timeline_.forget(step.first);
-      for (auto& [value, events] : step.events) events_[value].swap(events);
-      i64 standing = 0;
-      for (std::size_t i = 0; i + 1 < step.marks.size(); ++i) {
-        standing += step.marks[i].second;
-        if (standing) timeline_.add(step.marks[i].first, step.marks[i + 1].first, -standing);
-      }
-      journal_.pop_back();
-    }
-  }
 
   // -- eviction ----------------------------------------------------------------------------------------------------
 
@@ -868,17 +222,8 @@ class Search {
       heap_.pop_back();
       if (!timeline_.holds(top.reader) || newest(top.op, top.reader) != top.score) continue;
       newest(top.op, top.reader) = 0.0;
-      // a chain that costs so much that this comes up much later is not followed to its end now
-      const double rival = heap_.empty() ? 0.0 : heap_.front().score;
-      dearest_ = rival > 0 ? graph_->seconds[top.op] + 4.0 * (top.score / rival) *
-                                 std::max(graph_->seconds[top.op], graph_->smallest) : kInfinite;
-      cut_ = kInfinite;
       const double exact = best_way(top.op, top.reader);
-      if (exact <= 0) {
-        const double later = top.score * std::max(graph_->seconds[top.op], graph_->smallest) / cut_;
-        if (cut_ < kInfinite && later < 0.5 * top.score) push({later, false, top.op, top.reader});
-        continue;
-      }
+      if (exact <= 0) continue;
       if (heap_.empty() || exact >= heap_.front().score * 0.999) {
         op = top.op;
         reader = top.reader;
@@ -915,16 +260,14 @@ class Search {
   bool follow(int op, int position, double price) {
     chain_found_.clear();
     chain_length_ = 0;
-    chain_seconds_ = 0;
+    if (seen_.empty()) seen_.assign(graph_->ops(), 0);
     ++stamp_;
     return need(op, position, price);
   }
 
   bool need(int op, int position, double price) {
     seen_[op] = stamp_;
-    chain_seconds_ += graph_->seconds[op];
-    if (chain_seconds_ > dearest_) cut_ = std::min(cut_, chain_seconds_);
-    if (++chain_length_ > kLongestChain || chain_seconds_ > dearest_) return false;
+    if (++chain_length_ > kLongestChain) return false;
     for (const int value : graph_->reads[op]) {
       const int source = graph_->maker[value];
       if (seen_[source] == stamp_) continue;
@@ -962,19 +305,16 @@ class Search {
 
   void perturb(Random& random) {
     const List<int> found = repeats_in_order();
-    const int kind = found.empty() ? 7 : random.below(8);
+    const int kind = found.empty() ? 5 + random.below(3) : random.below(8);
     if (kind < 4) {
       take_back(found, random);
     } else if (kind < 5) {
       move(found, random);
+    } else if (kind < 6) {
+      share(random);
     } else {
       force(random);
     }
-  }
-
-  void touch(int begin, int end) {
-    span_low_ = std::min(span_low_, begin);
-    span_high_ = std::max(span_high_, end);
   }
 
   bool in_span(int run) const {
@@ -1025,11 +365,38 @@ class Search {
       if (!idle) continue;
       const double price = random.below(2) ? kInfinite : 0.0;
       Price made;
-      dearest_ = kInfinite;
       if (follow(op, position, price) && weigh(reader, chain_found_, {}, made)) {
         commit();
         ++i;
       }
+    }
+  }
+
+  // Compute again all that is made from one value: alone each would pay for the longer life of that value, together they
+  // pay once (Echo, MXNet #18228).
+  void share(Random& random) {
+    const auto& reads = graph_->reads[op_of_[timeline_.run_at(random.below(size()))]];
+    if (reads.empty()) return;
+    const List<int> readers = events_[reads[random.below(static_cast<int>(reads.size()))]];
+    const int least = 1 << random.below(12);
+    int made = 0;
+    for (const int run : readers) {
+      const int op = op_of_[run];
+      if (made == 32) break;
+      if (!timeline_.holds(run) || !graph_->repeatable[op]) continue;
+      int anchor = -1, longest = least;
+      for (const int value : graph_->makes[op]) {
+        const List<int>& own = events_[value];
+        for (std::size_t i = 0; i + 1 < own.size(); ++i) {
+          const int gap = timeline_.at(own[i + 1]) - timeline_.at(own[i]);
+          if (gap > longest && op_of_[own[i + 1]] != op) longest = gap, anchor = own[i + 1];
+        }
+      }
+      Price price;
+      if (anchor < 0 || !may_run_before(op, timeline_.at(anchor))) continue;
+      if (!follow(op, timeline_.at(anchor), 0.0) || !weigh(anchor, chain_found_, {}, price)) continue;
+      commit();
+      ++made;
     }
   }
 
@@ -1048,22 +415,8 @@ class Search {
     if (!may_run_before(op, target)) return;
     const int anchor = timeline_.run_at(target);
     Price price;
-    dearest_ = kInfinite;
     if (follow(op, target, random.below(2) ? kInfinite : 0.0) && weigh(anchor, chain_found_, {run}, price)) commit();
   }
-
-  const Graph* graph_;
-  Timeline timeline_;
-  List<int> op_of_;
-  List<List<int>> events_, runs_;
-
-  // the change that is weighed
-  int anchor_ = -1, position_ = 0, used_ = 0;
-  List<int> chain_, gone_, pending_, slot_, slots_;
-  List<std::pair<int, int>> suspects_;
-  std::deque<Touched> overlay_;
-  List<std::pair<int, i64>> marks_;
-  List<i64> inner_, local_;
 
   // eviction
   double greed_ = 1.5, price_ = 0, taste_ = 0;
@@ -1074,14 +427,6 @@ class Search {
   List<i64> seen_;
   i64 stamp_ = 0;
   int chain_length_ = 0;
-  double chain_seconds_ = 0, dearest_ = kInfinite, cut_ = kInfinite;  // seconds at which a chain is given up, was
-
-  // local moves
-  bool recording_ = false;
-  double total_ = 0;
-  i64 work_ = 0;
-  int span_low_ = 0, span_high_ = 0;
-  List<Step> journal_;
 };
 
 List<List<int>> lists(const int* starts, const int* items, int count) {
@@ -1154,8 +499,8 @@ int search_change(void* handle, i64 limit, int anchor, const int* chain, int cha
   return 1;
 }
 
-void search_fit(void* search, i64 limit, double greed, std::uint64_t seed, double taste) {
-  static_cast<Search*>(search)->fit(limit, greed, seed, taste);
+i64 search_fit(void* search, i64 limit, double greed, std::uint64_t seed, double taste) {
+  return static_cast<Search*>(search)->fit(limit, greed, seed, taste);
 }
 void search_undo(void* search, i64 limit) { static_cast<Search*>(search)->undo(limit, false); }
 void search_improve(void* search, i64 limit, double greed, std::uint64_t seed, i64 work, double heat) {

@@ -13,6 +13,8 @@ from autotune.planners.recompute.runs import Runs
 
 ROUNDS, WORK_PER_ROUND = 80, 4000
 """How local moves in Python are rationed."""
+WORK_PER_FIT = 30_000
+"""As if; in Python a restart takes as long as many moves compiled."""
 
 
 class Search(Protocol):
@@ -37,8 +39,11 @@ class Search(Protocol):
         """The same order, to be changed apart."""
         ...
 
-    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> None:
-        """Evict until nothing is over the limit, or nothing helps; scores shrink at random by up to `taste`."""
+    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> int:
+        """Evict until nothing is over the limit, or nothing helps; scores shrink at random by up to `taste`.
+
+        Gives the work that it took, counted in changes weighed.
+        """
         ...
 
     def undo(self, limit: int) -> None:
@@ -81,10 +86,11 @@ class Plain:
     def copy(self) -> "Plain":
         return Plain(self._runs.copy())
 
-    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> None:
+    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> int:
         rng = random.Random(seed)
         tastes = [rng.uniform(1.0 - taste, 1.0) for _ in self._runs.graph.ops] if taste else None
         Eviction(self._runs, greed, tastes).fit(limit)
+        return WORK_PER_FIT
 
     def undo(self, limit: int) -> None:
         undo(self._runs, limit)
