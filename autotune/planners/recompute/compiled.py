@@ -35,7 +35,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "search_change": (_INT, [_VOID, _I64, _INT, _VOID, _INT, _VOID, _INT, _VOID, _VOID]),
     "search_fit": (_I64, [_VOID, _I64, _F64, ctypes.c_uint64, _F64]),
     "search_undo": (None, [_VOID, _I64]),
-    "search_improve": (None, [_VOID, _I64, _F64, ctypes.c_uint64, _I64, _F64]),
+    "search_improve": (None, [_VOID, _I64, _F64, ctypes.c_uint64, _I64]),
 }
 
 
@@ -169,6 +169,6 @@ class Compiled:
         """Take back what is computed again without need, the dearest first."""
         self._loaded.search_undo(self._handle, limit)
 
-    def improve(self, limit: int, greed: float, work: int, seed: int = 0, heat: float = 0.0) -> None:
+    def improve(self, limit: int, greed: float, work: int, seed: int = 0) -> None:
         """Local moves until `work` changes were weighed; the cheapest order under the limit that was seen."""
-        self._loaded.search_improve(self._handle, limit, greed, seed, work, heat)
+        self._loaded.search_improve(self._handle, limit, greed, seed, work)

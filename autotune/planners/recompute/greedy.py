@@ -14,11 +14,10 @@ from autotune.planners.recompute.search import Search, begin
 from autotune.planners.recompute.windows import refine
 
 RESTARTS = 12
-WORK_PER_RUN, WORK, MORE_PER_RUN = 300, 300_000, 50
+WORK_PER_RUN, WORK, MORE_PER_RUN = 600, 600_000, 50
 """Changes that restarts, and then local moves, weigh in one plan: so many for each run, from `WORK` on fewer."""
 OVERSHOOT = (0.1, 0.3, 1.0)
 """How far below the limit to aim where aiming at it gets stuck above, in parts of the bytes that were to be saved."""
-HEAT = 0.05
 FINEST_STEP = 0.003
 """Of the bytes over the limit: the least by which it sinks in search of the lowest peak."""
 
@@ -92,9 +91,9 @@ class Greedy:
             best[0].improve(limit, self.greed, work // 4)
             return best[0]
         for turn, search in enumerate(best):
-            search.improve(limit, self.greed, work // 6, turn, HEAT)
+            search.improve(limit, self.greed, work // 6, turn)
         cheapest = min(best, key=rank)
-        cheapest.improve(limit, self.greed, work // 2, 3, HEAT)
+        cheapest.improve(limit, self.greed, work // 2, 3)
         return cheapest
 
     def _lowest(self, start: Search, best: Search, limit: int, work: int) -> Search:
@@ -111,7 +110,7 @@ class Greedy:
                 step /= 2
             turn += 1
         if best is not start:
-            best.improve(best.peak, self.greed, work // 4, turn, HEAT)
+            best.improve(best.peak, self.greed, work // 4, turn)
         return best
 
     def _reach(self, best: Search, start: Search, target: int, work: int, turn: int) -> Search:

@@ -142,10 +142,13 @@ class Order {
     timeline_.start(bytes);
   }
 
-  List<int> copy_order() const {
+  // Give runs their positions as numbers; those that went leave gaps.
+  void renumber() {
     List<int> ops(size());
     order(ops.data());
-    return ops;
+    const i64 limit = timeline_.limit();
+    start(ops.data(), size());
+    timeline_.set_limit(limit);
   }
 
   int op_at(int event) const { return event < 0 ? chain_[~event] : op_of_[event]; }

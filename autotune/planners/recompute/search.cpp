@@ -77,53 +77,38 @@ class Search : public Order {
   }
 
   // Local moves: take back a few, force a few, shift one; then evict what is over the limit and take back what is not
-  // needed. First the bytes over the limit count, then the seconds; what got dearer by less than the heat is kept now
-  // and then. Ends after `work` changes, with the best order that was seen.
-  void improve(i64 limit, double greed, std::uint64_t seed, i64 work, double heat) {
+  // needed. First the bytes over the limit count, then the seconds. Ends after `work` changes were weighed.
+  void improve(i64 limit, double greed, std::uint64_t seed, i64 work) {
     Random random{seed};
     timeline_.set_limit(limit);
-    Standing now{timeline_.over(0, size()).area, seconds()}, best_standing = now;
-    List<int> best = copy_order();
+    i64 area = timeline_.over(0, size()).area;
+    double now = seconds();
     const double floor = floor_seconds();
     work_ = 0;
     while (work_ < work) {
-      const double left = 1.0 - static_cast<double>(work_) / static_cast<double>(work);
-      if (static_cast<int>(op_of_.size()) > 4 * size() + 4096) {
-        const List<int> same = copy_order();
-        start(same.data(), static_cast<int>(same.size()));
-        timeline_.set_limit(limit);
-      }
+      if (static_cast<int>(op_of_.size()) > 4 * size() + 4096) renumber();
       recording_ = true;
       journal_.clear();
       span_low_ = kNever, span_high_ = -1;
-      total_ = now.seconds;
+      total_ = now;
       work_ += 1 + size() / 64;
       perturb(random);
       if (peak() > limit) fit(limit, greed * (0.6 + 0.8 * random.unit()), random.next(), 0.5);
       undo(limit, true);
       recording_ = false;
-      const i64 area = timeline_.over(0, size()).area;
-      const double allowed = heat * left * left * (now.seconds - floor) * random.unit();
-      const bool kept = area < now.area || (area == now.area && total_ <= now.seconds + allowed);
-      if (!kept) {
+      const i64 left = timeline_.over(0, size()).area;
+      if (left < area || (left == area && total_ <= now)) {
+        area = left;
+        now = total_;
+      } else {
         revert();
-        continue;
       }
-      now = {area, total_};
-      if (area < best_standing.area || (area == best_standing.area && total_ < best_standing.seconds - 1e-12)) {
-        best_standing = now;
-        best = copy_order();
-      }
-      if (area == 0 && best_standing.seconds <= floor) break;
+      if (area == 0 && now <= floor) break;
     }
-    start(best.data(), static_cast<int>(best.size()));
+    renumber();
   }
 
  private:
-  struct Standing {
-    i64 area;
-    double seconds;
-  };
   struct Candidate {
     double score;
     bool exact;
@@ -503,7 +488,7 @@ i64 search_fit(void* search, i64 limit, double greed, std::uint64_t seed, double
   return static_cast<Search*>(search)->fit(limit, greed, seed, taste);
 }
 void search_undo(void* search, i64 limit) { static_cast<Search*>(search)->undo(limit, false); }
-void search_improve(void* search, i64 limit, double greed, std::uint64_t seed, i64 work, double heat) {
-  static_cast<Search*>(search)->improve(limit, greed, seed, work, heat);
+void search_improve(void* search, i64 limit, double greed, std::uint64_t seed, i64 work) {
+  static_cast<Search*>(search)->improve(limit, greed, seed, work);
 }
 }

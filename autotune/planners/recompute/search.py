@@ -50,11 +50,8 @@ class Search(Protocol):
         """Take back what is computed again without need, the dearest first."""
         ...
 
-    def improve(self, limit: int, greed: float, work: int, seed: int = 0, heat: float = 0.0) -> None:
-        """Local moves while about `work` changes are weighed: fewest bytes over the limit first, then fewest seconds.
-
-        `heat`: a move may cost up to this part of what is computed again, less and less towards the end.
-        """
+    def improve(self, limit: int, greed: float, work: int, seed: int = 0) -> None:
+        """Local moves while about `work` changes are weighed: fewest bytes over the limit first, then fewest seconds."""
         ...
 
 
@@ -95,6 +92,6 @@ class Plain:
     def undo(self, limit: int) -> None:
         undo(self._runs, limit)
 
-    def improve(self, limit: int, greed: float, work: int, seed: int = 0, heat: float = 0.0) -> None:
+    def improve(self, limit: int, greed: float, work: int, seed: int = 0) -> None:
         if self._runs.peak <= limit:
             self._runs = improve(self._runs, limit, greed, min(ROUNDS, work // WORK_PER_ROUND), seed)
