@@ -32,15 +32,12 @@ class Greedy:
     knobs: ClassVar[Mapping[str, Knob]] = {
         "share": Float(0.0, 1.0),
         "greed": Float(0.5, 3.0),
-        "effort": Float(0.1, 10.0, log=True),
         "windows": Int(0, 32),
     }
     share: float = 1.0
     """Part of the bytes over the budget that is removed here; what comes after (offload) is left the rest."""
     greed: float = 1.5
     """Exponent of the bytes in bytes per second: higher takes bigger, dearer results first."""
-    effort: float = 1.0
-    """How much longer than usual to look for local moves."""
     windows: int = 0
     """Stretches of the order that are solved anew by CP-SAT at the end; needs the extra `cpsat`."""
 
@@ -54,7 +51,7 @@ class Greedy:
             return plan
         low, _ = peak_lower_bound(graph, costs)
         size = len(plan.order)
-        work = int(self.effort * min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size))
+        work = min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size)
         limit = max(limit, low)
         made = self._cheapest(start, limit, work)
         if made.peak > limit:

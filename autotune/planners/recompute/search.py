@@ -13,8 +13,8 @@ from autotune.planners.recompute.runs import Runs
 
 ROUNDS, WORK_PER_ROUND = 80, 4000
 """How local moves in Python are rationed."""
-WORK_PER_FIT = 30_000
-"""As if; in Python a restart takes as long as many moves compiled."""
+WORK_PER_RUN = 60
+"""What a restart in Python is counted as, for each run."""
 
 
 class Search(Protocol):
@@ -87,7 +87,7 @@ class Plain:
         rng = random.Random(seed)
         tastes = [rng.uniform(1.0 - taste, 1.0) for _ in self._runs.graph.ops] if taste else None
         Eviction(self._runs, greed, tastes).fit(limit)
-        return WORK_PER_FIT
+        return WORK_PER_RUN * len(self._runs.sequence)
 
     def undo(self, limit: int) -> None:
         undo(self._runs, limit)

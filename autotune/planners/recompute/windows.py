@@ -170,6 +170,7 @@ def _solve(cp: Any, window: Window, limit: int) -> list[list[int]] | None:
         during, before, again = kept[slot], chained[slot], rerun[slot]
         for value in window.active:
             maker = graph.producer[value]
+            assert maker is not None
             earlier = kept[slot - 1][value] if slot else int(window.live(value, window.begin))
             model.add(before[value] <= earlier + again.get(maker, 0))
             if value in op.outputs or value in op.inputs:
