@@ -1,10 +1,9 @@
-"""Solve stretches of an order anew with CP-SAT: what runs again in them, and what lives on instead (Bartan et al. 2023).
+"""Decide anew with CP-SAT what a few neighbouring ops keep and run again, everything else as it stands (Moccasin, 2023).
 
-Outside of the stretch nothing changes: what stands in memory at its end stands there after it too.
+A window is a stretch of ops, not of time: what they make is followed through the whole order, over the peak and back.
 """
 
 import logging
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +11,12 @@ from typing import Any
 
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
-from autotune.plan import events
-from autotune.planners.recompute.runs import spoilers
+from autotune.planners.recompute.runs import NEVER, Bytes, Runs
 from autotune.planners.recompute.search import begin
 
-LENGTH = 40
-"""First runs in a window."""
-EFFORT = 4.0
+LENGTH = 24
+"""Ops in a window; windows overlap by half."""
+EFFORT = 3.0
 """CP-SAT's deterministic time for one window, about seconds: the same window gives the same answer."""
 
 _log = logging.getLogger(__name__)
@@ -33,8 +31,8 @@ def refine(graph: TrainGraph, order: Sequence[int], costs: Costs, limit: int, co
         _log.info("recompute: %d windows not solved, ortools is not installed; pip install autotune[cpsat]", count)
         return best
     seconds = begin(graph, best, costs).seconds
-    for first in _dearest(best, costs, count):
-        window = Window(graph, best, costs, first, first + LENGTH)
+    for ops in _dearest(graph, best, costs, count):
+        window = Window(graph, best, costs, ops)
         chains = _solve(cp_model, window, limit)
         if chains is None:
             continue
@@ -45,154 +43,131 @@ def refine(graph: TrainGraph, order: Sequence[int], costs: Costs, limit: int, co
     return best
 
 
-def _dearest(order: Sequence[int], costs: Costs, count: int) -> list[int]:
-    """Where windows begin, in first runs, the one with the most seconds of recomputation first; they overlap by half."""
-    again = [0.0]
-    ran: set[int] = set()
+def _dearest(graph: TrainGraph, order: Sequence[int], costs: Costs, count: int) -> list[tuple[int, ...]]:
+    """Windows of ops that may run again, those first that spend the most seconds on it now."""
+    runs = dict.fromkeys(order, 0)
     for op in order:
-        if op in ran:
-            again[-1] += costs.seconds[op]
-        else:
-            ran.add(op)
-            again.append(0.0)
-    starts = range(0, max(1, len(ran) - LENGTH // 2), LENGTH // 2)
-    worth = {start: sum(again[start : start + LENGTH]) for start in starts}
-    return sorted((start for start in starts if worth[start] > 0), key=lambda start: (-worth[start], start))[:count]
+        runs[op] += 1
+    harmless = (graph.ops[op] for op in runs)
+    free = [op.id for op in harmless if op.repeatable and not op.random and not op.writes and op.outputs]
+    windows = [tuple(free[at : at + LENGTH]) for at in range(0, max(1, len(free) - LENGTH // 2), LENGTH // 2)]
+    worth = [sum(costs.seconds[op] * (runs[op] - 1) for op in window) for window in windows]
+    return [windows[at] for at in sorted(range(len(windows)), key=lambda at: (-worth[at], at)) if worth[at] > 0][:count]
 
 
 @dataclass(frozen=True)
 class Window:
-    """First runs `first` to `last` of an order, each with what runs again just before it: its slot."""
+    """An order of which some ops may run again elsewhere: just before runs that touch what they make, its slots."""
 
     graph: TrainGraph
     order: tuple[int, ...]
     costs: Costs
-    first: int
-    last: int
+    ops: tuple[int, ...]
 
     @cached_property
-    def _places(self) -> list[int]:
-        """Positions of all first runs."""
-        first: dict[int, int] = {}
-        for at, op in enumerate(self.order):
-            first.setdefault(op, at)
-        return list(first.values())
+    def runs(self) -> Runs:
+        return Runs(self.graph, self.order, self.costs)
 
     @cached_property
-    def own(self) -> list[int]:
-        """Positions of the window's first runs."""
-        return self._places[self.first : self.last]
+    def values(self) -> list[int]:
+        """All that the ops make."""
+        return sorted(value for op in self.ops for value in self.graph.ops[op].outputs)
 
     @cached_property
-    def begin(self) -> int:
-        """Position of the first thing in the window."""
-        return self._places[self.first - 1] + 1 if self.first else 0
-
-    @property
-    def end(self) -> int:
-        """Position after the window."""
-        return self.own[-1] + 1
+    def loose(self) -> list[int]:
+        """Positions at which an op of the window runs again now."""
+        return sorted(run for op in self.ops for run in self.runs.runs[op][1:])
 
     @cached_property
-    def again(self) -> list[tuple[int, int]]:
-        """(slot, op) of all that the order runs again in the window."""
-        own = set(self.own)
-        inside = range(self.begin, self.end)
-        return [(bisect_left(self.own, at), self.order[at]) for at in inside if at not in own]
+    def slots(self) -> list[int]:
+        """Positions that stay and make or read a value of the window."""
+        loose = set(self.loose)
+        touched = {run for value in self.values for run in self.runs.events[value]}
+        return sorted(touched - loose)
 
     @cached_property
-    def _events(self) -> list[list[tuple[int, bool]]]:
-        return events(self.graph, self.order)
-
-    def live(self, value: int, position: int) -> bool:
-        """Whether a value stands in memory just before a position."""
-        happened = self._events[value]
-        index = bisect_left(happened, (position, False))
-        if not index:
-            return False
-        return not happened[index][1] if index < len(happened) else value in self.graph.outputs
+    def again(self) -> list[int]:
+        """Ops that run again now, one for each time."""
+        return [self.order[at] for at in self.loose]
 
     @cached_property
-    def candidates(self) -> list[int]:
-        """Ops that may run again in the window: what it runs again now, what makes its inputs, and the inputs of those."""
-        makers = self.graph.producer
-        found = {op for _, op in self.again}
-        for at in self.own:
-            near = [makers[value] for value in self.graph.ops[self.order[at]].inputs]
-            far = [makers[value] for op in near if op is not None for value in self.graph.ops[op].inputs]
-            found.update(op for op in (*near, *far) if op is not None)
-        return sorted(op.id for op in map(self.graph.ops.__getitem__, found) if op.repeatable and not op.random)
+    def frozen(self) -> Bytes:
+        """Bytes at every position without what the window makes."""
+        left = self.runs.bytes.copy()
+        for value in self.values:
+            for first, last in self.runs._intervals(value, self.runs.events[value]):
+                left[first : len(left) if last == NEVER else last + 1] -= self.graph.values[value].nbytes
+        left[self.loose] = 0
+        return left
 
-    @cached_property
-    def active(self) -> list[int]:
-        """Values that the window reads or makes, or could make again."""
-        ops = {*self.order[self.begin : self.end], *self.candidates}
-        touched = {value for op in ops for value in (*self.graph.ops[op].inputs, *self.graph.ops[op].outputs)}
-        return sorted(touched - self.graph.static)
+    def after(self, slot: int) -> int:
+        """Highest frozen bytes between a slot and the next."""
+        end = self.slots[slot + 1] if slot + 1 < len(self.slots) else len(self.order)
+        return int(self.frozen[self.slots[slot] + 1 : end].max(initial=0))
 
-    @cached_property
-    def standing_bytes(self) -> int:
-        """Of everything that the window cannot change."""
-        active = {*self.active, *self.graph.static}
-        idle = (value for value in self.graph.values if value.id not in active and self.live(value.id, self.begin))
-        return self.graph.static_bytes + sum(value.nbytes for value in idle)
+    def before(self, slot: int) -> int:
+        """Frozen bytes just before a slot's own run."""
+        op = self.graph.ops[self.order[self.slots[slot]]]
+        made = sum(self.graph.values[value].nbytes for value in op.outputs if value not in self.values)
+        return int(self.frozen[self.slots[slot]]) - made - self.costs.scratch_bytes[op.id]
 
     def may_run_again(self, op: int, slot: int) -> bool:
-        """Whether an op ran before a slot, and nothing that it reads was changed since."""
-        first, position = self._first, self.own[slot]
-        return first[op] < position and all(position <= first[writer] for writer in spoilers(self.graph)[op])
-
-    @cached_property
-    def _first(self) -> dict[int, int]:
-        return {self.order[at]: at for at in self._places}
+        """Whether an op may run before a slot, with all that it reads from outside of the window at hand."""
+        position, runs = self.slots[slot], self.runs
+        outside = (value for value in runs.reads[op] if value not in self.values)
+        first = runs.runs[op][0] < position
+        return first and runs.may_run_before(op, position) and all(runs.live(value, position) for value in outside)
 
     def order_with(self, chains: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The order with other ops run again in each slot."""
-        inside = (op for at, chain in zip(self.own, chains, strict=True) for op in (*chain, self.order[at]))
-        return (*self.order[: self.begin], *inside, *self.order[self.end :])
+        """The order with other ops run again before each slot."""
+        ahead = dict(zip(self.slots, chains, strict=True))
+        loose = set(self.loose)
+        kept = (at for at in range(len(self.order)) if at not in loose)
+        return tuple(op for at in kept for op in (*ahead.get(at, ()), self.order[at]))
 
 
 def _solve(cp: Any, window: Window, limit: int) -> list[list[int]] | None:
-    """What to run again in each slot, cheapest; None if nothing cheaper is found.
+    """What to run again before each slot, cheapest; None if nothing cheaper is found.
 
-    A slot's chain is charged for all that it reads and makes at once: a little too much where it is longer than one op.
+    A chain is charged for all that it reads and makes at once: a little too much where it is longer than one op.
     """
-    graph, costs = window.graph, window.costs
+    graph, costs, values = window.graph, window.costs, window.values
     model = cp.CpModel()
-    slots = range(len(window.own))
-    size = {value: graph.values[value].nbytes for value in window.active}
-    kept = [{value: model.new_bool_var("") for value in window.active} for _ in slots]
-    chained = [{value: model.new_bool_var("") for value in window.active} for _ in slots]
-    rerun = [{op: model.new_bool_var("") for op in window.candidates if window.may_run_again(op, s)} for s in slots]
-    room = limit - window.standing_bytes
-    for slot, at in enumerate(window.own):
+    slots = range(len(window.slots))
+    size = {value: graph.values[value].nbytes for value in values}
+    ahead, during, across = ([{value: model.new_bool_var("") for value in values} for _ in slots] for _ in range(3))
+    rerun = [{op: model.new_bool_var("") for op in window.ops if window.may_run_again(op, slot)} for slot in slots]
+
+    def fits(stands: dict[int, Any], beside: int) -> Any:
+        return model.add(sum(size[value] * stands[value] for value in values) <= limit - beside)
+
+    for slot, at in enumerate(window.slots):
         op = graph.ops[window.order[at]]
-        during, before, again = kept[slot], chained[slot], rerun[slot]
-        for value in window.active:
+        for value in values:
             maker = graph.producer[value]
             assert maker is not None
-            earlier = kept[slot - 1][value] if slot else int(window.live(value, window.begin))
-            model.add(before[value] <= earlier + again.get(maker, 0))
-            if value in op.outputs or value in op.inputs:
-                model.add(during[value] == 1)
+            model.add(ahead[slot][value] <= (across[slot - 1][value] if slot else 0) + rerun[slot].get(maker, 0))
             if value not in op.outputs:
-                model.add(during[value] <= before[value])
-        model.add(sum(size[v] * during[v] for v in window.active) <= room - costs.scratch_bytes[op.id])
-        for other, runs in again.items():
-            touched = {*graph.ops[other].inputs, *graph.ops[other].outputs} - graph.static
-            model.add_bool_and(before[value] for value in touched).only_enforce_if(runs)
-            need = sum(size[v] * before[v] for v in window.active) + costs.scratch_bytes[other]
-            model.add(need <= room).only_enforce_if(runs)
-    for value in window.active:
-        if window.live(value, window.end):
-            model.add(kept[-1][value] == 1)
-    price = {op: 1 + round(costs.seconds[op] * 1e9) for op in window.candidates}
+                model.add(during[slot][value] <= ahead[slot][value])
+            if value in op.outputs or value in op.inputs:
+                model.add(during[slot][value] == 1)
+            model.add(across[slot][value] <= during[slot][value])
+        fits(during[slot], int(window.frozen[at]))
+        fits(across[slot], window.after(slot))
+        for other, runs in rerun[slot].items():
+            touched = {*graph.ops[other].inputs, *graph.ops[other].outputs}.intersection(values)
+            model.add_bool_and(ahead[slot][value] for value in touched).only_enforce_if(runs)
+            fits(ahead[slot], window.before(slot) + costs.scratch_bytes[other]).only_enforce_if(runs)
+    for value in graph.outputs:
+        if value in size:
+            model.add(across[-1][value] == 1)
+    price = {op: 1 + round(costs.seconds[op] * 1e9) for op in window.ops}
     cost = sum(price[op] * runs for again in rerun for op, runs in again.items())
-    model.add(cost < sum(price.get(op, 0) for _, op in window.again))
+    model.add(cost < sum(price[op] for op in window.again))
     model.minimize(cost)
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = EFFORT
     if solver.solve(model) not in (cp.OPTIMAL, cp.FEASIBLE):
         return None
-    return [[op for op, runs in again.items() if solver.boolean_value(runs)] for again in rerun]
+    return [[op for op in sorted(again) if solver.boolean_value(again[op])] for again in rerun]

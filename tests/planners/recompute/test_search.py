@@ -135,14 +135,15 @@ def test_without_a_compiler_it_plans_in_python_and_says_so_once(monkeypatch: pyt
 
 
 @needs_compiler
-@pytest.mark.parametrize("percent", [80, 60])
-def test_what_the_compiled_search_computes_again_costs_at_most_a_twentieth_more(percent: int, monkeypatch):
+@pytest.mark.parametrize("percent", [85, 70, 60])
+def test_the_compiled_search_fits_where_python_does_and_costs_at_most_a_twentieth_more(percent: int, monkeypatch):
     graph, costs = synthetic.resnet((1, 1, 1, 1), batch=4, side=64)
     traced = Plan.traced(graph)
     budget = peak_bytes(graph, traced, costs) * percent // 100
     fast = Greedy().plan(graph, traced, budget, costs)
     monkeypatch.setattr(greedy, "begin", lambda graph, order, costs: Plain(Runs(graph, order, costs)))
     slow = Greedy().plan(graph, traced, budget, costs)
-    assert max(peak_bytes(graph, made, costs) for made in (fast, slow)) <= budget
+    fast_peak, slow_peak = (peak_bytes(graph, made, costs) for made in (fast, slow))
+    assert fast_peak <= max(budget, slow_peak)
     again = [sum(costs.seconds[op] for op in made.order) - sum(costs.seconds) for made in (fast, slow)]
-    assert again[0] <= 1.05 * again[1]
+    assert slow_peak > budget or again[0] <= 1.05 * again[1]
