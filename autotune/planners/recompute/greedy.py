@@ -9,6 +9,7 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.knobs import Float, Int, Knob
 from autotune.plan import Plan
+from autotune.planners.recompute.per_block import checkpointed
 from autotune.planners.recompute.runs import refuse_offload
 from autotune.planners.recompute.search import Search, begin
 from autotune.planners.recompute.windows import refine
@@ -16,6 +17,8 @@ from autotune.planners.recompute.windows import refine
 RESTARTS = 12
 WORK_PER_RUN, WORK, MORE_PER_RUN = 600, 600_000, 50
 """Changes that restarts, and then local moves, weigh in one plan: so many for each run, from `WORK` on fewer."""
+SEEDED = 5000
+"""Longest order that is also begun from checkpointed blocks."""
 OVERSHOOT = (0.1, 0.3, 1.0)
 """How far below the limit to aim where aiming at it gets stuck above, in parts of the bytes that were to be saved."""
 FINEST_STEP = 0.003
@@ -26,7 +29,7 @@ FINEST_STEP = 0.003
 class Greedy:
     """Evict at the peak, at the exact price: chain to run again, inputs that live longer, temporaries of the chain.
 
-    Any op may run several times. Where the budget cannot be reached, the lowest peak that was found.
+    Any op may run several times. Restarts begin with nothing computed again, and with all blocks. Where the budget cannot be reached, the lowest peak that was found.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {
@@ -53,7 +56,8 @@ class Greedy:
         size = len(plan.order)
         work = min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size)
         limit = max(limit, low)
-        made = self._cheapest(start, limit, work)
+        seeds = [begin(graph, order, costs) for order in _checkpointed(graph, plan)]
+        made = self._cheapest([start, *seeds], limit, work)
         if made.peak > limit:
             made = self._lowest(start, made, limit, work)
         if made.peak >= before:
@@ -61,8 +65,9 @@ class Greedy:
         order = refine(graph, made.order, costs, max(limit, made.peak), self.windows) if self.windows else made.order
         return replace(plan, order=order)
 
-    def _cheapest(self, start: Search, limit: int, work: int) -> Search:
+    def _cheapest(self, starts: list[Search], limit: int, work: int) -> Search:
         """The cheapest order under the limit that restarts and local moves find; the lowest where none fits."""
+        start, *seeds = starts
 
         def rank(search: Search) -> tuple[int, float]:
             return max(limit, search.peak), search.seconds
@@ -76,6 +81,10 @@ class Greedy:
                 spent += search.fit(limit, greed, 0.2 if turn >= 3 else 0.0, turn)
                 search.undo(max(limit, search.peak))
                 found.append(search)
+        for seed in seeds:
+            seed.fit(limit, self.greed)
+            seed.undo(max(limit, seed.peak))
+            found.append(seed)
         for part in OVERSHOOT:
             if min(map(rank, found))[0] > limit:
                 target = int(limit - part * (start.peak - limit))
@@ -123,3 +132,11 @@ class Greedy:
         lowest.undo(lowest.peak)
         lowest.improve(target, self.greed, work, turn)
         return lowest
+
+
+def _checkpointed(graph: TrainGraph, plan: Plan) -> list[tuple[int, ...]]:
+    """Orders with all blocks computed again, one for each depth of their names."""
+    if plan.recomputed or len(plan.order) > SEEDED:
+        return []
+    made = (checkpointed(graph, plan, depth).order for depth in (1, 2, 3))
+    return [order for order in made if len(order) > len(plan.order)]

@@ -34,11 +34,12 @@ class PerBlock:
         if before <= budget_bytes or plan.recomputed:
             return plan
         depths = [self.depth] if self.depth else range(1, DEEPEST + 1)
-        plans = [plan, *(_checkpointed(graph, plan, depth) for depth in depths)]
+        plans = [plan, *(checkpointed(graph, plan, depth) for depth in depths)]
         return min(plans, key=lambda made: peak_bytes(graph, made, costs))
 
 
-def _checkpointed(graph: TrainGraph, plan: Plan, depth: int) -> Plan:
+def checkpointed(graph: TrainGraph, plan: Plan, depth: int) -> Plan:
+    """The plan with every block that lies so deep computed again."""
     chains: dict[int, list[int]] = {}
     for block in blocks(graph, plan.order, depth).values():
         anchor, chain = replay(graph, plan.order, block)

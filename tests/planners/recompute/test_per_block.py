@@ -6,6 +6,7 @@ import pytest
 from autotune.costs import Costs
 from autotune.graph import Phase, TrainGraph
 from autotune.plan import Plan, check
+from autotune.planners.recompute.greedy import Greedy
 from autotune.planners.recompute.per_block import PerBlock, blocks
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.simulate import peak_bytes
@@ -83,3 +84,14 @@ def test_no_block_runs_again_after_its_weight_was_updated():
         if op.phase is Phase.FORWARD:
             assert updated.isdisjoint(op.inputs)
         updated.update(op.writes)
+
+
+@pytest.mark.parametrize("layers", [3, 6, 12])
+def test_the_search_is_no_dearer_at_the_peak_of_blocks(layers: int):
+    graph = stacked(layers)
+    costs = Costs(tuple(1.0 + op.id % 5 for op in graph.ops), (0,) * len(graph.ops))
+    theirs = PerBlock().plan(graph, Plan.traced(graph), 0, costs)
+    budget = peak_bytes(graph, theirs, costs)
+    ours = Greedy().plan(graph, Plan.traced(graph), budget, costs)
+    assert peak_bytes(graph, ours, costs) <= budget
+    assert sum(costs.seconds[op] for op in ours.order) <= sum(costs.seconds[op] for op in theirs.order)
