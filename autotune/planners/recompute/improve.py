@@ -5,16 +5,15 @@ import random
 from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.runs import Runs
 
-ROUNDS = 80
 EFFORT = 60_000_000
 """Rounds times the square of the order's length, at most: a round looks at every candidate once."""
 
 
-def improve(runs: Runs, limit: int, greed: float) -> Runs:
+def improve(runs: Runs, limit: int, greed: float, rounds: int = 80, seed: int = 0) -> Runs:
     """The cheapest order at or under the limit that a fixed number of moves finds; never dearer than `runs`."""
-    rng = random.Random(len(runs.sequence))
+    rng = random.Random(len(runs.sequence) + seed)
     best, seconds = runs, runs.seconds
-    for _ in range(min(ROUNDS, EFFORT // max(1, len(runs.sequence)) ** 2)):
+    for _ in range(min(rounds, EFFORT // max(1, len(runs.sequence)) ** 2)):
         repeats = sorted(best.repeats(), key=best.at)
         if not repeats:
             break

@@ -32,7 +32,7 @@ class Segments:
             return plan
         chains: dict[int, list[int]] = {}
         for piece in _pieces(graph, plan.order, self.count)[:-1]:
-            anchor, chain = _replay(graph, plan.order, piece)
+            anchor, chain = replay(graph, plan.order, piece)
             chains.setdefault(anchor, []).extend(chain)
         order = tuple(op for at, own in enumerate(plan.order) for op in (*chains.get(at, ()), own))
         made = replace(plan, order=order)
@@ -49,7 +49,7 @@ def _pieces(graph: TrainGraph, order: tuple[int, ...], count: int) -> list[list[
     return [forward[low:high] for low, high in pairwise(edges) if low < high]
 
 
-def _replay(graph: TrainGraph, order: tuple[int, ...], piece: list[int]) -> tuple[int, list[int]]:
+def replay(graph: TrainGraph, order: tuple[int, ...], piece: list[int]) -> tuple[int, list[int]]:
     """(position, ops to run again before it) for one piece; no ops where nothing is gained."""
     place = {op: position for position, op in enumerate(order)}
     members, end = set(piece), place[piece[-1]]

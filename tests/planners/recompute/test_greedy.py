@@ -106,6 +106,28 @@ def test_a_feature_map_is_computed_again_without_the_layer_behind_it():
     assert estimate(graph, made, costs).recompute_seconds == 1.0
 
 
+def test_an_input_that_several_results_share_is_counted_once():
+    """Keeping `shared` for one of the three costs more than its result; for all three together it pays (Echo)."""
+    built = Builder("attention")
+    built.value("x", 1, Role.BATCH)
+    built.op("encode", ["x"], [("shared", 30)], draws=True)
+    for i in range(3):
+        built.op(f"score{i}", ["shared", "x"], [(f"s{i}", 20)])
+        built.op(f"sum{i}", [f"s{i}"], [(f"t{i}", 1)])
+    built.op("wide", ["t0", "t1", "t2"], [("top", 100)])
+    built.op("loss", ["top"], [("loss", 1)])
+    for i in range(3):
+        built.op(f"back{i}", [f"s{i}", "loss"], [(f"g{i}", 1)], phase=Phase.BACKWARD)
+    graph = built.graph("loss", "g0", "g1", "g2")
+    costs = Costs.unit(graph)
+    traced = peak_bytes(graph, Plan.traced(graph), costs)
+    made = Greedy().plan(graph, Plan.traced(graph), traced - 30, costs)
+    assert peak_bytes(graph, made, costs) == traced - 30
+    assert sorted(graph.ops[op].name for op in set(made.order) if made.order.count(op) > 1) == [
+        "score0", "score1", "score2",
+    ]  # fmt: skip
+
+
 def test_masks_of_dropout_are_drawn_once_and_kept():
     graph, costs = SMALL_GPT
     made = Greedy().plan(graph, Plan.traced(graph), 0, costs)

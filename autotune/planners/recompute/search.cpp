@@ -1,0 +1,494 @@
+// The search of evict.py and improve.py, compiled: the same moves with the same exact prices, a thousand times as often.
+#include <cmath>
+
+#include "order.hpp"
+
+namespace {
+
+constexpr int kLongestChain = 400;
+constexpr int kLongestOrder = 8;
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+struct Random {
+  std::uint64_t state;
+  std::uint64_t next() {
+    std::uint64_t z = (state += 0x9e3779b97f4a7c15ULL);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    return z ^ (z >> 31);
+  }
+  int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+};
+
+class Search : public Order {
+ public:
+  using Order::Order;
+
+  // Evict until nothing is over the limit, or nothing helps; gives the work that it took.
+  i64 fit(i64 limit, double greed, std::uint64_t taste_seed, double taste) {
+    const i64 begun = work_;
+    timeline_.set_limit(limit);
+    greed_ = greed;
+    taste_seed_ = taste_seed;
+    taste_ = taste;
+    price_ = 0;
+    heap_.clear();
+    const int longest = kLongestOrder * size() + 64;
+    bool filled = false;
+    while (peak() > limit && size() < longest) {
+      int op, reader;
+      if (!next(op, reader)) {
+        if (filled) break;
+        fill();
+        filled = true;
+        continue;
+      }
+      filled = false;
+      Price price;
+      if (!weigh(reader, best_chain_, {}, price)) break;
+      price_ = std::max(0.0, price.seconds / static_cast<double>(-price.area));
+      const int first = commit();
+      push_touched(first);
+    }
+    return work_ - begun;
+  }
+
+  // Take back what is computed again without need, the dearest first; only what a change since `mark_span` may have
+  // made needless if `nearby`.
+  void undo(i64 limit, bool nearby) {
+    timeline_.set_limit(limit);
+    bool again = true;
+    while (again) {
+      again = false;
+      List<int> found = repeats();
+      std::stable_sort(found.begin(), found.end(), [&](int a, int b) { return cost(a) > cost(b); });
+      for (const int run : found) {
+        if (!timeline_.holds(run) || run == runs_[op_of_[run]][0]) continue;
+        if (nearby && !in_span(run)) continue;
+        if (!fits_longer(run)) continue;
+        Price price;
+        if (weigh(-1, {}, {run}, price) && price.area <= 0 && price.seconds < 0) {
+          commit();
+          again = true;
+        }
+      }
+    }
+  }
+
+  // Local moves: take back a few, force a few, shift one; then evict what is over the limit and take back what is not
+  // needed. First the bytes over the limit count, then the seconds. Ends after `work` changes were weighed.
+  void improve(i64 limit, double greed, std::uint64_t seed, i64 work) {
+    Random random{seed};
+    timeline_.set_limit(limit);
+    i64 area = timeline_.over(0, size()).area;
+    double now = seconds();
+    const double floor = floor_seconds();
+    work_ = 0;
+    while (work_ < work) {
+      if (static_cast<int>(op_of_.size()) > 4 * size() + 4096) renumber();
+      recording_ = true;
+      journal_.clear();
+      span_low_ = kNever, span_high_ = -1;
+      total_ = now;
+      work_ += 1 + size() / 64;
+      perturb(random);
+      if (peak() > limit) fit(limit, greed * (0.6 + 0.8 * random.unit()), random.next(), 0.5);
+      undo(limit, true);
+      recording_ = false;
+      const i64 left = timeline_.over(0, size()).area;
+      if (left < area || (left == area && total_ <= now)) {
+        area = left;
+        now = total_;
+      } else {
+        revert();
+      }
+      if (area == 0 && now <= floor) break;
+    }
+    renumber();
+  }
+
+ private:
+  struct Candidate {
+    double score;
+    bool exact;
+    int op, reader;
+    bool operator<(const Candidate& other) const {
+      if (score != other.score) return score < other.score;
+      if (exact != other.exact) return exact;
+      if (op != other.op) return op > other.op;
+      return reader > other.reader;
+    }
+  };
+
+  // -- eviction ----------------------------------------------------------------------------------------------------
+
+  double taste(int op) const {
+    if (taste_ <= 0) return 1.0;
+    Random own{taste_seed_ ^ (static_cast<std::uint64_t>(op) * 0xd1342543de82ef95ULL)};
+    return 1.0 - taste_ * own.unit();
+  }
+
+  double score(int op, i64 gain, double seconds) const {
+    if (gain <= 0) return 0.0;
+    return taste(op) * std::exp(greed_ * std::log(static_cast<double>(gain))) / std::max(seconds, graph_->smallest);
+  }
+
+  // More than the score can be, as far as the op's own results tell.
+  double bound(int op, int reader) {
+    const int position = timeline_.at(reader);
+    if (!may_run_before(op, position)) return 0.0;
+    i64 gain = 0;
+    for (const int value : graph_->makes[op]) {
+      int begin;
+      if (live(value, position, begin) && begin < position) {
+        const Over over = timeline_.over(begin, position);
+        gain += std::min(over.area, over.places * graph_->nbytes[value]);
+      }
+    }
+    return score(op, gain, graph_->seconds[op]);
+  }
+
+  void consider(int op, int reader) {
+    if (!graph_->repeatable[op]) return;
+    const double most = bound(op, reader);
+    if (most > 0) push({most, false, op, reader});
+  }
+
+  void push(Candidate candidate) {
+    double& known = newest(candidate.op, candidate.reader);
+    if (known == candidate.score) return;
+    known = candidate.score;
+    heap_.push_back(candidate);
+    std::push_heap(heap_.begin(), heap_.end());
+  }
+
+  // The score under which a candidate was pushed last.
+  double& newest(int op, int reader) {
+    const auto& sources = graph_->sources[op_of_[reader]];
+    const int index = static_cast<int>(std::find(sources.begin(), sources.end(), op) - sources.begin());
+    if (reader >= static_cast<int>(newest_.size())) newest_.resize(reader + 1);
+    auto& own = newest_[reader];
+    if (own.size() != sources.size()) own.assign(sources.size(), 0.0);
+    return own[index];
+  }
+
+  void fill() {
+    heap_.clear();
+    for (auto& own : newest_) own.clear();
+    work_ += size() / 16;
+    timeline_.each([&](int run, i64) {
+      for (const int op : graph_->sources[op_of_[run]]) consider(op, run);
+    });
+  }
+
+  void push_touched(int first) {
+    for (int run = first; run < static_cast<int>(op_of_.size()); ++run)
+      if (timeline_.holds(run))
+        for (const int op : graph_->sources[op_of_[run]]) consider(op, run);
+    const int used = used_;
+    for (int i = 0; i < used; ++i) {
+      const int value = overlay_[i].value, maker = graph_->maker[value];
+      for (const int run : events_[value]) {
+        const int op = op_of_[run];
+        if (op != maker) consider(maker, run);
+        if (graph_->repeatable[op])
+          for (const int other : graph_->makes[op])
+            for (const int reader : events_[other])
+              if (op_of_[reader] != op) consider(op, reader);
+      }
+    }
+  }
+
+  bool next(int& op, int& reader) {
+    while (!heap_.empty()) {
+      const Candidate top = heap_.front();
+      std::pop_heap(heap_.begin(), heap_.end());
+      heap_.pop_back();
+      if (!timeline_.holds(top.reader) || newest(top.op, top.reader) != top.score) continue;
+      newest(top.op, top.reader) = 0.0;
+      const double exact = best_way(top.op, top.reader);
+      if (exact <= 0) continue;
+      if (heap_.empty() || exact >= heap_.front().score * 0.999) {
+        op = top.op;
+        reader = top.reader;
+        return true;
+      }
+      push({exact, true, top.op, top.reader});
+    }
+    return false;
+  }
+
+  // The best way to make an op's results again just before a reader, in `best_chain_`; 0 if it brings nothing.
+  double best_way(int op, int reader) {
+    const int position = timeline_.at(reader);
+    if (!may_run_before(op, position)) return 0.0;
+    double best = 0.0;
+    List<List<int>> tried;
+    for (const double price : {price_, 0.0, kInfinite}) {
+      if (!follow(op, position, price)) continue;
+      if (std::find(tried.begin(), tried.end(), chain_found_) != tried.end()) continue;
+      tried.push_back(chain_found_);
+      Price made;
+      if (!weigh(reader, chain_found_, {}, made) || made.area >= 0) continue;
+      const double worth = score(op, -made.area, made.seconds);
+      if (worth > best) {
+        best = worth;
+        best_chain_ = chain_found_;
+      }
+    }
+    return best;
+  }
+
+  // What to run, in order, to have an op's results at a position: missing inputs live longer or are made too. An input
+  // lives longer where that costs nothing over the limit, or less at `price` than its own op.
+  bool follow(int op, int position, double price) {
+    chain_found_.clear();
+    chain_length_ = 0;
+    if (seen_.empty()) seen_.assign(graph_->ops(), 0);
+    ++stamp_;
+    return need(op, position, price);
+  }
+
+  bool need(int op, int position, double price) {
+    seen_[op] = stamp_;
+    if (++chain_length_ > kLongestChain) return false;
+    for (const int value : graph_->reads[op]) {
+      const int source = graph_->maker[value];
+      if (seen_[source] == stamp_) continue;
+      int begin;
+      if (live(value, position, begin) || !may_run_before(source, position)) continue;
+      const i64 longer = timeline_.area_change(begin, position, graph_->nbytes[value]);
+      const bool dearer =
+          longer && (price == kInfinite || static_cast<double>(longer) * price > graph_->seconds[source]);
+      if (dearer && !need(source, position, price)) return false;
+    }
+    chain_found_.push_back(op);
+    return true;
+  }
+
+  // Whether what a run makes might as well have been kept; a cheap look that never says no wrongly.
+  bool fits_longer(int run) {
+    const int position = timeline_.at(run);
+    int start = position;
+    while (start) {
+      const int before = timeline_.run_at(start - 1);
+      if (before == runs_[op_of_[before]][0]) break;
+      --start;  // what stands here may go with the run
+    }
+    for (const int value : graph_->makes[op_of_[run]]) {
+      int begin, unused;
+      live(value, position, begin);
+      if (begin < start && live(value, position + 1, unused) &&
+          timeline_.highest(begin, start) + graph_->nbytes[value] > timeline_.limit())
+        return false;
+    }
+    return true;
+  }
+
+  // -- local moves -------------------------------------------------------------------------------------------------
+
+  void perturb(Random& random) {
+    const List<int> found = repeats_in_order();
+    const int kind = found.empty() ? 5 + random.below(3) : random.below(8);
+    if (kind < 4) {
+      take_back(found, random);
+    } else if (kind < 5) {
+      move(found, random);
+    } else if (kind < 6) {
+      share(random);
+    } else {
+      force(random);
+    }
+  }
+
+  bool in_span(int run) const {
+    const int position = timeline_.at(run);
+    if (position < span_low_ - 64) return false;
+    for (const int value : graph_->makes[op_of_[run]]) {
+      int begin;
+      live(value, position, begin);
+      if (begin <= span_high_ + 64) return true;
+    }
+    return false;
+  }
+
+  void take_out(int run) {
+    if (!timeline_.holds(run) || run == runs_[op_of_[run]][0]) return;
+    Price price;
+    if (weigh(-1, {}, {run}, price)) commit();
+  }
+
+  void take_back(const List<int>& found, Random& random) {
+    const int count = std::min(static_cast<int>(found.size()), 1 << random.below(5));
+    if (random.below(2)) {
+      const int start = random.below(static_cast<int>(found.size()) - count + 1);
+      for (int i = 0; i < count; ++i) take_out(found[start + i]);
+    } else {
+      for (int i = 0; i < count; ++i) take_out(found[random.below(static_cast<int>(found.size()))]);
+    }
+  }
+
+  // Compute something again that is kept: what else is computed again may then be kept instead.
+  void force(Random& random) {
+    const int count = 1 << random.below(3);
+    const int centre = random.below(size());
+    for (int i = 0, tries = 0; i < count && tries < 40; ++tries) {
+      const int near = centre + random.below(129) - 64;
+      if (near < 0 || near >= size()) continue;
+      const int reader = timeline_.run_at(near);
+      const auto& sources = graph_->sources[op_of_[reader]];
+      if (sources.empty()) continue;
+      const int op = sources[random.below(static_cast<int>(sources.size()))];
+      const int position = timeline_.at(reader);
+      if (!may_run_before(op, position)) continue;
+      bool idle = false;
+      for (const int value : graph_->makes[op]) {
+        int begin;
+        idle = idle || (live(value, position, begin) && begin < position - 2);
+      }
+      if (!idle) continue;
+      const double price = random.below(2) ? kInfinite : 0.0;
+      Price made;
+      if (follow(op, position, price) && weigh(reader, chain_found_, {}, made)) {
+        commit();
+        ++i;
+      }
+    }
+  }
+
+  // Compute again all that is made from one value: alone each would pay for the longer life of that value, together they
+  // pay once (Echo, MXNet #18228).
+  void share(Random& random) {
+    const auto& reads = graph_->reads[op_of_[timeline_.run_at(random.below(size()))]];
+    if (reads.empty()) return;
+    const List<int> readers = events_[reads[random.below(static_cast<int>(reads.size()))]];
+    const int least = 1 << random.below(12);
+    int made = 0;
+    for (const int run : readers) {
+      const int op = op_of_[run];
+      if (made == 32) break;
+      if (!timeline_.holds(run) || !graph_->repeatable[op]) continue;
+      int anchor = -1, longest = least;
+      for (const int value : graph_->makes[op]) {
+        const List<int>& own = events_[value];
+        for (std::size_t i = 0; i + 1 < own.size(); ++i) {
+          const int gap = timeline_.at(own[i + 1]) - timeline_.at(own[i]);
+          if (gap > longest && op_of_[own[i + 1]] != op) longest = gap, anchor = own[i + 1];
+        }
+      }
+      Price price;
+      if (anchor < 0 || !may_run_before(op, timeline_.at(anchor))) continue;
+      if (!follow(op, timeline_.at(anchor), 0.0) || !weigh(anchor, chain_found_, {}, price)) continue;
+      commit();
+      ++made;
+    }
+  }
+
+  // Run something again at another place: earlier, where its inputs still stand, or later.
+  void move(const List<int>& found, Random& random) {
+    const int run = found[random.below(static_cast<int>(found.size()))];
+    const int position = timeline_.at(run), op = op_of_[run];
+    int begin = 0, first = 0;
+    for (const int value : graph_->makes[op]) {
+      live(value, position, begin);
+      first = std::max(first, begin);
+    }
+    if (first >= position) return;
+    const int reach = std::min(position - first, 1 << random.below(9));
+    const int target = position - 1 - random.below(reach);
+    if (!may_run_before(op, target)) return;
+    const int anchor = timeline_.run_at(target);
+    Price price;
+    if (follow(op, target, random.below(2) ? kInfinite : 0.0) && weigh(anchor, chain_found_, {run}, price)) commit();
+  }
+
+  // eviction
+  double greed_ = 1.5, price_ = 0, taste_ = 0;
+  std::uint64_t taste_seed_ = 0;
+  List<Candidate> heap_;
+  List<List<double>> newest_;
+  List<int> best_chain_, chain_found_;
+  List<i64> seen_;
+  i64 stamp_ = 0;
+  int chain_length_ = 0;
+};
+
+List<List<int>> lists(const int* starts, const int* items, int count) {
+  List<List<int>> made(count);
+  for (int i = 0; i < count; ++i) made[i].assign(items + starts[i], items + starts[i + 1]);
+  return made;
+}
+
+}  // namespace
+
+extern "C" {
+
+void* graph_new(int ops, int values, const i64* nbytes, const i64* scratch, const double* seconds, const int* maker,
+                const char* repeatable, const char* output, const int* read_starts, const int* reads,
+                const int* make_starts, const int* makes, const int* spoiler_starts, const int* spoilers,
+                i64 resident) {
+  auto* graph = new Graph;
+  graph->nbytes.assign(nbytes, nbytes + values);
+  graph->scratch.assign(scratch, scratch + ops);
+  graph->seconds.assign(seconds, seconds + ops);
+  graph->maker.assign(maker, maker + values);
+  graph->repeatable.assign(repeatable, repeatable + ops);
+  graph->output.assign(output, output + values);
+  graph->reads = lists(read_starts, reads, ops);
+  graph->makes = lists(make_starts, makes, ops);
+  graph->spoilers = lists(spoiler_starts, spoilers, ops);
+  graph->resident = resident;
+  double sum = 0;
+  for (int op = 0; op < ops; ++op) {
+    i64 own = scratch[op];
+    for (const int value : graph->makes[op]) own += nbytes[value];
+    graph->own.push_back(own);
+    sum += seconds[op];
+    List<int> sources;
+    for (const int value : graph->reads[op])
+      if (std::find(sources.begin(), sources.end(), maker[value]) == sources.end()) sources.push_back(maker[value]);
+    graph->sources.push_back(std::move(sources));
+  }
+  graph->smallest = 1e-4 * sum / std::max(1, ops);
+  return graph;
+}
+
+void graph_free(void* graph) { delete static_cast<Graph*>(graph); }
+
+void* search_new(const void* graph, const int* order, int size) {
+  return new Search(static_cast<const Graph*>(graph), order, size);
+}
+void* search_copy(const void* search) { return new Search(*static_cast<const Search*>(search)); }
+void search_free(void* search) { delete static_cast<Search*>(search); }
+
+i64 search_peak(void* search) { return static_cast<Search*>(search)->peak(); }
+double search_seconds(const void* search) { return static_cast<const Search*>(search)->seconds(); }
+int search_size(const void* search) { return static_cast<const Search*>(search)->size(); }
+void search_order(const void* search, int* ops) { static_cast<const Search*>(search)->order(ops); }
+void search_bytes(const void* search, i64* bytes) { static_cast<const Search*>(search)->bytes(bytes); }
+
+// Make one change if it is allowed; positions, not runs. Returns whether it was made.
+int search_change(void* handle, i64 limit, int anchor, const int* chain, int chain_size, const int* removed,
+                  int removed_size, i64* area, double* seconds) {
+  auto* search = static_cast<Search*>(handle);
+  search->set_limit(limit);
+  List<int> gone;
+  for (int i = 0; i < removed_size; ++i) gone.push_back(search->run_at(removed[i]));
+  Price price;
+  if (!search->weigh(anchor < 0 ? -1 : search->run_at(anchor), List<int>(chain, chain + chain_size), gone, price))
+    return 0;
+  *area = price.area;
+  *seconds = price.seconds;
+  search->commit();
+  return 1;
+}
+
+i64 search_fit(void* search, i64 limit, double greed, std::uint64_t seed, double taste) {
+  return static_cast<Search*>(search)->fit(limit, greed, seed, taste);
+}
+void search_undo(void* search, i64 limit) { static_cast<Search*>(search)->undo(limit, false); }
+void search_improve(void* search, i64 limit, double greed, std::uint64_t seed, i64 work) {
+  static_cast<Search*>(search)->improve(limit, greed, seed, work);
+}
+}

@@ -1,0 +1,88 @@
+import random
+import sys
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.costs import Costs
+from autotune.plan import Plan, check
+from autotune.planners.recompute import windows
+from autotune.planners.recompute.greedy import Greedy
+from autotune.planners.recompute.windows import Window, refine
+from autotune.simulate import peak_bytes
+from tests.graphs import Builder, random_graph, random_plan
+
+
+def detour():
+    """`dear` runs again before its second reader, although its result could have stayed: 30 bytes are free."""
+    built = Builder("detour")
+    built.op("dear", [], [("v", 10)])
+    built.op("first", ["v"], [("a", 1)])
+    built.op("big", ["a"], [("b", 50)])
+    built.op("small", ["b"], [("c", 1)])
+    built.op("second", ["v", "c"], [("d", 1)])
+    graph = built.graph("d")
+    return graph, (0, 1, 2, 3, 0, 4)
+
+
+@settings(max_examples=60)
+@given(rng=st.randoms(use_true_random=False))
+def test_an_order_put_together_from_its_own_window_is_valid_and_runs_as_much(rng: random.Random):
+    """What runs again may move to the next run that touches the window; bytes outside of it are what is left."""
+    graph = random_graph(rng, 14)
+    order = random_plan(graph, rng, offload=False).order
+    free = [op.id for op in graph.ops if op.repeatable and not op.random and not op.writes and op.outputs]
+    window = Window(graph, order, Costs.unit(graph), tuple(rng.sample(free, min(len(free), 4))))
+    if all(at < window.slots[-1] for at in window.loose):
+        chains: list[list[int]] = [[] for _ in window.slots]
+        for at in window.loose:
+            chains[bisect_left(window.slots, at)].append(order[at])
+        assert sorted(window.order_with(chains)) == sorted(order)
+        assert set(window.order_with([[] for _ in window.slots])) == set(order)
+    live = [
+        sum(graph.values[value].nbytes for value in window.values if window.runs.live(value, at))
+        for at in range(len(order))
+    ]
+    for slot, at in enumerate(window.slots):
+        assert window.before(slot) + live[at] == window.runs.bytes[at] - window.runs.own[order[at]]
+
+
+def test_without_ortools_the_order_stays_and_the_log_says_so(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(windows._log, "info", lambda text, *args: said.append(text % args))
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    graph, order = detour()
+    assert refine(graph, order, Costs.unit(graph), 100, 4) == order
+    assert said == ["recompute: 4 windows not solved, ortools is not installed; pip install autotune[cpsat]"]
+
+
+def test_a_result_that_could_stay_is_not_made_twice():
+    pytest.importorskip("ortools")
+    graph, order = detour()
+    assert refine(graph, order, Costs.unit(graph), 61, 1) == (0, 1, 2, 3, 4)
+    assert refine(graph, order, Costs.unit(graph), 60, 1) == order
+
+
+@settings(max_examples=25, deadline=None)
+@given(rng=st.randoms(use_true_random=False))
+def test_windows_are_valid_and_never_dearer_or_higher_than_the_limit(rng: random.Random):
+    pytest.importorskip("ortools")
+    graph = random_graph(rng, 14)
+    costs = Costs(tuple(rng.choice([0.0, 1.0, 3.0]) for _ in graph.ops), tuple(rng.choice([0, 9]) for _ in graph.ops))
+    order = random_plan(graph, rng, offload=False).order
+    limit = peak_bytes(graph, Plan(order), costs) + rng.choice([0, 10])
+    made = refine(graph, order, costs, limit, 3)
+    check(graph, Plan(made))
+    assert peak_bytes(graph, Plan(made), costs) <= limit
+    assert sum(costs.seconds[op] for op in made) <= sum(costs.seconds[op] for op in order)
+
+
+def test_a_plan_with_windows_is_no_dearer_than_one_without():
+    graph = random_graph(random.Random(3), 14)
+    costs = Costs.unit(graph)
+    budget = peak_bytes(graph, Plan.traced(graph), costs) - 1
+    plain = Greedy().plan(graph, Plan.traced(graph), budget, costs)
+    refined = Greedy(windows=2).plan(graph, Plan.traced(graph), budget, costs)
+    assert sum(costs.seconds[op] for op in refined.order) <= sum(costs.seconds[op] for op in plain.order)
