@@ -129,7 +129,8 @@ def ties(graph: TrainGraph, places: Places, forward: Sequence[int], backward: Se
 
 
 def _look(op: Op) -> tuple[Hashable, ...]:
-    return op.target, op.signature, op.phase, op.repeatable, op.random
+    """Without the signature: steps of a recurrent net read other slices of one value and differ in nothing else."""
+    return op.target, op.phase, op.repeatable, op.random
 
 
 def _cut(signs: Sequence[int]) -> int:
@@ -153,7 +154,9 @@ def _edges(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
         low, high = pieces.pop()
         inside = [(max(low, start), min(high, end), period) for start, end, period in tandems]
         inside = [(start, end, period) for start, end, period in inside if end - start >= 2 * period]
-        start, end, period = max(inside, key=lambda run: ((run[1] - run[0]) // run[2] * run[2], -run[2]), default=(0, 0, 1))
+        start, end, period = max(
+            inside, key=lambda run: ((run[1] - run[0]) // run[2] * run[2], -run[2]), default=(0, 0, 1)
+        )
         if (end - start) * SMALLEST_SHARE < size or end <= start:
             rest.append((low, high))
             continue
@@ -168,7 +171,7 @@ def _edges(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
         for index in range(1, count):
             middle, reach = low + (high - low) * index // count, typical // 3
             near = range(max(low + 1, middle - reach), min(high - 1, middle + reach) + 1)
-            edges.add(min(near, key=lambda cut: (width[cut], abs(cut - middle)), default=middle))  # noqa: B023
+            edges.add(min(near, key=lambda cut: (width[cut], abs(cut - middle)), default=middle))
     return sorted(edges)
 
 
@@ -194,8 +197,10 @@ def _turned(width: Sequence[int], start: int, end: int, period: int) -> list[int
     def cuts(turn: int) -> list[int]:
         return list(range(start + turn, end + 1, period))
 
-    turns = [turn for turn in range(period) if len(cuts(turn)) - 1 >= max(2, most - 1)]
-    return min(map(cuts, turns), key=lambda made: (sum(width[cut] for cut in made) / len(made), -len(made)))
+    found = [cuts(turn) for turn in range(period) if len(cuts(turn)) - 1 >= max(2, most - 1)]
+    means = [sum(width[cut] for cut in made) / len(made) for made in found]
+    narrow = [made for made, mean in zip(found, means, strict=True) if mean <= 1.1 * min(means)]
+    return max(narrow, key=len)
 
 
 def _tandems(graph: TrainGraph, forward: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -218,7 +223,9 @@ def _tandems(graph: TrainGraph, forward: Sequence[int]) -> Iterator[tuple[int, i
         for low, high in _stretches(same, period):
             close = wired[low:high] == wired[low + period : high + period]
             for at in np.flatnonzero(~close).tolist():
-                close[at] = _shared(graph, graph.ops[forward[low + at]], graph.ops[forward[low + at + period]], place, period)
+                close[at] = _shared(
+                    graph, graph.ops[forward[low + at]], graph.ops[forward[low + at + period]], place, period
+                )
             for first, last in _stretches(close, period):
                 yield low + first, low + last + period, period
                 if last - first + period >= 0.9 * size:
@@ -246,9 +253,7 @@ def _shared(graph: TrainGraph, one: Op, other: Op, place: dict[int, int], period
 # -- the backward ----------------------------------------------------------------------------------------------------
 
 
-def _backward_edges(
-    graph: TrainGraph, forward: Sequence[int], edges: Sequence[int], rest: Sequence[int]
-) -> list[int]:
+def _backward_edges(graph: TrainGraph, forward: Sequence[int], edges: Sequence[int], rest: Sequence[int]) -> list[int]:
     """Per block the end of its backward in `rest`, and 0 after the last: block i's is from the next one's end to its own."""
     count = len(edges) - 1
     touched: dict[int, list[int]] = {}
@@ -262,7 +267,10 @@ def _backward_edges(
     level: dict[int, int] = {}
     for op in map(graph.ops.__getitem__, rest):
         makers = {graph.producer[value] for value in op.inputs}
-        cap = min((level.get(maker, count - 1) for maker in makers if maker in inside and maker is not None), default=count - 1)
+        cap = min(
+            (level.get(maker, count - 1) for maker in makers if maker in inside and maker is not None),
+            default=count - 1,
+        )
         # a value between two blocks counts for the later, whose gradients come first
         fits = [max((block for block in touched[v] if block <= cap), default=cap) for v in op.inputs if v in touched]
         level[op.id] = min(fits, default=cap)

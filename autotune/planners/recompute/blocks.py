@@ -1,5 +1,6 @@
 """Solve one block of each kind for all that it can give, choose for every block of the chain, then refine the whole."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,8 @@ from autotune.planners.recompute.runs import Runs, refuse_offload
 
 GROUPS = (2, 3, 4, 6, 8, 12, 16)
 """Blocks that are run again together from where the first begins."""
+AIMS = (1.0, 1.02, 1.05)
+"""Limits given to the chain, in those of the plan: what is over is evicted in the whole step, which sees more."""
 LARGEST_GROUP = 1500
 """Ops of a group, at most."""
 
@@ -57,16 +60,22 @@ def by_chain(graph: TrainGraph, plan: Plan, limit: int, costs: Costs, greed: flo
     if len({block.kind for block in blocks}) == len(blocks):
         return plan
     chain = Chain(graph, plan.order, blocks, costs, greed)
-    order = chain.order(limit)
-    if order is None:
-        return plan
-    runs = Runs(graph, order, costs)
+    orders = dict.fromkeys(chain.order(int(aim * limit)) for aim in AIMS)
+    found = [_fit(Runs(graph, order, costs), limit, greed) for order in orders if order is not None]
+    fitting = [runs for runs in found if runs.peak <= limit]
+    if fitting:
+        cheap = min(fitting, key=lambda runs: runs.seconds)
+        return replace(plan, order=improve(cheap, limit, greed).order)
+    low = min(found, key=lambda runs: (runs.peak, runs.seconds), default=None)
+    return plan if low is None else Greedy(greed=greed).plan(graph, replace(plan, order=low.order), limit, costs)
+
+
+def _fit(runs: Runs, limit: int, greed: float) -> Runs:
+    """Evict what is left over the limit, where the whole step sees more than its blocks; take back what is not needed."""
     if runs.peak > limit:
         Eviction(runs, greed).fit(limit)
-    if runs.peak <= limit:
-        undo(runs, limit)
-        return replace(plan, order=improve(runs, limit, greed).order)
-    return Greedy(greed=greed).plan(graph, replace(plan, order=order), limit, costs)
+    undo(runs, max(limit, runs.peak))
+    return runs
 
 
 class Chain:
@@ -78,6 +87,8 @@ class Chain:
         self.graph, self.given, self.blocks, self.costs, self.greed = graph, order, blocks, costs, greed
         self.bytes = Runs(graph, order, costs).bytes
         self.places = Places.make(graph, order)
+        self.kinds = tuple(block.kind for block in blocks)
+        self.repeated = {kind for kind, count in Counter(self.kinds).items() if count > 1}
         self.solved: dict[tuple[int, ...], _Solved] = {}
 
     def order(self, limit: int) -> tuple[int, ...] | None:
@@ -122,10 +133,9 @@ class Chain:
 
     def _worth(self, first: int, count: int) -> bool:
         """Whether a group is looked at: small enough, and of kinds that repeat."""
-        kinds = [block.kind for block in self.blocks]
         group = self.blocks[first : first + count]
         size = sum(len(block.forward) + len(block.backward) for block in group)
-        return count == 1 or (size <= LARGEST_GROUP and all(kinds.count(block.kind) > 1 for block in group))
+        return count == 1 or (size <= LARGEST_GROUP and self.repeated.issuperset(self.kinds[first : first + count]))
 
     def _ops(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         group = self.blocks[first : first + count]
@@ -135,22 +145,21 @@ class Chain:
     def _beside(self, solved: "_Solved", forward: Sequence[int], backward: Sequence[int]) -> tuple[int, int]:
         """Bytes that stand beside a piece in the given order, during its forward and during its backward."""
         at = self.places.of
-        ahead = int(self.bytes[at[forward[0]]]) - solved.bytes[0] if forward else 0
+        ahead = int(self.bytes[at[forward[0]]]) - solved.bytes[0]
         behind = int(self.bytes[at[backward[0]]]) - solved.bytes[1] if backward else 0
         return ahead, behind
 
     def _solve(self, first: int, count: int) -> "_Solved":
-        key = tuple(block.kind for block in self.blocks[first : first + count])
+        key = self.kinds[first : first + count]
         if key not in self.solved:
             forward, backward = self._ops(first, count)
-            plain = Piece.cut(self.graph, self.places, forward, backward, self.costs)
+            plain = Piece.cut(self.graph, self.places, self.costs, (forward, backward))
             bare = plain.start().bytes
             last = plain.gap + 2
-            inner = (int(bare[1]) if forward else 0, int(bare[last]) if backward else 0)
+            inner = (int(bare[1]), int(bare[last]) if backward else 0)
             blank = _Solved(first, (), plain.given.kept_bytes, inner)
-            piece = Piece.cut(
-                self.graph, self.places, forward, backward, self.costs, self._beside(blank, forward, backward)
-            )
+            beside = self._beside(blank, forward, backward)
+            piece = Piece.cut(self.graph, self.places, self.costs, (forward, backward), beside)
             found = options(piece, self.greed) if count == 1 else self._groups(piece, first, count)
             self.solved[key] = replace(blank, options=found)
         return self.solved[key]
@@ -172,7 +181,7 @@ class Chain:
 
     def _renamed(self, choice: Choice) -> Callable[[int], int]:
         """From the ops of the blocks that were solved to those of the blocks that the choice is for."""
-        key = tuple(block.kind for block in self.blocks[choice.first : choice.first + choice.count])
+        key = self.kinds[choice.first : choice.first + choice.count]
         forward, backward = self._ops(self.solved[key].first, choice.count)
         mine, back = self._ops(choice.first, choice.count)
         return dict(zip((*forward, *backward), (*mine, *back), strict=True)).__getitem__

@@ -16,9 +16,9 @@ from autotune.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.runs import Runs
 
-KEPT = (0.85, 0.7, 0.55, 0.4, 0.25, 0.12, 0.0)
+KEPT = tuple(share / 20 for share in range(19, -1, -1))
 """Shares of the bytes that the given order keeps across the gap, aimed at one by one."""
-ROOM = (1.0, 0.5, 0.0)
+ROOM = (1.0, 0.4, 0.0)
 """Peaks aimed at, between the lowest that can be (0) and that of the given order (1)."""
 
 
@@ -52,10 +52,11 @@ class Piece:
 
     @classmethod
     def cut(
-        cls, graph: TrainGraph, places: Places, forward: Sequence[int], backward: Sequence[int], costs: Costs,
+        cls, graph: TrainGraph, places: Places, costs: Costs, ops: tuple[Sequence[int], Sequence[int]],
         around: tuple[int, int] = (0, 0),
     ) -> "Piece":  # fmt: skip
-        """`around`: bytes that stand in the whole step beside the forward and beside the backward."""
+        """`ops`: forward and backward; `around`: bytes that stand in the whole step beside the one and the other."""
+        forward, backward = ops
         tied = ties(graph, places, forward, backward)
         floor = min(around)
         slack = (around[0] - floor, around[1] - floor)
@@ -162,16 +163,20 @@ def options(piece: Piece, greed: float) -> tuple[Option, ...]:
     found = [given]
     for room in ROOM:
         peak = int(low + room * (high - low))
+        reached = given.kept_bytes + 1
         for share in KEPT:
             kept = int(share * given.kept_bytes)
-            away = max(0, peak - piece.shared_bytes - kept)
-            runs = piece.start(away)
-            limit = max(peak, piece.shared_bytes + kept)
-            if runs.peak <= limit:
+            if kept >= reached:
                 continue
+            limit = max(peak, piece.shared_bytes + kept)
+            runs = piece.start(limit - piece.shared_bytes - kept)
             Eviction(runs, greed).fit(limit)
+            met = runs.peak <= limit
             undo(runs, max(limit, runs.peak))
             found.append(piece.weigh(runs))
+            reached = found[-1].kept_bytes
+            if not met:
+                break
     return pareto(found)
 
 
@@ -182,7 +187,10 @@ def whole(
     forward = list(piece.forward)
     again = [op for ahead, _ in inside for op in ahead if may_repeat(op)]
     backward = [*again, *(op for _, behind in reversed(inside) for op in behind)]
-    runs = piece.start(order=tidy(piece.graph, piece.inner(forward, backward)))
+    order = tidy(piece.graph, piece.inner(forward, backward))
+    bare = piece.start(order=order)
+    room = bare.peak - int(bare.bytes[order.index(piece.gap)])
+    runs = piece.start(room, order)  # with no room across the gap nothing is taken back that would be kept there
     undo(runs, runs.peak)
     return piece.weigh(runs)
 

@@ -42,7 +42,7 @@ def test_what_stands_beside_a_block_is_the_same_at_each_of_its_ops(net: str, end
     places, bytes_ = Places.make(graph, plan.order), Runs(graph, plan.order, costs).bytes
     blocks = find(graph, plan.order)
     for block in blocks:
-        piece = Piece.cut(graph, places, block.forward, block.backward, costs)
+        piece = Piece.cut(graph, places, costs, (block.forward, block.backward))
         inside = piece.start().bytes
         ahead = {int(bytes_[places.of[op]] - inside[at]) for at, op in enumerate(block.forward, 1)}
         behind = {int(bytes_[places.of[op]] - inside[at]) for at, op in enumerate(block.backward, piece.gap + 2)}
@@ -56,7 +56,7 @@ def test_options_of_a_block_are_bought_with_seconds(net: str):
     plan = placed(graph, costs)
     places, blocks = Places.make(graph, plan.order), find(graph, plan.order)
     block = blocks[len(blocks) // 2]
-    given, *others = options(Piece.cut(graph, places, block.forward, block.backward, costs), 1.5)
+    given, *others = options(Piece.cut(graph, places, costs, (block.forward, block.backward)), 1.5)
     assert given.seconds == 0.0
     assert (given.forward, given.backward) == (block.forward, block.backward)
     for option in others:
