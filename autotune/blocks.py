@@ -4,6 +4,7 @@ Repeats are tandem repeats of the forward's ops: the same operators wired in the
 transformer's layers, the bottlenecks of one stage). Names and layers are not looked at.
 """
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -265,15 +266,15 @@ def _backward_edges(graph: TrainGraph, forward: Sequence[int], edges: Sequence[i
                     blocks.append(index)
     inside = set(rest)
     level: dict[int, int] = {}
-    for op in map(graph.ops.__getitem__, rest):
-        makers = {graph.producer[value] for value in op.inputs}
+    for step in map(graph.ops.__getitem__, rest):
+        makers = {graph.producer[value] for value in step.inputs}
         cap = min(
             (level.get(maker, count - 1) for maker in makers if maker in inside and maker is not None),
             default=count - 1,
         )
         # a value between two blocks counts for the later, whose gradients come first
-        fits = [max((block for block in touched[v] if block <= cap), default=cap) for v in op.inputs if v in touched]
-        level[op.id] = min(fits, default=cap)
+        known = [touched[value] for value in step.inputs if value in touched]
+        level[step.id] = min((own[at - 1] for own in known if (at := bisect_right(own, cap))), default=cap)
     counted = np.array([level[op] if graph.ops[op].phase is Phase.BACKWARD else -1 for op in rest], dtype=np.int64)
     ends = [len(rest)]
     for block in range(1, count):

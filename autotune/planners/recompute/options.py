@@ -52,11 +52,11 @@ class Piece:
 
     @classmethod
     def cut(
-        cls, graph: TrainGraph, places: Places, costs: Costs, ops: tuple[Sequence[int], Sequence[int]],
+        cls, graph: TrainGraph, places: Places, costs: Costs, pair: tuple[Sequence[int], Sequence[int]],
         around: tuple[int, int] = (0, 0),
     ) -> "Piece":  # fmt: skip
-        """`ops`: forward and backward; `around`: bytes that stand in the whole step beside the one and the other."""
-        forward, backward = ops
+        """`pair`: forward and backward; `around`: bytes that stand in the whole step beside the one and the other."""
+        forward, backward = pair
         tied = ties(graph, places, forward, backward)
         floor = min(around)
         slack = (around[0] - floor, around[1] - floor)
