@@ -60,22 +60,30 @@ def by_chain(graph: TrainGraph, plan: Plan, limit: int, costs: Costs, greed: flo
     if len({block.kind for block in blocks}) == len(blocks):
         return plan
     chain = Chain(graph, plan.order, blocks, costs, greed)
-    orders = dict.fromkeys(chain.order(int(aim * limit)) for aim in AIMS)
-    found = [_fit(Runs(graph, order, costs), limit, greed) for order in orders if order is not None]
-    fitting = [runs for runs in found if runs.peak <= limit]
-    if fitting:
-        cheap = min(fitting, key=lambda runs: runs.seconds)
-        return replace(plan, order=improve(cheap, limit, greed).order)
-    low = min(found, key=lambda runs: (runs.peak, runs.seconds), default=None)
-    return plan if low is None else Greedy(greed=greed).plan(graph, replace(plan, order=low.order), limit, costs)
+    if chain.order(limit) is None:
+        lowest = chain.lowest()
+        return plan if lowest is None else _sunk(graph, replace(plan, order=lowest), limit, costs, greed)
+    found: list[Runs] = []
+    for order in dict.fromkeys(chain.order(int(aim * limit)) for aim in AIMS):
+        if order is not None:
+            runs = Runs(graph, order, costs)
+            if runs.peak > limit:
+                Eviction(runs, greed).fit(limit)
+            if runs.peak <= limit:
+                undo(runs, limit)
+                found.append(runs)
+    cheap = min(found, key=lambda runs: runs.seconds, default=None)
+    return plan if cheap is None else replace(plan, order=improve(cheap, limit, greed).order)
 
 
-def _fit(runs: Runs, limit: int, greed: float) -> Runs:
-    """Evict what is left over the limit, where the whole step sees more than its blocks; take back what is not needed."""
-    if runs.peak > limit:
-        Eviction(runs, greed).fit(limit)
-    undo(runs, max(limit, runs.peak))
-    return runs
+def _sunk(graph: TrainGraph, plan: Plan, limit: int, costs: Costs, greed: float) -> Plan:
+    """What the greedy reaches from where the chain ends, and not below the limit."""
+    made = Greedy(greed=greed).plan(graph, plan, 0, costs)
+    runs = Runs(graph, made.order, costs)
+    if runs.peak >= limit:
+        return made
+    undo(runs, limit)
+    return replace(made, order=improve(runs, limit, greed).order)
 
 
 class Chain:
@@ -92,19 +100,23 @@ class Chain:
         self.solved: dict[tuple[int, ...], _Solved] = {}
 
     def order(self, limit: int) -> tuple[int, ...] | None:
-        """The cheapest order under a limit, or the lowest if none is; None where it would be no valid plan."""
-        count = len(self.blocks)
-        table = list(self.choices)
-        choices = [choice for choice, _ in table]
-        chosen = cheapest(count, choices, limit)
-        if chosen is None:
-            lowest = lowest_limit(count, choices, int(self.bytes.max()), limit)
-            chosen = cheapest(count, choices, lowest) or ()
-        ahead, behind = [], []
-        for index in chosen:
-            choice, option = table[index]
+        """The cheapest order under a limit; None where there is none, or where it would be no valid plan."""
+        chosen = cheapest(len(self.blocks), [choice for choice, _ in self.choices], limit)
+        return None if chosen is None else self._flat(chosen)
+
+    def lowest(self) -> tuple[int, ...] | None:
+        """The order with the lowest peak."""
+        choices = [choice for choice, _ in self.choices]
+        low = lowest_limit(len(self.blocks), choices, int(self.bytes.max()), self.graph.static_bytes)
+        return self.order(low)
+
+    def _flat(self, chosen: Sequence[int]) -> tuple[int, ...] | None:
+        """All forwards as they follow, then all backwards from the last."""
+        ahead: list[int] = []
+        behind: list[list[int]] = []
+        for choice, option in map(self.choices.__getitem__, chosen):
             ops = self._renamed(choice)
-            ahead += [ops(op) for op in option.forward]
+            ahead += map(ops, option.forward)
             behind.append([ops(op) for op in option.backward])
         order = (*ahead, *(op for part in reversed(behind) for op in part))
         try:

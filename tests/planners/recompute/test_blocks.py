@@ -88,7 +88,7 @@ def test_a_deep_chain_is_run_again_in_groups_from_where_they_begin():
     graph = training_chain(24)
     costs = Costs.unit(graph)
     plan = placed(graph, costs)
-    order = Chain(graph, plan.order, find(graph, plan.order), costs, 1.5).order(0)
+    order = Chain(graph, plan.order, find(graph, plan.order), costs, 1.5).lowest()
     assert order is not None
     assert peak_bytes(graph, Plan(order), costs) - graph.static_bytes <= 130
 
