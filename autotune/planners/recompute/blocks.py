@@ -23,6 +23,8 @@ GROUPS = (2, 3, 4, 6, 8, 12, 16)
 """Blocks that are run again together from where the first begins."""
 AIMS = (1.0, 1.02, 1.05)
 """Limits given to the chain, in those of the plan: what is over is evicted in the whole step, which sees more."""
+FEW = 3
+"""Blocks of a group that may be of any kind; a larger group repeats what was solved."""
 LARGEST_GROUP = 1500
 """Ops of a group, at most."""
 
@@ -144,10 +146,11 @@ class Chain:
                     yield Choice(first, count, saved, peak, option.seconds), option
 
     def _worth(self, first: int, count: int) -> bool:
-        """Whether a group is looked at: small enough, and of kinds that repeat."""
+        """Whether a group is looked at: small enough, and few or all of kinds that repeat."""
         group = self.blocks[first : first + count]
         size = sum(len(block.forward) + len(block.backward) for block in group)
-        return count == 1 or (size <= LARGEST_GROUP and self.repeated.issuperset(self.kinds[first : first + count]))
+        alike = self.repeated.issuperset(self.kinds[first : first + count])
+        return count == 1 or (size <= LARGEST_GROUP and (count <= FEW or alike))
 
     def _ops(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         group = self.blocks[first : first + count]

@@ -32,6 +32,11 @@ NETS = {
     "lstm": synthetic.lstm(8, 64, 8, 64),
     "chain": (training_chain(12), Costs.unit(training_chain(12))),
 }
+SMALL = {
+    "resnet": synthetic.resnet((3,), batch=2, side=32),
+    "gpt": synthetic.gpt(3, 32, 2, 16, batch=2, vocabulary=32, dropout=False),
+    "chain": NETS["chain"],
+}
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -93,12 +98,13 @@ def test_a_deep_chain_is_run_again_in_groups_from_where_they_begin():
     assert peak_bytes(graph, Plan(order), costs) - graph.static_bytes <= 130
 
 
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("percent", [75, 55, 0])
+@pytest.mark.parametrize(
+    ("net", "percent"), [("resnet", 70), ("gpt", 80), ("gpt", 50), ("chain", 70), ("chain", 40), ("chain", 0)]
+)
 def test_at_one_budget_it_is_no_worse_than_the_greedy_of_the_whole(net: str, percent: int):
-    graph, costs = NETS[net]
+    graph, costs = SMALL[net]
     plan = placed(graph, costs)
-    budget = peak_bytes(graph, plan, costs) * percent // 100
+    budget = graph.static_bytes + (peak_bytes(graph, plan, costs) - graph.static_bytes) * percent // 100
     ours, theirs = (
         Runs(graph, planner.plan(graph, plan, budget, costs).order, costs) for planner in (Blocks(), Greedy())
     )
