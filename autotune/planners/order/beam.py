@@ -31,7 +31,7 @@ class Beam:
         refuse_later_decisions(graph, plan)
         problem = ordering(graph, costs)
         floor = int(must_live(problem).max(initial=0))
-        return lowest(plan, problem, lambda problem: beams(problem, self.width, floor))
+        return lowest(graph, plan, problem, lambda problem: beams(problem, self.width, floor))
 
 
 def beams(problem: Ordering, width: int, floor: int) -> list[tuple[int, ...]]:

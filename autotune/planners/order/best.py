@@ -16,6 +16,7 @@ from autotune.planners.order.depth_first import depth_first
 from autotune.planners.order.exact import Ordered, search, solve
 from autotune.planners.order.list_by_bytes import lists
 from autotune.planners.order.longest_path import longest_paths
+from autotune.planners.order.lowest import lowest
 
 EFFORT = 30_000
 WINDOWS = (24, 48, 96, 192)
@@ -31,7 +32,8 @@ class Best:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
-        return replace(plan, order=best_order(graph, costs, plan.order, self.effort).order)
+        found = best_order(graph, costs, plan.order, self.effort)
+        return lowest(graph, plan, ordering(graph, costs), lambda _: [found.order])
 
 
 def best_order(graph: TrainGraph, costs: Costs, order: tuple[int, ...] | None = None, effort: int = EFFORT) -> Ordered:

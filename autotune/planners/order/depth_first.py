@@ -23,7 +23,9 @@ class DepthFirst:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
-        return lowest(plan, ordering(graph, costs), lambda problem: depth_first(problem, large=self.first == "large"))
+        return lowest(
+            graph, plan, ordering(graph, costs), lambda problem: depth_first(problem, large=self.first == "large")
+        )
 
 
 def depth_first(problem: Ordering, *, large: bool) -> Iterator[tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """Search all orders for the lowest peak, and prove it where the search ends."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import ClassVar
@@ -13,6 +13,7 @@ from autotune.order_bound import LARGEST, least_live, must_live
 from autotune.ordering import Ordering, ordering
 from autotune.plan import Plan
 from autotune.planners.contract import refuse_later_decisions
+from autotune.planners.order.lowest import lowest
 from autotune.planners.order.states import State, Steps
 
 
@@ -26,7 +27,8 @@ class Exact:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
-        return replace(plan, order=solve(ordering(graph, costs), plan.order, self.states).order)
+        problem = ordering(graph, costs)
+        return lowest(graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states).order])
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class ListByBytes:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
-        return lowest(plan, ordering(graph, costs), lists)
+        return lowest(graph, plan, ordering(graph, costs), lists)
 
 
 def lists(problem: Ordering) -> Iterator[tuple[int, ...]]:

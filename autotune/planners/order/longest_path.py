@@ -23,7 +23,7 @@ class LongestPath:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
-        return lowest(plan, ordering(graph, costs), longest_paths)
+        return lowest(graph, plan, ordering(graph, costs), longest_paths)
 
 
 def longest_paths(problem: Ordering) -> Iterator[tuple[int, ...]]:
