@@ -176,11 +176,17 @@ def report(
 
 
 @app.command(short_help="Say in words what a plan decides.")
-def show(plan: PlanPath, *, json: Json = False, verbose: Verbose = False) -> None:
+def show(
+    plan: PlanPath,
+    *,
+    table: Annotated[bool, typer.Option("--table", help="Also what lives while each op runs.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Say in words what a plan decides, what was predicted of it and what was seen."""
     from autotune.commands.show import run
 
-    run(plan, json=json)
+    run(plan, json=json, table=table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

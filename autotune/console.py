@@ -4,8 +4,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
+from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.measurement import Measurement
 from autotune.planfile import PlanFile
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.devices import Finding
+
+T = TypeVar("T")
 
 
 def on_terminal(stream: IO[str]) -> bool:
@@ -162,17 +165,26 @@ def _layers(graph: TrainGraph, ops: Iterable[int], most: int = 4) -> str:
 
 def graph_beside(path: Path, digest: str) -> TrainGraph | None:
     """The graph of a plan that still lies in its run directory."""
+    graph = _beside(path, "graph.json", TrainGraph)
+    return graph if graph is not None and graph.digest == digest else None
+
+
+def costs_beside(path: Path) -> Costs | None:
+    """What was measured of the ops of a plan that still lies in its run directory."""
+    return _beside(path, "costs.json", Costs)
+
+
+def _beside(path: Path, name: str, kind: type[T]) -> T | None:
     import json
 
     from autotune.errors import ConfigError
     from autotune.records import from_json
 
-    beside = path.parent / "graph.json"
+    found = path.parent / name
     try:
-        graph = from_json(TrainGraph, json.loads(beside.read_text()), where=str(beside))
+        return from_json(kind, json.loads(found.read_text()), where=str(found))
     except (OSError, ValueError, ConfigError):
         return None
-    return graph if graph.digest == digest else None
 
 
 def print_findings(findings: Iterable["Finding"], out: IO[str]) -> None:

@@ -23,6 +23,7 @@ from autotune.graph import TrainGraph
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
+from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import simulate
 from tests.graphs import training_chain
@@ -360,6 +361,23 @@ def test_show_says_what_a_plan_decides(here: Path, fake_device: None, run: Calla
     assert "offload    nothing" in out
     assert "not measured" in out
     assert run("show", "plan.json", "--json")[1].count("\n") == 1
+
+
+def test_show_lists_the_ops_of_a_plan_that_lies_in_its_run(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("plan", "chain", "--budget", "60%", "-o", "plan.json")
+    code, _, err = run("show", "plan.json", "--table")
+    assert code == 2
+    assert "its graph.json and costs.json are not beside it" in err
+    (here / "graph.json").write_text(json.dumps(to_json(GRAPH)))
+    (here / "costs.json").write_text(json.dumps(to_json(Costs.unit(GRAPH))))
+    code, out, _ = run("show", "plan.json", "--table")
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.split() == ["op", "memory", "peak", "tensors"])
+    assert code == 0
+    assert len(lines) - first - 1 == len(planfile.read(here / "plan.json").plan.order)
+    assert lines[first + 2].endswith("h0, h1")
 
 
 def test_measure_json_holds_measurement_and_baseline(

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "autotune"
 FLOORS = {
     0: "errors units knobs graph costs plan measurement records",
-    1: "schedule simulate bounds trial planfile planners walk judge blocks",
+    1: "schedule simulate bounds ordering min_cut order_bound op_table trial planfile planners walk judge blocks",
     2: "workload zoo references lstm dropout update inplace memory_format program capture profile execute stores meters arena devices apply",
     3: "harness",
     4: "config yamlfile study space candidates ledger handback interrupts progress runner",

@@ -4,15 +4,27 @@ from pathlib import Path
 
 from autotune import planfile
 from autotune.commands.session import answering, print_json
-from autotune.console import describe, graph_beside
+from autotune.console import costs_beside, describe, graph_beside
+from autotune.errors import ConfigError
 from autotune.records import to_json
 
 
-def run(path: Path, *, json: bool) -> None:
-    """Print it."""
+def run(path: Path, *, json: bool, table: bool = False) -> None:
+    """Print it; with `table` also what lives while each op runs."""
     file = planfile.read(path)
     with answering() as out:
         if json:
             print_json(to_json(file), out)
-        else:
-            out.write("\n".join(describe(file, graph_beside(path, file.graph_digest))) + "\n")
+            return
+        graph = graph_beside(path, file.graph_digest)
+        lines = describe(file, graph)
+        if table:
+            from autotune.op_table import op_rows, op_table
+
+            costs = costs_beside(path)
+            if graph is None or costs is None or len(costs.scratch_bytes) != len(graph.ops):
+                raise ConfigError(
+                    f"{path}: its graph.json and costs.json are not beside it; show a plan in its run directory"
+                )
+            lines = [*lines, "", *op_table(op_rows(graph, file.plan, costs))]
+        out.write("\n".join(lines) + "\n")

@@ -44,7 +44,7 @@ def test_a_whole_number_is_a_real_one_too():
     ("settings", "words"),
     [
         ({"ofload": {"planner": "keep"}}, "no kind of planner is called 'ofload'; known: order, update, recompute, reorder, inplace, offload"),
-        ({"order": {"planner": "best"}}, "unknown order planner 'best'; known: traced, list_by_bytes"),
+        ({"order": {"planner": "shortest"}}, "unknown order planner 'shortest'; known: traced, list_by_bytes, depth_first"),
         ({"order": {}}, "order names no planner; add planner: one of traced, list_by_bytes"),
         ({"offload": {"planner": "window", "widow": 2}}, "offload planner window has no knob 'widow'; known: window, store, share"),
         ({"update": {"planner": "at_end", "share": 0.5}}, "update planner at_end has no knob 'share'; known: none"),

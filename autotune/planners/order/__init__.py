@@ -1,7 +1,20 @@
 """In which order ops run, each once. The first is the default."""
 
 from autotune.planners.contract import Planner
+from autotune.planners.order.beam import Beam
+from autotune.planners.order.best import Best
+from autotune.planners.order.depth_first import DepthFirst
+from autotune.planners.order.exact import Exact
 from autotune.planners.order.list_by_bytes import ListByBytes
+from autotune.planners.order.longest_path import LongestPath
 from autotune.planners.order.traced import Traced
 
-ORDERS: dict[str, type[Planner]] = {"traced": Traced, "list_by_bytes": ListByBytes}
+ORDERS: dict[str, type[Planner]] = {
+    "traced": Traced,
+    "list_by_bytes": ListByBytes,
+    "depth_first": DepthFirst,
+    "longest_path": LongestPath,
+    "beam": Beam,
+    "exact": Exact,
+    "best": Best,
+}

@@ -1,0 +1,119 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.costs import Costs
+from autotune.graph import TrainGraph
+from autotune.ordering import ordering
+from autotune.plan import Plan, check
+from autotune.planners.order.exact import Exact, pieces_of, search, solve
+from autotune.simulate import peak_bytes
+from tests.graphs import Builder, chain, random_graph, random_order, training_chain
+from tests.planners.order.nets import bottleneck, randwire, xla_seven
+from tests.test_order_bound import optimum
+
+randoms = st.randoms(use_true_random=False)
+
+
+def task(rng: random.Random, max_ops: int) -> tuple[TrainGraph, Costs]:
+    graph = random_graph(rng, max_ops)
+    return graph, Costs((1.0,) * len(graph.ops), tuple(rng.choice([0, 0, 7, 30]) for _ in graph.ops))
+
+
+def test_fifteen_hundred_small_graphs_get_the_best_of_all_orders_and_the_proof():
+    for seed in range(1500):
+        rng = random.Random(seed)
+        graph, costs = task(rng, 9)
+        problem = ordering(graph, costs)
+        plan = Exact().plan(graph, Plan(random_order(graph, rng)), 0, costs)
+        check(graph, plan)
+        best = optimum(problem)
+        assert peak_bytes(graph, plan, costs) == best, seed
+        assert solve(problem, plan.order, 10**6).proved, seed
+
+
+@settings(max_examples=40)
+@given(randoms)
+def test_wider_graphs_too(rng: random.Random):
+    graph, costs = task(rng, 13)
+    problem = ordering(graph, costs)
+    found = solve(problem, random_order(graph, rng), 10**6)
+    assert found.peak_bytes == found.lower_bound_bytes == optimum(problem)
+
+
+@given(randoms, st.integers(0, 5))
+def test_a_search_that_is_cut_off_claims_no_more_than_it_knows(rng: random.Random, states: int):
+    graph, costs = task(rng, 9)
+    problem = ordering(graph, costs)
+    order = random_order(graph, rng)
+    found = solve(problem, order, states)
+    assert found.states <= states
+    assert found.lower_bound_bytes <= optimum(problem) <= found.peak_bytes == problem.peak(found.order)
+    assert found.peak_bytes <= problem.peak(order)
+
+
+def test_nothing_below_the_best_is_found_and_that_is_a_proof():
+    problem = ordering(graph := bottleneck(), Costs.unit(graph))
+    assert search(problem, 0, 225, 1000).order == ()
+    assert search(problem, 0, 225, 1000).proved
+    assert problem.peak(search(problem, 0, 226, 1000).order) == 225
+
+
+@pytest.mark.parametrize(("graph", "peak"), [(bottleneck(), 225), (xla_seven(), 5)])
+def test_the_known_examples_are_proved(graph: TrainGraph, peak: int):
+    found = solve(ordering(graph, Costs.unit(graph)), Plan.traced(graph).order, 1000)
+    assert (found.peak_bytes, found.proved) == (peak, True)
+
+
+@pytest.mark.parametrize(("seed", "tensors"), [(0, 13), (1, 14), (2, 15), (3, 14)])
+def test_a_randomly_wired_net_is_proved_within_ten_thousand_states(seed: int, tensors: int):
+    """The traced order holds 17, 17, 18 and 18 of its tensors, which are all of one size."""
+    problem = ordering(graph := randwire(seed, nbytes=64), Costs.unit(graph))
+    found = solve(problem, problem.traced, 10_000)
+    assert (found.peak_bytes, found.proved) == (64 * tensors, True)
+
+
+def test_stages_in_a_row_cost_one_search_for_the_highest():
+    one, three = randwire(1), randwire(1, stages=3)
+    alone = solve(ordering(one, Costs.unit(one)), Plan.traced(one).order, 10_000)
+    row = solve(ordering(three, Costs.unit(three)), Plan.traced(three).order, 10_000)
+    assert (row.peak_bytes, row.states) == (alone.peak_bytes, alone.states)
+
+
+def test_a_chain_is_cut_at_every_op_and_a_fork_stays_whole():
+    line, fork = chain(3), bottleneck()
+    assert list(pieces_of(ordering(line, Costs.unit(line)))) == [(0, 1), (1, 2), (2, 3)]
+    assert list(pieces_of(ordering(fork, Costs.unit(fork)))) == [(0, 1), (1, 5), (5, 6)]
+
+
+@given(randoms)
+def test_an_op_between_two_pieces_stands_there_in_every_order(rng: random.Random):
+    graph = random_graph(rng, 10)
+    order = random_order(graph, rng)
+    pieces = list(pieces_of(ordering(graph, Costs.unit(graph))))
+    assert [first for first, _ in pieces] == [0, *(last for _, last in pieces[:-1])]
+    assert all(sorted(order[first:last]) == list(range(first, last)) for first, last in pieces)
+
+
+def test_two_valleys_are_searched_one_after_the_other():
+    # ten pairs of branches that each fall to one byte: together 2^20 sets, one valley after the other a handful
+    built = Builder()
+    for pair in range(10):
+        for side in "ab":
+            built.op(f"up{pair}{side}", makes=[(f"high{pair}{side}", 100)])
+            built.op(f"down{pair}{side}", [f"high{pair}{side}"], [(f"low{pair}{side}", 0)])
+            built.op(f"more{pair}{side}", [f"low{pair}{side}"], [(f"top{pair}{side}", 50 + pair)])
+            built.op(f"last{pair}{side}", [f"top{pair}{side}"], [(f"end{pair}{side}", 0)])
+    graph = built.graph()
+    found = solve(ordering(graph, Costs.unit(graph)), Plan.traced(graph).order, 200)
+    assert (found.peak_bytes, found.proved) == (100, True)
+
+
+def test_one_weights_gradient_at_a_time_is_enough():
+    # eleven activations, the loss, the gradient of the last one and the first weight's that is made of it
+    graph = training_chain(12, nbytes=10, param_bytes=20)
+    plan = Exact().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
+    assert peak_bytes(graph, plan, Costs.unit(graph)) == graph.static_bytes + 11 * 10 + 1 + 10 + 20
+    assert peak_bytes(graph, Plan.traced(graph), Costs.unit(graph)) == graph.static_bytes + 12 * 20 + 10 + 1

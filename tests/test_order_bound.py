@@ -1,0 +1,115 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune import order_bound
+from autotune.bounds import peak_lower_bound
+from autotune.costs import Costs
+from autotune.order_bound import least_live, live_bytes, must_live, must_live_near, order_lower_bound
+from autotune.ordering import Ordering, ordering
+from tests.graphs import Builder, random_order, training_chain
+from tests.test_ordering import problem
+
+randoms = st.randoms(use_true_random=False)
+
+
+def sets(found: Ordering) -> set[int]:
+    """Every set of ops that may have run, a bit for each op."""
+    known = {0}
+    for op, before in enumerate(found.before):
+        needs = sum(1 << earlier for earlier in before)
+        known |= {ran | 1 << op for ran in known if ran & needs == needs}
+    return known
+
+
+def optimum(found: Ordering) -> int:
+    """Lowest peak of all orders, by looking at every set of ops that may have run."""
+    peaks = {0: live_bytes(found, 0)}
+    for ran in sorted(sets(found), key=int.bit_count):
+        for op, before in enumerate(found.before):
+            if ran >> op & 1 or not all(ran >> earlier & 1 for earlier in before):
+                continue
+            fresh = {
+                v for v in found.touches[op] if v not in found.stands and not any(ran >> e & 1 for e in found.ends[v])
+            }
+            during = live_bytes(found, ran) + sum(found.nbytes[value] for value in fresh) + found.scratch[op]
+            after = ran | 1 << op
+            peaks[after] = min(peaks.get(after, 1 << 60), max(peaks[ran], during))
+    return peaks[(1 << len(found.before)) - 1]
+
+
+def test_a_value_that_waits_for_another_branch_counts_there():
+    # whatever runs first, `skip` lives from `a` to `join`: at `wide` beside its input and its output
+    built = Builder()
+    built.op("a", makes=[("x", 10), ("skip", 7)])
+    built.op("wide", ["x"], [("y", 20)])
+    built.op("narrow", ["y"], [("z", 1)])
+    built.op("join", ["skip", "z"], [("out", 1)])
+    graph = built.graph("out")
+    assert peak_lower_bound(graph, Costs.unit(graph)) == (30, 1)
+    assert order_lower_bound(graph, Costs.unit(graph)) == (37, 1)
+
+
+def test_a_branch_that_may_run_before_or_after_leaves_its_input_or_its_result():
+    # while `wide` runs either `a` waits for `shrink`, or what `shrink` made of it for `join`: 8 bytes at least
+    built = Builder()
+    built.op("split", makes=[("a", 10), ("b", 1)])
+    built.op("shrink", ["a"], [("small", 8)])
+    built.op("wide", ["b"], [("big", 20)])
+    built.op("join", ["small", "big"], [("out", 0)])
+    graph = built.graph("out")
+    found = ordering(graph, Costs.unit(graph))
+    assert must_live(found).tolist() == [11, 18, 21, 28]
+    assert must_live_near(found, (0, 1, 2, 3), 100) == 29 == optimum(found)
+
+
+def test_a_training_chain_keeps_all_it_made_until_its_loss():
+    graph = training_chain(3)
+    assert order_lower_bound(graph, Costs.unit(graph))[0] == graph.static_bytes + 40
+    assert graph.ops[order_lower_bound(graph, Costs.unit(graph))[1]].name in ("dloss", "dx2")
+
+
+def test_a_graph_without_ops_needs_its_static_bytes():
+    built = Builder()
+    assert order_lower_bound(built.graph(), Costs((), ())) == (0, -1)
+
+
+def test_blocks_of_ops_make_no_difference(monkeypatch: pytest.MonkeyPatch):
+    rng = random.Random(1)
+    _, _, found = problem(rng, 40)
+    whole = must_live(found)
+    monkeypatch.setattr(order_bound, "BLOCK", 7)
+    assert must_live(found).tolist() == whole.tolist()
+
+
+@given(randoms)
+def test_neither_bound_is_above_the_best_of_all_orders(rng: random.Random):
+    graph, costs, found = problem(rng, 8)
+    best = optimum(found)
+    low, op = order_lower_bound(graph, costs)
+    near = must_live_near(found, random_order(graph, rng), 10**6)
+    assert peak_lower_bound(graph, costs)[0] <= low == must_live(found)[op] <= best
+    assert near <= best
+
+
+@given(randoms)
+def test_the_bound_is_the_same_from_the_end(rng: random.Random):
+    _, _, found = problem(rng)
+    assert must_live(found.backwards()).tolist() == must_live(found).tolist()[::-1]
+
+
+@given(randoms)
+def test_no_set_between_two_has_fewer_bytes_and_it_is_the_largest(rng: random.Random):
+    graph, _, found = problem(rng, 8)
+    order = random_order(graph, rng)
+    low, high = sorted(rng.choices(range(len(order) + 1), k=2))
+    ran = sum(1 << op for op in order[:low])
+    barred = sum(1 << op for op in order[high:])
+    least = least_live(found, ran, barred)
+    between = [one for one in sets(found) if one & ran == ran and not one & barred]
+    assert least in between
+    fewest = min(live_bytes(found, one) for one in between)
+    assert live_bytes(found, least) == fewest
+    assert all(one & ~least == 0 for one in between if live_bytes(found, one) == fewest)
