@@ -41,22 +41,27 @@ def _must_live(problem: Ordering, first: int, last: int) -> npt.NDArray[np.int64
     ops = range(len(problem.before))
     earlier, later = _reach(problem.before, ops, first, last), _reach(problem.after, reversed(ops), first, last)
     width = (last - first + 7) // 8
-    rows = bytearray()
+    rows, kept, throughout = bytearray(), [], problem.base
     for value, ends in enumerate(problem.ends):
         begun = every if value in problem.stands else 0
         needed = every if value in problem.stays else 0
         for op in ends:
             begun |= later[op]
             needed |= earlier[op]
-        rows += (begun & needed).to_bytes(width, "little")
-    lives = np.frombuffer(rows, dtype=np.uint8).reshape(len(problem.ends), width)
+        lives = begun & needed
+        if lives == every:
+            throughout += problem.nbytes[value]
+        elif lives:
+            rows += lives.to_bytes(width, "little")
+            kept.append(problem.nbytes[value])
+    sets = np.frombuffer(rows, dtype=np.uint8).reshape(len(kept), width)
     # sums of bytes stay exact in a double below 2^53, and a double's product is many times faster than an integer's
-    sizes = np.array(problem.nbytes, dtype=np.float64)
+    sizes = np.array(kept, dtype=np.float64)
     total = np.zeros(last - first)
-    for row in range(0, len(lives), 512):
-        bits = np.unpackbits(lives[row : row + 512], axis=1, bitorder="little")[:, : last - first]
+    for row in range(0, len(sets), 512):
+        bits = np.unpackbits(sets[row : row + 512], axis=1, bitorder="little")[:, : last - first]
         total += sizes[row : row + 512] @ bits
-    own = np.array(problem.scratch[first:last], dtype=np.int64) + problem.base
+    own = np.array(problem.scratch[first:last], dtype=np.int64) + throughout
     return own + total.astype(np.int64)
 
 

@@ -76,13 +76,13 @@ def _solve(problem: Ordering, best: Ordered, effort: int) -> Ordered:
 
 def _beam(problem: Ordering, best: Ordered, effort: int) -> Ordered:
     """Beams eight times as wide as the one before."""
-    width = states = 1
-    while (states := states + 4 * width * len(best.order)) <= effort and not best.proved:
+    width, spent = 1, 0
+    while not best.proved and (spent := spent + 4 * width * len(best.order)) <= effort:
         for found in beams(problem, width, best.lower_bound_bytes):
             if (peak := problem.peak(found)) < best.peak_bytes:
                 best = Ordered(found, peak, best.lower_bound_bytes)
         width *= 8
-    return replace(best, states=min(states, effort))
+    return replace(best, states=min(spent, effort))
 
 
 def _windows(problem: Ordering, best: Ordered, effort: int) -> Ordered:
