@@ -41,8 +41,10 @@ def op_rows(graph: TrainGraph, plan: Plan, costs: Costs) -> Iterator[OpRow]:
     for moment in timeline(graph, schedule, costs):
         peak = max(peak, moment.during_bytes)
         match moment.instruction:
-            case Run(op_id):
+            case Run(op_id, takes):
                 op = graph.ops[op_id]
+                if takes is not None:
+                    del live[takes]  # the result lies in its buffer
                 live |= dict.fromkeys(op.outputs)
                 own = [value for value in live if value in op.inputs or value in op.outputs]
                 waiting = [value for value in live if value not in own]

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from autotune.costs import Costs
 from autotune.graph import Role, TrainGraph
 from autotune.op_table import op_rows, op_table
-from autotune.plan import Plan
+from autotune.plan import InPlace, Plan
 from autotune.simulate import peak_bytes
 from tests.graphs import Builder, chain, plans
 from tests.planners.order.nets import bottleneck
@@ -67,6 +67,17 @@ def test_many_that_wait_are_counted_not_named():
     lines = list(op_table(op_rows(graph, Plan.traced(graph), Costs.unit(graph))))
     assert lines[9].endswith("8 waiting (24 B), t8")
     assert lines[7].endswith("t0, t1, t2, t3, t4, t5, t6")
+
+
+def test_what_runs_in_place_counts_its_buffer_once():
+    built = Builder()
+    built.op("make", makes=[("x", 5)])
+    built.op("relu", ["x"], [("y", 5)], inplace=["x"])
+    graph = built.graph("y")
+    plan = Plan((0, 1), inplace=(InPlace(1, graph.ops[1].inputs[0]),))
+    rows = list(op_rows(graph, plan, Costs.unit(graph)))
+    assert [row.memory_bytes for row in rows] == [5, 5]
+    assert rows[1].tensors == (("y", 5),)
 
 
 @settings(max_examples=60)

@@ -70,7 +70,7 @@ def eager_results(name: str) -> tuple[list[Any], list[dict[str, torch.Tensor]], 
 
 
 def plan_for(workload: Workload, settings: Settings | None) -> Plan:
-    """A plan for half of the bytes above the static ones."""
+    """A plan for half of the bytes above the static ones, a quarter for one that combines everything."""
     program = capture(workload)
     if settings is None:
         return Plan.traced(program.graph)
@@ -78,7 +78,7 @@ def plan_for(workload: Workload, settings: Settings | None) -> Plan:
     costs = Costs.unit(graph)
     costs = Costs(costs.seconds, costs.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
     over = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes - graph.static_bytes
-    return make_plan(graph, settings, graph.static_bytes + over // 2, costs)
+    return make_plan(graph, settings, graph.static_bytes + over // (4 if settings is COMBINED else 2), costs)
 
 
 @pytest.mark.parametrize("kind", PLANS)
