@@ -84,7 +84,7 @@ class TrainGraph:
         for position, op in enumerate(self.ops):
             if op.id != position:
                 raise CaptureError(f"{self.name}: op {op.name} has id {op.id} at position {position}")
-            stray = next((v for v in (*op.inputs, *op.outputs, *op.writes) if v not in known), None)
+            stray = next((v for v in (*op.inputs, *op.outputs, *op.writes, *op.inplace) if v not in known), None)
             if stray is not None:
                 raise CaptureError(f"{self.name}: {op.name} names value {stray}; the graph has {len(self.values)}")
             if not made.issuperset(op.inputs) or not made.issuperset(op.writes):

@@ -76,7 +76,7 @@ class Piece:
             op = graph.ops[op_id]
             return replace(
                 op, id=at, inputs=tuple(number[v] for v in op.inputs), outputs=tuple(number[v] for v in op.outputs),
-                writes=tuple(number[v] for v in op.writes),
+                writes=tuple(number[v] for v in op.writes), inplace=tuple(number[v] for v in op.inplace),
             )  # fmt: skip
 
         gap = len(forward) + 1

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,18 @@ def test_without_repeats_it_answers_as_the_greedy_does():
         if len({block.kind for block in find(graph)}) == len(find(graph)):
             assert Blocks().plan(graph, plan, 0, costs) == Greedy().plan(graph, plan, 0, costs)
             assert by_chain(graph, plan, 0, costs, 1.5) == plan
+
+
+def test_a_block_keeps_what_its_ops_may_overwrite():
+    graph, costs = NETS["chain"]
+    graph = replace(graph, ops=tuple(replace(op, inplace=op.inputs[-1:]) for op in graph.ops))
+    places = Places.make(graph, Plan.traced(graph).order)
+    for block in find(graph):
+        piece = Piece.cut(graph, places, costs, (block.forward, block.backward))
+        inner = [op for op in piece.graph.ops if op.inplace]
+        assert [op.inplace for op in inner] == [op.inputs[-1:] for op in inner]
+        assert len(inner) == sum(bool(graph.ops[op].inputs) for op in (*block.forward, *block.backward))
+    check(graph, Blocks().plan(graph, placed(graph, costs), 0, costs))
 
 
 def test_nothing_is_computed_again_where_nothing_is_gained():
