@@ -37,7 +37,7 @@ def main() -> None:
             writer.writerows(rows)
         record = summed(document, rows) | {
             "budget": budget(model),
-            "device": document["baseline"]["measurement"]["device"],
+            "device": document["best"]["measurement"]["device"],
             "kernel": platform.release(),
             "load": {"began": load, "ended": os.getloadavg()},
             "seconds": round(time.perf_counter() - began),
