@@ -49,7 +49,7 @@ Time = Annotated[
     typer.Option(
         "--time",
         metavar="TIME",
-        help="How long the search itself may take: 90s, 10m, 1h; baseline and confirmation come on top.",
+        help="How long it may take: 90s, 10m, 1h. The baseline, two plans and a confirmation are measured in any case.",
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="How many trials it may take.")]
