@@ -1,7 +1,7 @@
 """What a training loop calls: one object that runs the whole step under a plan."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,15 +13,15 @@ from autotune import planfile
 from autotune.arena import Arena
 from autotune.capture import capture
 from autotune.errors import ConfigError, PlanError
-from autotune.execute import Executor, open_slots
+from autotune.execute import Executor, open_slots, seed_gradient
 from autotune.graph import TrainGraph
 from autotune.memory_format import convert_batch, convert_model
-from autotune.plan import Plan, check, early_updates
+from autotune.plan import Plan, Swap, check, early_updates, events
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.program import Program, reads
-from autotune.schedule import lower
+from autotune.schedule import away, layer_runs, lower
 from autotune.stores import SwapStore, measured, open_store
 from autotune.units import fmt_bytes
 from autotune.workload import LossFn, Workload, infer
@@ -91,6 +91,7 @@ class TrainStep:
         )
         chosen = self._file.plan if self._file is not None else plan
         self._memory_format = chosen.memory_format if isinstance(chosen, Plan) else ""
+        _refuse_autocast()
         if self._memory_format:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
@@ -120,6 +121,7 @@ class TrainStep:
 
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
+        _refuse_autocast()
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         signature = self._signature(batch)
@@ -168,7 +170,8 @@ class TrainStep:
     def _planned(self, ready: _Ready, tensors: list[torch.Tensor]) -> Any:
         updates = ready.program.updates
         if self._scaler is not None:
-            ready.run.tangent = self._scaler.scale(torch.ones((), device=ready.program.device))
+            one = seed_gradient(ready.program)
+            ready.run.tangent = self._scaler.scale(one).to(one.dtype)
         if updates is None:
             return ready.run(tensors)
         updates.on_gradient = self.on_gradient
@@ -195,9 +198,9 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _eager(self, batch: Any) -> Any:
-        if self._loss_fn is None:
+        if self._loss_fn is None or self.optimizer is None:
             with torch.no_grad():
-                return infer(self.model, batch)
+                return infer(self.model, batch) if self._loss_fn is None else self._loss_fn(self.model, batch)
         made = self._loss_fn(self.model, batch)
         loss = made[0] if isinstance(made, tuple) else made
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
@@ -215,12 +218,15 @@ class TrainStep:
         weights = tuple(
             (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
         )
+        # a model that goes to another device or dtype and back has other buffers, but the same parameters
+        buffers = tuple(map(id, self.model.buffers()))
         modes = tuple(module.training for module in self.model.modules())
-        return shown, str(spec), hash(weights), modes, self._keeps_gradients
+        return shown, str(spec), hash((weights, buffers)), modes, self._keeps_gradients
 
     def _warn(self, signature: tuple[Any, ...]) -> None:
         if not self._warned:
-            how = "runs in plain eager" if self._other_shapes == "eager" else "is planned anew with the same settings"
+            how = "runs as it is traced" if self._file is None else "is planned anew with the same settings"
+            how = "runs in plain eager" if self._other_shapes == "eager" else how
             made_for = _shapes(self._first)
             warnings.warn(f"{self._what(signature)} {how}; the plan is for a batch of {made_for}", stacklevel=3)
         self._warned = True
@@ -230,7 +236,7 @@ class TrainStep:
             return f"a batch of {_shapes(signature)}"
         if signature[-1] != self._first[-1]:
             return f"the step with {signature[-1] or 'nothing'} that needs every gradient at once"
-        return "the model in another mode, or with other parameters to train,"
+        return "the model in another mode, or with other buffers or parameters to train,"
 
     def _prepare(self, batch: Any, given: Plan | None) -> _Ready:
         program = capture(Workload(self.model, self._loss_fn, self.optimizer, batch))
@@ -320,4 +326,24 @@ def _gradients_kept(program: Program, plan: Plan) -> tuple[Program, Plan]:
         order += [] if op_id in moved else [op_id]
         order += sinks.get(at, ())
     inplace = tuple(replace(made, position=now_at[made.position]) for made in plan.inplace)
-    return replace(program, calls=tuple(calls)), replace(plan, order=tuple(order), inplace=inplace)
+    kept = {value for op in moved for value in program.graph.ops[op].inputs}
+    moved_plan = replace(plan, order=tuple(order), inplace=inplace)
+    offload = tuple(swap for swap in _still_away(program.graph, moved_plan) if swap.value not in kept)
+    return replace(program, calls=tuple(calls)), replace(moved_plan, offload=offload)
+
+
+def _still_away(graph: TrainGraph, plan: Plan) -> Iterator[Swap]:
+    """What leaves memory in the plan's order: without updates between them two runs of a layer may have become one."""
+    layers, happened = layer_runs(graph, plan.order), events(graph, plan.order)
+    for swap in plan.offload:
+        (here, _), (there, _) = happened[swap.value][swap.gap : swap.gap + 2]
+        if away(layers[here], layers[there], plan.window):
+            yield swap
+
+
+def _refuse_autocast() -> None:
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ConfigError(
+            "torch.autocast is on around the step, whose backward and update would run under it too; enter it in the loss "
+            "function, without one in the model's forward"
+        )

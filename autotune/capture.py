@@ -44,14 +44,27 @@ def capture(workload: Workload, name: str = "") -> Program:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise CaptureError(f"the batch of {name} holds no tensor; give a tensor or a tuple of tensors")
+    if workload.loss_fn is not None:
+        _refuse_hooks(workload)
     step = _Step(workload, leaves, spec)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    # the tracer reads one tensor for two that are the same object; in the next batch they may be two
+    tensors = [x.detach() if any(x is other for other in tensors[:at]) else x for at, x in enumerate(tensors)]
     with _quiet(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
         joint, owner = _trace(stack, step, tensors, name)
         dropout.split_dropout(joint.graph_module.graph)
         reader = _Reader(joint.graph_module.graph, owner, workload)
         reader.read()
         return reader.program(name, joint.out_spec, tensors[0].device)
+
+
+def _refuse_hooks(workload: Workload) -> None:
+    for name, parameter in workload.model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"{name} has a hook on its gradient, which a captured step never calls: remove it, and do the same in "
+                "the loss function or in before_update"
+            )
 
 
 _TENSOR = "<tensor>"
@@ -190,7 +203,7 @@ class _Reader:
                 case "placeholder":
                     self._read_input(node)
                 case "get_attr":
-                    self._add_input(node, node.name, Role.BUFFER, _attribute(self._trace.owning_module, node.target))
+                    self._read_constant(node)
                 case "call_function":
                     self._read_call(node)
         gradients = []
@@ -199,7 +212,7 @@ class _Reader:
                 case "PlainAOTOutput":
                     self._results.append(self._of(node))
                 case "InputMutationAOTOutput":
-                    self._commit(_own_name(desc.mutated_input.target), node)
+                    self._commit(self._mutated(desc.mutated_input), node)
                 case "GradAOTOutput" if node is not None:
                     gradients.append((node, self._parameter_name(desc.grad_of.target)))
         position = {node: index for index, node in enumerate(self._trace.nodes)}
@@ -241,11 +254,28 @@ class _Reader:
             case "PlainAOTInput":
                 self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
             case "TangentAOTInput":
+                if self._tangent is not None:
+                    raise CaptureError(
+                        "the loss function returns several tensors to differentiate; return (loss, extras)"
+                    )
+                if node.meta["val"].numel() != 1:
+                    raise CaptureError(
+                        f"the loss has {node.meta['val'].numel()} elements; a step needs one number, as of loss.mean()"
+                    )
                 self._tangent = self._add_input(node, "tangent", Role.BATCH)
             case kind:
                 raise CaptureError(
                     f"the step needs an input of kind {kind}, which a plan cannot hold; pass it in the batch"
                 )
+
+    def _read_constant(self, node: fx.Node) -> None:
+        tensor = _attribute(self._trace.owning_module, node.target)
+        if tensor.requires_grad and self._updates is not None and self._updates.owns(tensor):
+            raise CaptureError(
+                f"the optimizer trains a tensor of {tuple(tensor.shape)} that the loss function brings along; make it a "
+                "parameter of the model, else it would get no gradient"
+            )
+        self._add_input(node, node.name, Role.BUFFER, tensor)
 
     def _add_input(self, node: fx.Node, name: str, role: Role, tensor: torch.Tensor | None = None) -> int:
         # the tracer has a tied weight twice: as two values one could be read, and computed with again, after the
@@ -318,12 +348,14 @@ class _Reader:
             phase=Phase.BACKWARD if backward else Phase.FORWARD,
             repeatable=not random and not node.is_impure(impure_random=False),
             random=random,
-            inplace=() if isinstance(made, list) else tuple(filter(self._is_made, overwritable(node, args))),
+            inplace=() if isinstance(made, list) else self._taken(overwritable(node, args), outputs),
         )
 
-    def _is_made(self, value: int) -> bool:
-        """Whether a value is the step's own and not the user's."""
-        return self._values[value].role is Role.ACTIVATION
+    def _taken(self, values: tuple[int, ...], output: int) -> tuple[int, ...]:
+        """Of the values those that are the step's own, not the user's, and of the output's bytes."""
+        nbytes = self._values[output].nbytes  # what a loss is summed up in place in is larger than its one number
+        made = [value for value in values if self._values[value].role is Role.ACTIVATION]
+        return tuple(value for value in made if self._values[value].nbytes == nbytes)
 
     def _append(self, call: Call, *, name: str, target: str, phase: Phase, writes: tuple[int, ...] = (), extra: tuple[int, ...] = (),
                 repeatable: bool = True, random: bool = False, detail: str = "", covered: Any = None,
@@ -350,6 +382,13 @@ class _Reader:
             )
         )
         self._calls.append(call)
+
+    def _mutated(self, desc: Any) -> str:
+        if type(desc).__name__ == "PlainAOTInput":
+            raise CaptureError(
+                f"the model changes batch.{desc.idx} in place; give its first layer a copy: x = x.clone()"
+            )
+        return _own_name(desc.target)
 
     def _commit(self, target: str, node: fx.Node) -> None:
         """Write a buffer's new content at the end of the step: until then forward ops can be run again."""

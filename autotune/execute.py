@@ -45,7 +45,7 @@ class Executor:
         """Of the last step: waited for the store."""
         self.transfer_bytes = 0
         """Of the last step: handed to and asked from the store."""
-        self.tangent = torch.ones((), device=program.device)
+        self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)
         scope: dict[str, Any] = {
@@ -82,6 +82,14 @@ class Executor:
             return transfer(key, *tensor)
 
         return counted
+
+
+def seed_gradient(program: Program) -> torch.Tensor:
+    """The loss's own gradient: one, in the loss's dtype and shape."""
+    meta = program.metas[program.tangent] if program.tangent is not None else None
+    if meta is None:
+        return torch.ones((), device=program.device)
+    return torch.ones(meta.shape, dtype=meta.dtype, device=meta.device)
 
 
 class _Writer:

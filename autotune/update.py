@@ -96,16 +96,31 @@ class Updates:
         stand_in.grad = torch.zeros_like(like)
         version = stand_in.grad._version
         state = _DefaultState()
-        self._run(stand_in, self._group_of[id(parameter)], state)
+        group = self._group_of[id(parameter)]
+        self._refuse_counters(self._run(stand_in, group, state), group)
         self.writes_gradients |= stand_in.grad is None or stand_in.grad._version != version
         return state
 
-    def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:
+    def _refuse_counters(self, alone: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        """What a step counts outside of the parameters' state stays on the copy, and the next step begins anew."""
+        (after,) = alone.param_groups
+        for held, before in ((after, group), (vars(alone), vars(self.optimizer))):
+            for key, part in held.items():
+                number = isinstance(part, (int, float)) and not isinstance(part, bool)
+                if number and part != before.get(key):
+                    raise CaptureError(
+                        f"{type(self.optimizer).__name__} changes {key!r} in its step, for all parameters at once, so one "
+                        "cannot be updated alone; use SGD or AdamW, or keep it in the state of each parameter"
+                    )
+
+    def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> torch.optim.Optimizer:
+        """Run the optimizer for one parameter; the copy that held it alone."""
         alone = object.__new__(type(self.optimizer))
         alone.__dict__.update(self.optimizer.__dict__)
         alone.state = state
         alone.param_groups = [{**group, "params": [parameter]}]
         self._step(alone)
+        return alone
 
 
 class _DefaultState(dict[Any, Any]):

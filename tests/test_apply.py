@@ -14,6 +14,7 @@ from autotune.apply import TrainStep
 from autotune.capture import capture
 from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError, PlanError
+from autotune.graph import Role
 from autotune.plan import Plan, early_updates
 from autotune.planfile import PlanFile, WorkloadRef
 from autotune.planners import make_plan
@@ -366,7 +367,54 @@ def test_another_shape_can_be_an_error_that_names_both():
     )
 
 
+def test_a_loss_without_an_optimizer_has_no_gradients_in_any_shape():
+    workload, _ = pair()
+    step = TrainStep(workload.model, labelled_loss, None, workload.batch, other_shapes="eager")
+    other = batch_of(1, 3, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(step(other), labelled_loss(workload.model, other))
+    assert all(parameter.grad is None for parameter in workload.model.parameters())
+
+
+def test_buffers_that_a_cast_there_and_back_replaced_are_the_ones_that_move():
+    workload, other = pair()
+    step = step_for(workload)
+    for each, run in ((workload, lambda: step(workload.batch)), (other, lambda: eager_step(other))):
+        run()
+        each.model.double().float()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_a_plan_that_offloads_gradients_and_places_updates_serves_a_loop_that_clips(tmp_path: Path):
+    for update in ("at_end", "with_gradient"):
+        workload, other = pair()
+        file = plan_file(workload, {**SMALLEST, "update": {"planner": update}})
+        values = capture(workload).graph.values
+        gradients = [swap for swap in file.plan.offload if values[swap.value].role is Role.GRAD]
+        assert bool(gradients) is (update == "at_end")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step = step_for(workload, file, stores={"ssd": tmp_path}, before_update=lambda: None)
+        with step:
+            for _ in range(2):
+                assert torch.equal(step(workload.batch), eager_step(other)[0])
+        assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
 # Bad input.
+
+
+def test_autocast_around_the_step_is_refused():
+    workload, _ = pair()
+    step = step_for(workload)
+    with torch.autocast("cpu", torch.bfloat16):
+        for call in (lambda: step(workload.batch), lambda: step_for(workload)):
+            with pytest.raises(ConfigError, match="enter it in the loss function"):
+                call()
 
 
 def test_a_plan_of_another_graph_is_refused_with_both_named():

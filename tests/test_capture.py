@@ -401,6 +401,71 @@ def test_a_branch_on_data_is_refused_in_one_line_with_its_place():
     assert f"line {line}" in said
 
 
+def test_a_loss_of_half_or_double_precision_seeds_its_own_gradient():
+    def scaled(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (model(batch[0].to(model[0].weight.dtype)) * 0.5).mean()
+
+    for dtype in (torch.bfloat16, torch.float64):
+        assert_equals_eager(*(make(lambda dtype=dtype: mlp().to(dtype), loss_fn=scaled) for _ in range(2)))
+
+
+def test_a_loss_scaled_after_its_sum_may_run_in_place_nowhere_that_its_bytes_differ():
+    def half(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return 0.5 * F.mse_loss(model(batch[0]), torch.zeros(6, 4))
+
+    graph = capture(make(mlp, loss_fn=half)).graph
+    assert_equals_eager(
+        make(mlp, loss_fn=half),
+        make(mlp, loss_fn=half),
+        make_plan(graph, {"inplace": {"planner": "greedy"}}, 0, Costs.unit(graph)),
+    )
+
+
+def test_a_tensor_that_is_in_the_batch_twice_may_be_two_in_the_next():
+    def rebuilt(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0])[:, :2], batch[1][:, :2])
+
+    one, other = make(mlp, loss_fn=rebuilt), make(mlp, loss_fn=rebuilt)
+    inputs, targets = batch_of(6, 8)[0], batch_of(6, 8, seed=2)[0]
+    step = TrainStep(one.model, one.loss_fn, one.optimizer, (inputs, inputs))
+    other.batch = (inputs, targets)
+    assert torch.equal(step((inputs, targets)), eager_step(other)[0])
+
+
+def with_hook() -> nn.Module:
+    made = mlp()
+    made[0].weight.register_hook(lambda gradient: gradient * 2)
+    return made
+
+
+def summed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return model(batch[0]).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_fn", "words"),
+    [
+        (with_hook, summed, "0.weight has a hook on its gradient"),
+        (mlp, lambda model, batch: model(batch[0]), "the loss has 24 elements"),
+        (mlp, lambda model, batch: [model(batch[0]).sum()] * 2, "several tensors to differentiate"),
+        (lambda: nn.Sequential(nn.ReLU(inplace=True), *mlp()), summed, "changes batch.0 in place"),
+    ],
+)
+def test_what_a_captured_step_would_do_otherwise_than_eager_is_refused(model, loss_fn, words: str):
+    with pytest.raises(CaptureError, match=words):
+        capture(make(model, loss_fn=loss_fn))
+
+
+def test_a_trained_tensor_that_is_not_the_models_is_refused():
+    workload = make(mlp)
+    scale = nn.Parameter(torch.ones(()))
+    workload.loss_fn = lambda model, batch: summed(model, batch) * scale
+    capture(workload)
+    workload.optimizer.add_param_group({"params": [scale]})
+    with pytest.raises(CaptureError, match="make it a parameter of the model"):
+        capture(workload)
+
+
 def test_a_batch_without_a_tensor_is_refused():
     workload = make(mlp)
     workload.batch = (3, "x")

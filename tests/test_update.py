@@ -1,6 +1,7 @@
 """One parameter's update at a time is the user's own optimizer's step, whatever stands around it."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -209,6 +210,27 @@ def test_a_users_own_optimizer_is_run_as_it_is():
 def test_an_optimizer_that_looks_across_parameters_is_refused_by_name():
     with pytest.raises(CaptureError, match=r"^LBFGS looks across parameters, so one cannot be updated alone"):
         capture(make(mlp, optimizer=torch.optim.LBFGS))
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps where the parameters' state is not."""
+
+    def __init__(self, parameters: Any, *, in_group: bool) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.in_group, self.taken = in_group, 0
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            if self.in_group:
+                group["taken"] = group.get("taken", 0) + 1
+        self.taken += not self.in_group
+        super().step()
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+def test_an_optimizer_that_counts_for_all_parameters_at_once_is_refused(in_group: bool):
+    with pytest.raises(CaptureError, match="Counting changes 'taken' in its step"):
+        capture(make(mlp, optimizer=partial(Counting, in_group=in_group)))
 
 
 def test_gradients_kept_for_the_user_are_whole_tensors_of_their_own():

@@ -79,6 +79,10 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The child's reply; Failed if it raised, died or took longer. Only after a reply may it be asked again."""
         deadline = time.monotonic() + seconds

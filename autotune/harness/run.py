@@ -341,7 +341,7 @@ class Harness:
             self._ask_beside({"do": "stop"})
         return {
             "step_seconds": seconds[: self._samples],
-            "baseline_seconds": baseline[: self._samples],
+            "baseline_seconds": baseline[: self._samples] if eager else [],
             "charged_bytes": charged,
             "stall_seconds": statistics.median(stalls),
             "transfer_bytes": block["transfer_bytes"],
@@ -369,7 +369,8 @@ class Harness:
     ) -> dict[str, Any]:
         """Ask the child of this name, a new one if need be; one that fails is ended, and the next request gets a new one."""
         child = self._children.get(name)
-        if child is None or not child.alive:
+        begun = request["do"] in ("block", "finish")  # only the one that began can go on: if it died, it says why
+        if child is None or not (child.alive or begun):
             self._end(name)
             child = self._children[name] = self._start(
                 name, self._workload.arguments if arguments is None else arguments
@@ -401,6 +402,7 @@ class Harness:
         child = self._children.pop(name, None)
         if child is not None:
             child.end()
+            shutil.rmtree(self._scratch / f"initial-{child.pid}", ignore_errors=True)  # as large as the model
 
 
 def _judged(seen: Measurement, budget_bytes: int | None) -> Measurement:

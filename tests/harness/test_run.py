@@ -1,5 +1,6 @@
 """Plans run for real, in processes that crash, hang, are killed and lie; and the harness goes on."""
 
+import itertools
 import os
 import re
 import signal
@@ -112,6 +113,47 @@ def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Pat
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 24 * 4 * MIB
+
+
+def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:
+    runner, switch = tripping
+    switch.write_text("kill")
+    assert runner.measure(Plan.traced(runner.prepare().graph)).outcome is Outcome.CRASHED
+    living = {f"initial-{child.pid}" for child in runner._children.values()}
+    assert {copy.name for copy in runner._scratch.glob("initial-*")} <= living
+
+
+def kill_at_its_turn(monkeypatch: pytest.MonkeyPatch, runner: Harness, name: str, turn: int) -> None:
+    """End the process with this name just before it is asked for its block of this number."""
+    ask, turns = runner._ask, itertools.count(1)
+
+    def killing(asked: str, request: dict[str, object], **options: object) -> dict[str, object]:
+        if asked == name and request["do"] == "block" and next(turns) == turn:
+            os.kill(runner._children[name].pid, signal.SIGKILL)
+            runner._children[name]._process.wait()
+        return ask(asked, request, **options)
+
+    monkeypatch.setattr(runner, "_ask", killing)
+
+
+def test_a_process_that_dies_while_the_other_has_its_turn_says_why(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    kill_at_its_turn(monkeypatch, runner, "seconds", 1)
+    seen = runner.measure(Plan.traced(runner.prepare().graph))
+    assert (seen.outcome, seen.detail.partition(":")[0]) == (Outcome.CRASHED, "killed by SIGKILL")
+
+
+def test_without_a_whole_baseline_a_plan_has_no_ratio(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    runner.prepare()
+    monkeypatch.setattr(runner, "_samples", 4)
+    kill_at_its_turn(monkeypatch, runner, "beside", 2)
+    seen = runner.measure(Plan.traced(runner.prepare().graph))
+    assert (seen.outcome, len(seen.step_seconds), seen.baseline_seconds) == (Outcome.OK, 4, ())
 
 
 def test_over_the_budget_is_an_outcome_with_all_numbers(tripping: tuple[Harness, Path]) -> None:
