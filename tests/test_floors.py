@@ -11,12 +11,12 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "autotune"
 FLOORS = {
     0: "errors units knobs graph costs plan measurement records",
-    1: "schedule simulate bounds ordering min_cut order_bound op_table trial planfile planners walk judge blocks",
-    2: "workload zoo references lstm dropout update inplace memory_format program capture profile execute stores meters arena devices apply",
+    1: "native schedule simulate bounds ordering min_cut order_bound op_table trial planfile planners walk judge blocks",
+    2: "workload zoo references lstm dropout update inplace memory_format joint_trace program capture profile execute stores meters arena devices apply",
     3: "harness",
     4: "config yamlfile study space candidates ledger handback interrupts progress runner",
-    5: "tracking report charts regress table console live",
-    6: "nightly cli commands __main__",
+    5: "tracking report charts table console live",
+    6: "cli commands __main__",
 }
 FLOOR = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
 FRAMEWORKS = {"torch", "optuna", "mlflow"}
