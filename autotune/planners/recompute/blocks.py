@@ -32,7 +32,7 @@ LARGEST_GROUP = 1500
 class Blocks:
     """Repeated blocks planned once and combined over their chain, and the greedy eviction of the whole: the better.
 
-    Never above `greedy`'s peak where that is over the budget, never slower where it is not; without repeated blocks the same.
+    Never above `greedy`'s peak where that is over the budget, never slower where it is not; the same without repeats.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"share": Float(0.0, 1.0), "greed": Float(0.5, 3.0)}

@@ -27,7 +27,8 @@ FINEST_STEP = 0.003
 class Greedy:
     """Evict at the peak, at the exact price: chain to run again, inputs that live longer, temporaries of the chain.
 
-    Any op may run several times. Restarts begin with nothing computed again, and with all blocks. Where the budget cannot be reached, the lowest peak that was found.
+    Any op may run several times. Restarts begin with nothing computed again, and with all blocks. Where the budget
+    cannot be reached, the lowest peak that was found.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {

@@ -40,10 +40,10 @@ class PerBlock:
 
 def checkpointed(graph: TrainGraph, plan: Plan, depth: int) -> Plan:
     """The plan with every block that lies so deep computed again."""
-    return replayed(graph, plan, blocks(graph, plan.order, depth).values())
+    return replayed(graph, plan, named_blocks(graph, plan.order, depth).values())
 
 
-def blocks(graph: TrainGraph, order: tuple[int, ...], depth: int) -> dict[str, list[int]]:
+def named_blocks(graph: TrainGraph, order: tuple[int, ...], depth: int) -> dict[str, list[int]]:
     """Forward ops by the block that they belong to, in the order in which they run; blocks without a sister left out."""
     found: dict[str, list[int]] = {}
     for op_id in order:
