@@ -135,3 +135,14 @@ def test_one_weights_gradient_at_a_time_is_enough():
     plan = Exact().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
     assert peak_bytes(graph, plan, Costs.unit(graph)) == graph.static_bytes + 11 * 10 + 1 + 10 + 20
     assert peak_bytes(graph, Plan.traced(graph), Costs.unit(graph)) == graph.static_bytes + 12 * 20 + 10 + 1
+
+
+def test_ways_that_tie_in_everything_are_looked_at_in_turn():
+    """`d` before or after either of two equal ops: the same peak, depth and bytes, from states that have no order."""
+    built = Builder()
+    built.op("a", [], [("x", 50)])
+    built.op("b", [], [("y", 50)])
+    built.op("sum", ["x", "y"], [("z", 3)])
+    built.op("d", [], [("kept", 8), ("unread", 8)])
+    problem = ordering(built.graph("kept"), Costs((1.0,) * 4, (20, 20, 9, 9)))
+    assert search(problem, 0, 10**9, 100).peak_bytes == optimum(problem)
