@@ -328,7 +328,7 @@ def test_a_plan_is_made_within_a_share_of_the_simulated_peak(fake_device: None) 
 
 def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:
     only = {"order": ["depth_first"], "recompute": ["segments"]}
-    made = make(load_config("chain", overrides={"budget": "80%", "planners": only}), Prepared())
+    made = make(load_config("chain", overrides={"budget": "100%", "planners": only}), Prepared())
     assert {kind: made.settings[kind]["planner"] for kind in only} == {kind: name for kind, (name,) in only.items()}
 
 
