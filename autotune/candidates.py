@@ -10,7 +10,7 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.plan import Plan
 from autotune.planners import KINDS, make_plan
-from autotune.planners.auto import Search, leaders
+from autotune.planners.auto import Plans, leaders
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.space import Space
@@ -49,18 +49,18 @@ def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
 def answers(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Iterator[Candidate]:
     """What `auto` finds on its way; then every combination of planners with their knobs as they come. Each plan once."""
     known: set[Plan] = set()
-    search = Search(graph, costs, budget_bytes)
-    for settings in _asked(search, searched):
-        plan, estimate = search.make(settings)
+    plans = Plans(graph, costs, budget_bytes)
+    for settings in _asked(plans, searched):
+        plan, estimate = plans.make(settings)
         if plan not in known:
             known.add(plan)
             yield Candidate(settings, plan, estimate)
 
 
-def _asked(search: Search, searched: Space) -> Iterator[Settings]:
+def _asked(plans: Plans, searched: Space) -> Iterator[Settings]:
     choices = {kind: tuple(planners) for kind, planners in searched.items()}
     best: Settings = {}
-    for best in leaders(search, choices, functools.partial(space.preset, KINDS, searched)):
+    for best in leaders(plans, choices, functools.partial(space.preset, KINDS, searched)):
         yield best
     yield from _combinations(searched, best)
 

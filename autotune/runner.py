@@ -6,37 +6,18 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.config import Config, dump, load_config
-from autotune.costs import Costs
 from autotune.errors import ConfigError
-from autotune.graph import TrainGraph
 from autotune.handback import write_json
-from autotune.harness.run import CUDA_TOLERANCE
+from autotune.harness.run import CUDA_TOLERANCE, Prepared
 from autotune.interrupts import Interrupts
 from autotune.judge import Rules, baseline_step_bytes
-from autotune.measurement import Device, Measurement, Outcome
+from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.progress import Phase, Progress, Ready, Resolved
 from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import simulate
 from autotune.trial import Trial, append
-
-
-class Prepared(Protocol):
-    """What is known before anything is measured."""
-
-    @property
-    def graph(self) -> TrainGraph: ...
-    @property
-    def costs(self) -> Costs: ...
-    @property
-    def device(self) -> Device: ...
-    @property
-    def floor_bytes(self) -> int: ...
-    @property
-    def baseline_fits(self) -> bool: ...
-    @property
-    def capture_error(self) -> float | None: ...
 
 
 class Runner(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import ConfigError
 from autotune.knobs import Choice, Float, Int, Knob, KnobValue
-from autotune.planners import Planner
+from autotune.planners import KINDS, Planner
 from autotune.trial import Settings
 
 if TYPE_CHECKING:
@@ -45,6 +45,21 @@ def search_space(kinds: Mapping[str, Mapping[str, type[Planner]]], stores: Colle
                     continue
                 knobs["store"] = Choice(open_stores)
             space[kind][name] = knobs
+    return space
+
+
+def chosen_space(planners: Mapping[str, Collection[str] | None], device_kind: str, stores: Collection[str]) -> Space:
+    """What may be searched on a device: of each kind the planners so named, or for None those that can be right there."""
+    # nothing is lost by running in place
+    usual = {"allocator": (usual_allocator(device_kind),), "inplace": ("greedy",)}
+    kinds = {
+        kind: {name: known[name] for name in known if name in (planners.get(kind) or usual.get(kind) or known)}
+        for kind, known in KINDS.items()
+    }
+    space = search_space(kinds, stores)
+    for kind, names in space.items():
+        if not names:
+            raise ConfigError(f"planners.{kind}: {', '.join(kinds[kind])} needs a store; add --store ssd=DIR")
     return space
 
 

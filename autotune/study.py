@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 from autotune import space
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.config import Config
-from autotune.errors import ConfigError, InfeasibleError, PlanError
+from autotune.errors import InfeasibleError, PlanError
 from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
+from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import Rules, aim_bytes, judge, measured_ratio, not_run, pool, was_run, winner
 from autotune.ledger import Identity, Ledger
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
-from autotune.planners import KINDS
 from autotune.progress import Finished, Phase, Progress, silent
-from autotune.runner import Prepared, Runner, Task, prepare, resolve
+from autotune.runner import Runner, Task, prepare, resolve
 from autotune.trial import Settings, Trial, load
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Prepared", "Result", "Runner", "tune"]
+__all__ = ["Result", "Runner", "tune"]
 
 PLANNED = 6
 """Of the planners' own answers as many are measured, the fastest by estimate first."""
@@ -97,7 +97,8 @@ class _Session:
         self.longest_seconds = 0.0
         self.best_plan: Plan | None = None
         self.since_gain = 0.0
-        self.space = _space(self.config, prepared)
+        stores = prepared.costs.stores
+        self.space = space.chosen_space(self.config.planners.model_dump(), prepared.device.kind, stores)
         self.ledger = Ledger(
             self.run_dir, _identity(self.config, prepared, rules, self.space, trials), self.space, rules, trials
         )
@@ -250,22 +251,6 @@ class _Session:
             },
         )
         return None if best is None else write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
-
-
-def _space(config: Config, prepared: Prepared) -> space.Space:
-    """What the search may choose from: the config's planners, of those that need a store where there is one."""
-    chosen = config.planners.model_dump()
-    # nothing is lost by running in place
-    usual = {"allocator": (space.usual_allocator(prepared.device.kind),), "inplace": ("greedy",)}
-    kinds = {
-        kind: {name: planner for name, planner in known.items() if name in (chosen[kind] or usual.get(kind, known))}
-        for kind, known in KINDS.items()
-    }
-    searched = space.search_space(kinds, prepared.costs.stores)
-    for kind, names in searched.items():
-        if not names:
-            raise ConfigError(f"planners.{kind}: {', '.join(kinds[kind])} needs a store; add --store ssd=DIR")
-    return searched
 
 
 def _identity(

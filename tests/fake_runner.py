@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.costs import Costs, StoreCost
 from autotune.graph import TrainGraph
+from autotune.harness.run import Prepared
 from autotune.judge import plan_hash
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
@@ -15,16 +16,6 @@ from tests.graphs import training_chain
 
 FLOOR_BYTES = 1_000_000
 DEVICE = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0")
-
-
-@dataclass(frozen=True)
-class FakePrepared:
-    graph: TrainGraph
-    costs: Costs
-    device: Device
-    floor_bytes: int
-    baseline_fits: bool
-    capture_error: float | None
 
 
 @dataclass
@@ -48,8 +39,8 @@ class FakeRunner:
         stores = {"ssd": StoreCost(5e7, 5e7, 3e7, 3e7)} if self.store else {}
         return Costs(seconds, (0,) * len(self.graph.ops), stores)
 
-    def prepare(self) -> FakePrepared:
-        return FakePrepared(self.graph, self.costs, DEVICE, FLOOR_BYTES, self.baseline_fits, 0.0)
+    def prepare(self) -> Prepared:
+        return Prepared(self.graph, self.costs, DEVICE, FLOOR_BYTES, self.baseline_fits, 0.0)
 
     def baseline(self) -> Measurement:
         return self._look(Plan.traced(self.graph), slower=1.0, error=0.0)

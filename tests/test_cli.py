@@ -326,6 +326,12 @@ def test_a_plan_is_made_within_a_share_of_the_simulated_peak(fake_device: None) 
     assert made.estimate.peak_bytes <= made.budget_bytes
 
 
+def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:
+    only = {"order": ["depth_first"], "recompute": ["segments"]}
+    made = make(load_config("chain", overrides={"budget": "100%", "planners": only}), Prepared())
+    assert {kind: made.settings[kind]["planner"] for kind in only} == {kind: name for kind, (name,) in only.items()}
+
+
 def test_a_budget_that_no_plan_reaches_names_the_lowest_peak_and_its_op(fake_device: None) -> None:
     with pytest.raises(InfeasibleError, match=r"chain\(\) needs [\d.]+ MiB at \w+ .* the budget 5% .*--store ssd=DIR"):
         make(load_config("chain", overrides={"budget": "5%"}), Prepared())

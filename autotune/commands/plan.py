@@ -17,7 +17,7 @@ from autotune.planners import KINDS
 from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import simulate
-from autotune.space import preset, search_space, usual_allocator
+from autotune.space import chosen_space, preset
 from autotune.units import fmt_seconds
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     rules = Rules(step, surveyed.floor_bytes, None, 0.0)
     if (error := impossible(config, rules, graph, costs)) is not None:
         raise error
-    kinds = {**KINDS, "inplace": {"greedy": KINDS["inplace"]["greedy"]}}  # nothing is lost by running in place
-    searched = search_space(kinds, costs.stores)
-    first = FIRST | {"allocator": usual_allocator(surveyed.device.kind)}
+    searched = chosen_space(config.planners.model_dump(), surveyed.device.kind, costs.stores)
+    first = {kind: FIRST[kind] if FIRST.get(kind) in known else next(iter(known)) for kind, known in searched.items()}
     made = candidate(graph, costs, preset(KINDS, searched, first), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))

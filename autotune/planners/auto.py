@@ -25,7 +25,7 @@ Named = Callable[[Mapping[str, str]], Settings]
 
 
 @dataclass(slots=True)
-class Search:
+class Plans:
     """Plans made for one budget, by settings; those that begin with the same planners share their work."""
 
     graph: TrainGraph
@@ -58,19 +58,19 @@ def auto(
 ) -> tuple[Settings, Plan]:
     """The fastest plan within the budget that was found, and the settings that make it again; else the smallest one."""
     choices = choices or {kind: tuple(planners) for kind, planners in KINDS.items() if kind != "allocator"}
-    search = Search(graph, costs, budget_bytes)
-    best = min(leaders(search, choices, named or (lambda names: _named(names, costs))), key=search.rank)
-    return best, search.make(best)[0]
+    plans = Plans(graph, costs, budget_bytes)
+    best = min(leaders(plans, choices, named or (lambda names: _named(names, costs))), key=plans.rank)
+    return best, plans.make(best)[0]
 
 
-def leaders(search: Search, choices: Choices, named: Named) -> Iterator[Settings]:
+def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
     """Settings that were the best so far, as they are found: whoever has no more time takes the last.
 
     One kind after the other takes what serves the plan best with the others as they stand, until none changes. With a
     store, the bytes over the budget are then shared between it and computing again: what the bandwidth hides goes to the
     store for nothing, and the simulator shows where that ends.
     """
-    choices = {kind: [name for name in known if _open(kind, name, search.costs)] for kind, known in choices.items()}
+    choices = {kind: [name for name in known if _open(kind, name, plans.costs)] for kind, known in choices.items()}
     names = {kind: known[0] for kind, known in choices.items()}
     best = named(names)
     yield best
@@ -79,33 +79,33 @@ def leaders(search: Search, choices: Choices, named: Named) -> Iterator[Settings
         for kind, known in choices.items():
             for name in known:
                 made = named(names | {kind: name})
-                if search.rank(made) < search.rank(best):
+                if plans.rank(made) < plans.rank(best):
                     yield (best := made)
             names[kind] = str(best[kind]["planner"])
         if names == before:
             break
-    for made in _shared(search, choices, named, names):
-        if search.rank(made) < search.rank(best):
+    for made in _shared(plans, choices, named, names):
+        if plans.rank(made) < plans.rank(best):
             yield (best := made)
 
 
-def _shared(search: Search, choices: Choices, named: Named, names: Mapping[str, str]) -> Iterator[Settings]:
+def _shared(plans: Plans, choices: Choices, named: Named, names: Mapping[str, str]) -> Iterator[Settings]:
     """The best share of each pair of planners that split the bytes over the budget, from store first to store last."""
     for offload in choices.get("offload", ()):
         for recompute in choices.get("recompute", ()):
             if "store" not in KINDS["offload"][offload].knobs or "share" not in KINDS["recompute"][recompute].knobs:
                 continue
             whole = named({**names, "offload": offload, "recompute": recompute})
-            for store in sorted(search.costs.stores):
+            for store in sorted(plans.costs.stores):
                 stored = _turned(whole, "offload", store=store)
                 found = [_turned(stored, "recompute", share=share) for share in SHARES]
-                best = min(found, key=search.rank)
+                best = min(found, key=plans.rank)
                 middle = float(best["recompute"]["share"])
                 beside = [_turned(stored, "recompute", share=share) for share in (middle - 0.125, middle + 0.125)]
                 found = [best, *(made for made in beside if 0 < float(made["recompute"]["share"]) < 1)]
-                best = min(found, key=search.rank)
+                best = min(found, key=plans.rank)
                 wider = [_turned(best, "offload", window=window) for window in WINDOWS if "window" in best["offload"]]
-                yield min((best, *wider), key=search.rank)
+                yield min((best, *wider), key=plans.rank)
 
 
 def _turned(settings: Settings, kind: str, **knobs: KnobValue) -> Settings:

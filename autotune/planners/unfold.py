@@ -32,11 +32,15 @@ def fold(graph: TrainGraph, order: Sequence[int], runs: Iterable[int]) -> tuple[
 
     Where two runs of an op have come to stand before one reader, it takes the later: the same bits.
     """
-    moved = [order[run] for run in runs]
-    left = Counter(moved)
+    return without_unread(graph, [order[run] for run in runs])
+
+
+def without_unread(graph: TrainGraph, order: Sequence[int]) -> tuple[int, ...]:
+    """The order less the runs that nobody reads; of each op one stays."""
+    left = Counter(order)
     wanted = set(graph.outputs)
     kept: list[int] = []
-    for op_id in reversed(moved):
+    for op_id in reversed(order):
         op = graph.ops[op_id]
         if left[op_id] > 1 and wanted.isdisjoint(op.outputs):
             left[op_id] -= 1

@@ -1,7 +1,7 @@
 """Stores: where offloaded values go and come back from.
 
-To add one: a file here with a class that keeps `SwapStore`, and a line in `STORES`. The contract tests, the probe, the
-command line and `doctor` take it from there. Importing this package imports no torch.
+To add one: a file here with a class that keeps `SwapStore`, a line in `STORES`, and its name in `config.StoreName` and the
+knob of `planners.offload.window`. The rest takes it from there. Importing this package imports no torch.
 """
 
 from collections.abc import Callable, Mapping

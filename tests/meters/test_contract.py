@@ -1,7 +1,6 @@
 """Every meter: the highest since it was entered, kept after its end; and what each one must not miss."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from autotune.meters.cuda import CudaMeter
 from autotune.meters.held import HeldMeter
 from autotune.meters.nvml import NvmlMeter
 from autotune.meters.rss import RssMeter
+from tests.harness.test_limit import needs_cgroup
 
 MIB = 2**20
 
@@ -297,23 +297,7 @@ with ExitStack() as stack:
 """
 
 
-def cgroups_are_writable() -> bool:
-    try:
-        OwnCgroup(f"{os.getpid()}-probe").remove()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "rss",
-        pytest.param(
-            "cgroup", marks=pytest.mark.skipif(not cgroups_are_writable(), reason="no writable memory cgroup")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["rss", pytest.param("cgroup", marks=needs_cgroup)])
 def test_64_mib_that_come_and_go_are_seen_within_1_mib(name: str) -> None:
     seen = subprocess.run([sys.executable, "-c", SEES, name], capture_output=True, text=True, check=True)
     peak, after = json.loads(seen.stdout)
@@ -321,7 +305,7 @@ def test_64_mib_that_come_and_go_are_seen_within_1_mib(name: str) -> None:
     assert after == pytest.approx(0, abs=MIB)
 
 
-@pytest.mark.skipif(not cgroups_are_writable(), reason="no writable memory cgroup")
+@needs_cgroup
 def test_an_own_cgroup_is_gone_afterwards() -> None:
     script = "from autotune.meters.cgroup import OwnCgroup\nwith OwnCgroup() as own: print(own.path)"
     seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

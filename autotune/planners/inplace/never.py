@@ -18,5 +18,4 @@ class Never:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         """The plan without any."""
-        del graph, budget_bytes, costs
         return replace(plan, inplace=())

@@ -1,6 +1,5 @@
 """Search all orders for the lowest peak, and prove it where the search ends."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -111,14 +110,14 @@ def search(problem: Ordering, floor: int, ceiling: int, states: int) -> Ordered:
     root = state = steps.start(floor)
     known: dict[int, int] = {}  # the peak that leads to a set
     heap: list[tuple[int, int, int, int, int, State]] = []  # (peak, depth, bytes left, number, op to run, after what)
-    numbers = itertools.count()
-    level, looked = root.peak, 0
+    level, looked, pushed = root.peak, 0, 0
     while state.ready:
         for op, (left, during) in state.ready.items():
             peak, ran = max(state.peak, state.live + during), state.ran | 1 << op
             if peak < min(ceiling, known.get(ran, ceiling)):
                 known[ran] = peak
-                heappush(heap, (peak, -state.count, state.live + left, next(numbers), op, state))
+                pushed += 1
+                heappush(heap, (peak, -state.count, state.live + left, pushed, op, state))
         while heap:
             peak, _, _, _, op, before = heappop(heap)
             if known[before.ran | 1 << op] == peak:

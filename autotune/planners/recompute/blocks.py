@@ -13,11 +13,10 @@ from autotune.graph import TrainGraph
 from autotune.knobs import Float, Knob
 from autotune.plan import Plan, check
 from autotune.planners.recompute.chain import Choice, cheapest, lowest_limit
-from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.improve import improve
 from autotune.planners.recompute.options import Option, Piece, options, whole
 from autotune.planners.recompute.runs import Runs, refuse_offload
+from autotune.planners.recompute.search import Search, begin, usual_work
 
 GROUPS = (2, 3, 4, 6, 8, 12, 16)
 """Blocks that are run again together from where the first begins."""
@@ -33,7 +32,7 @@ LARGEST_GROUP = 1500
 class Blocks:
     """Repeated blocks planned once and combined over their chain, and the greedy eviction of the whole: the better.
 
-    Never above `greedy`'s peak where that is over the budget, never slower where it is not; without repeated blocks the same.
+    Never above `greedy`'s peak where that is over the budget, never slower where it is not; the same without repeats.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"share": Float(0.0, 1.0), "greed": Float(0.5, 3.0)}
@@ -65,27 +64,31 @@ def by_chain(graph: TrainGraph, plan: Plan, limit: int, costs: Costs, greed: flo
     if chain.order(limit) is None:
         lowest = chain.lowest()
         return plan if lowest is None else _sunk(graph, replace(plan, order=lowest), limit, costs, greed)
-    found: list[Runs] = []
+    found: list[Search] = []
     for order in dict.fromkeys(chain.order(int(aim * limit)) for aim in AIMS):
         if order is not None:
-            runs = Runs(graph, order, costs)
-            if runs.peak > limit:
-                Eviction(runs, greed).fit(limit)
-            if runs.peak <= limit:
-                undo(runs, limit)
-                found.append(runs)
-    cheap = min(found, key=lambda runs: runs.seconds, default=None)
-    return plan if cheap is None else replace(plan, order=improve(cheap, limit, greed).order)
+            search = begin(graph, order, costs)
+            search.fit(limit, greed)
+            if search.peak <= limit:
+                search.undo(limit)
+                found.append(search)
+    cheap = min(found, key=lambda search: search.seconds, default=None)
+    return plan if cheap is None else _improved(plan, cheap, limit, greed)
 
 
 def _sunk(graph: TrainGraph, plan: Plan, limit: int, costs: Costs, greed: float) -> Plan:
     """What the greedy reaches from where the chain ends, and not below the limit."""
     made = Greedy(greed=greed).plan(graph, plan, 0, costs)
-    runs = Runs(graph, made.order, costs)
-    if runs.peak >= limit:
+    search = begin(graph, made.order, costs)
+    if search.peak >= limit:
         return made
-    undo(runs, limit)
-    return replace(made, order=improve(runs, limit, greed).order)
+    search.undo(limit)
+    return _improved(made, search, limit, greed)
+
+
+def _improved(plan: Plan, search: Search, limit: int, greed: float) -> Plan:
+    search.improve(limit, greed, usual_work(len(plan.order)) // 2)
+    return replace(plan, order=search.order)
 
 
 class Chain:

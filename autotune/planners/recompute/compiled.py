@@ -2,12 +2,6 @@
 
 import ctypes
 import functools
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from autotune import native
 from autotune.planners.recompute.runs import Runs
 
-_log = logging.getLogger(__name__)
 _I64, _F64, _INT, _VOID = ctypes.c_int64, ctypes.c_double, ctypes.c_int, ctypes.c_void_p
 _SOURCES = ("search.cpp", "order.hpp", "timeline.hpp")
-_FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC")
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "graph_new": (_VOID, [_INT, _INT, *[_VOID] * 12, _I64]),
     "graph_free": (None, [_VOID]),
@@ -42,39 +35,15 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled search; None, with one warning that says why, where it cannot be built."""
-    try:
-        loaded = ctypes.CDLL(str(_built()))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error) or type(error).__name__
-        _log.warning(
-            "recompute is planned in Python, slower and not as well: %s. Install g++", detail.strip().splitlines()[-1]
-        )
+    folder = Path(__file__).parent
+    without = "recompute is planned in Python, slower and not as well"
+    loaded = native.load("recompute", [folder / name for name in _SOURCES], ("-O3",), without)
+    if loaded is None:
         return None
     for name, (returns, takes) in _CALLS.items():
         call = getattr(loaded, name)
         call.restype, call.argtypes = returns, takes
     return loaded
-
-
-def _built() -> Path:
-    """The shared object for these sources, in the user's cache folder."""
-    here = Path(__file__).parent
-    text = [here.joinpath(name).read_text() for name in _SOURCES]
-    key = hashlib.sha256(f"{_FLAGS}{text}".encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-    made = cache / f"recompute-{key}.so"
-    if made.exists():
-        return made
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise OSError("there is no g++")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        draft = Path(folder) / "search.so"
-        command = [compiler, *_FLAGS, str(here / _SOURCES[0]), "-o", str(draft)]
-        subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
-        draft.replace(made)
-    return made
 
 
 class _Graph:

@@ -11,12 +11,10 @@ from autotune.knobs import Float, Int, Knob
 from autotune.plan import Plan
 from autotune.planners.recompute.per_block import checkpointed
 from autotune.planners.recompute.runs import refuse_offload
-from autotune.planners.recompute.search import Search, begin
+from autotune.planners.recompute.search import Search, begin, usual_work
 from autotune.planners.recompute.windows import refine
 
 RESTARTS = 12
-WORK_PER_RUN, WORK, MORE_PER_RUN = 600, 600_000, 50
-"""Changes that restarts, and then local moves, weigh in one plan: so many for each run, from `WORK` on fewer."""
 SEEDED = 5000
 """Longest order that is also begun from checkpointed blocks."""
 OVERSHOOT = (0.1, 0.3, 1.0)
@@ -29,7 +27,8 @@ FINEST_STEP = 0.003
 class Greedy:
     """Evict at the peak, at the exact price: chain to run again, inputs that live longer, temporaries of the chain.
 
-    Any op may run several times. Restarts begin with nothing computed again, and with all blocks. Where the budget cannot be reached, the lowest peak that was found.
+    Any op may run several times. Restarts begin with nothing computed again, and with all blocks. Where the budget
+    cannot be reached, the lowest peak that was found.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {
@@ -53,8 +52,7 @@ class Greedy:
         if before <= limit:
             return plan
         low, _ = peak_lower_bound(graph, costs)
-        size = len(plan.order)
-        work = min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size)
+        work = usual_work(len(plan.order))
         limit = max(limit, low)
         seeds = [begin(graph, order, costs) for order in _checkpointed(graph, plan)]
         made = self._cheapest([start, *seeds], limit, work)

@@ -9,7 +9,7 @@ EFFORT = 60_000_000
 """Rounds times the square of the order's length, at most: a round looks at every candidate once."""
 
 
-def improve(runs: Runs, limit: int, greed: float, rounds: int = 80, seed: int = 0) -> Runs:
+def improve(runs: Runs, limit: int, greed: float, rounds: int, seed: int = 0) -> Runs:
     """The cheapest order at or under the limit that a fixed number of moves finds; never dearer than `runs`."""
     rng = random.Random(len(runs.sequence) + seed)
     best, seconds = runs, runs.seconds

@@ -4,7 +4,6 @@ A block is planned as a step of its own: `enter` makes what comes in, `away` sta
 forward and its backward, `back` makes the gradients that come in. The scratch of `away` limits what is kept across it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +12,9 @@ from autotune.blocks import Places, ties
 from autotune.bounds import peak_lower_bound
 from autotune.costs import Costs
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
-from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.runs import Runs
+from autotune.planners.recompute.search import Search, begin
+from autotune.planners.unfold import without_unread
 
 KEPT = tuple(share / 20 for share in range(19, -1, -1))
 """Shares of the bytes that the given order keeps across the gap, aimed at one by one."""
@@ -110,20 +110,27 @@ class Piece:
     @cached_property
     def given(self) -> Option:
         """The block as it stands."""
-        return self.weigh(self.start())
+        return self.weigh(self.traced)
 
-    def start(self, away_bytes: int = 0, order: Sequence[int] | None = None) -> Runs:
-        """The piece's order, with so many bytes standing while all else runs."""
+    @property
+    def traced(self) -> tuple[int, ...]:
+        """The piece as it stands."""
+        return tuple(range(len(self.graph.ops)))
+
+    def start(self, order: Sequence[int] | None = None) -> Runs:
+        """An order of the piece, by default as it stands, with its bytes."""
+        return Runs(self.graph, self.traced if order is None else order, self.costs)
+
+    def begin(self, away_bytes: int, order: Sequence[int] | None = None) -> Search:
+        """The same to be changed, with so many bytes standing while all else runs."""
         scratch = list(self.costs.scratch_bytes)
         scratch[self.gap] = away_bytes
-        return Runs(
-            self.graph, range(len(self.graph.ops)) if order is None else order,
-            replace(self.costs, scratch_bytes=tuple(scratch)),
-        )  # fmt: skip
+        costs = replace(self.costs, scratch_bytes=tuple(scratch))
+        return begin(self.graph, self.traced if order is None else order, costs)
 
-    def weigh(self, runs: Runs) -> Option:
+    def weigh(self, order: tuple[int, ...]) -> Option:
         """The option that an order of this piece is."""
-        order = runs.order
+        runs = self.start(order)
         away = order.index(self.gap)
         back = away + 1 + order[away + 1 :].index(self.gap + 1)
         ahead = runs.bytes[1:away]
@@ -131,10 +138,10 @@ class Piece:
         return Option(
             tuple(self._own(order[1:away])),
             tuple(self._own((*order[away + 1 : back], *order[back + 1 :]))),
-            int(runs.bytes[away]) - runs.costs.scratch_bytes[self.gap] - self.shared_bytes,
+            int(runs.bytes[away]) - self.shared_bytes,
             (int(ahead.max()) if len(ahead) else 0) - self.slack[0],
             (int(behind.max()) if len(behind) else 0) - self.slack[1],
-            runs.seconds - sum(runs.costs.seconds),
+            runs.seconds - sum(self.costs.seconds),
         )
 
     def _own(self, order: Iterable[int]) -> list[int]:
@@ -169,11 +176,11 @@ def options(piece: Piece, greed: float) -> tuple[Option, ...]:
             if kept >= reached:
                 continue
             limit = max(peak, piece.shared_bytes + kept)
-            runs = piece.start(limit - piece.shared_bytes - kept)
-            Eviction(runs, greed).fit(limit)
-            met = runs.peak <= limit
-            undo(runs, max(limit, runs.peak))
-            found.append(piece.weigh(runs))
+            search = piece.begin(limit - piece.shared_bytes - kept)
+            search.fit(limit, greed)
+            met = search.peak <= limit
+            search.undo(max(limit, search.peak))
+            found.append(piece.weigh(search.order))
             reached = found[-1].kept_bytes
             if not met:
                 break
@@ -188,11 +195,11 @@ def whole(
     again = [op for ahead, _ in inside for op in ahead if may_repeat(op)]
     backward = [*again, *(op for _, behind in reversed(inside) for op in behind)]
     order = tidy(piece.graph, piece.inner(forward, backward))
-    bare = piece.start(order=order)
+    bare = piece.start(order)
     room = bare.peak - int(bare.bytes[order.index(piece.gap)])
-    runs = piece.start(room, order)  # with no room across the gap nothing is taken back that would be kept there
-    undo(runs, runs.peak)
-    return piece.weigh(runs)
+    search = piece.begin(room, order)  # with no room across the gap nothing is taken back that would be kept there
+    search.undo(search.peak)
+    return piece.weigh(search.order)
 
 
 def tidy(graph: TrainGraph, order: Sequence[int]) -> tuple[int, ...]:
@@ -207,18 +214,7 @@ def tidy(graph: TrainGraph, order: Sequence[int]) -> tuple[int, ...]:
         ran.add(op_id)
         unread.add(op_id)
         before.append(op_id)
-    counts = Counter(before)
-    needed = set(graph.outputs)
-    after: list[int] = []
-    for op_id in reversed(before):
-        op = graph.ops[op_id]
-        if counts[op_id] > 1 and needed.isdisjoint(op.outputs):
-            counts[op_id] -= 1
-            continue
-        needed.difference_update(op.outputs)
-        needed.update(op.inputs)
-        after.append(op_id)
-    return tuple(reversed(after))
+    return without_unread(graph, before)
 
 
 def pareto(found: Iterable[Option]) -> tuple[Option, ...]:

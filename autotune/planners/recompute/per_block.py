@@ -1,7 +1,7 @@
 """Keep what enters each repeated block and compute the rest of it again: torch.utils.checkpoint around every block."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.costs import Costs
@@ -9,7 +9,7 @@ from autotune.graph import Phase, TrainGraph
 from autotune.knobs import Int, Knob
 from autotune.plan import Plan
 from autotune.planners.recompute.runs import refuse_offload
-from autotune.planners.recompute.segments import replay
+from autotune.planners.recompute.segments import replayed
 from autotune.simulate import peak_bytes
 
 DEEPEST = 4
@@ -40,15 +40,10 @@ class PerBlock:
 
 def checkpointed(graph: TrainGraph, plan: Plan, depth: int) -> Plan:
     """The plan with every block that lies so deep computed again."""
-    chains: dict[int, list[int]] = {}
-    for block in blocks(graph, plan.order, depth).values():
-        anchor, chain = replay(graph, plan.order, block)
-        chains.setdefault(anchor, []).extend(chain)
-    order = tuple(op for at, own in enumerate(plan.order) for op in (*chains.get(at, ()), own))
-    return replace(plan, order=order)
+    return replayed(graph, plan, named_blocks(graph, plan.order, depth).values())
 
 
-def blocks(graph: TrainGraph, order: tuple[int, ...], depth: int) -> dict[str, list[int]]:
+def named_blocks(graph: TrainGraph, order: tuple[int, ...], depth: int) -> dict[str, list[int]]:
     """Forward ops by the block that they belong to, in the order in which they run; blocks without a sister left out."""
     found: dict[str, list[int]] = {}
     for op_id in order:

@@ -11,9 +11,11 @@ from autotune.planners.recompute.evict import Eviction, undo
 from autotune.planners.recompute.improve import improve
 from autotune.planners.recompute.runs import Runs
 
+WORK, WORK_PER_RUN, MORE_PER_RUN = 600_000, 600, 50
+"""Changes that all moves of one plan weigh: so many for each run, from `WORK` on fewer."""
 ROUNDS, WORK_PER_ROUND = 80, 4000
 """How local moves in Python are rationed."""
-WORK_PER_RUN = 60
+WORK_OF_A_FIT = 60
 """What a restart in Python is counted as, for each run."""
 
 
@@ -55,6 +57,11 @@ class Search(Protocol):
         ...
 
 
+def usual_work(size: int) -> int:
+    """Changes to weigh in the plan of an order so long."""
+    return min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size)
+
+
 def begin(graph: TrainGraph, order: Sequence[int], costs: Costs) -> Search:
     """The compiled search of an order; the same in Python, slower and with fewer moves, where there is no compiler."""
     runs = Runs(graph, order, costs)
@@ -87,7 +94,7 @@ class Plain:
         rng = random.Random(seed)
         tastes = [rng.uniform(1.0 - taste, 1.0) for _ in self._runs.graph.ops] if taste else None
         Eviction(self._runs, greed, tastes).fit(limit)
-        return WORK_PER_RUN * len(self._runs.sequence)
+        return WORK_OF_A_FIT * len(self._runs.sequence)
 
     def undo(self, limit: int) -> None:
         undo(self._runs, limit)

@@ -1,7 +1,7 @@
 """Cut the forward into pieces, keep what crosses the cuts, recompute the rest before its gradients (Chen et al. 2016)."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -30,12 +30,7 @@ class Segments:
         before = peak_bytes(graph, plan, costs)
         if before <= budget_bytes or plan.recomputed:
             return plan
-        chains: dict[int, list[int]] = {}
-        for piece in _pieces(graph, plan.order, self.count)[:-1]:
-            anchor, chain = replay(graph, plan.order, piece)
-            chains.setdefault(anchor, []).extend(chain)
-        order = tuple(op for at, own in enumerate(plan.order) for op in (*chains.get(at, ()), own))
-        made = replace(plan, order=order)
+        made = replayed(graph, plan, _pieces(graph, plan.order, self.count)[:-1])
         return made if peak_bytes(graph, made, costs) < before else plan
 
 
@@ -49,7 +44,16 @@ def _pieces(graph: TrainGraph, order: tuple[int, ...], count: int) -> list[list[
     return [forward[low:high] for low, high in pairwise(edges) if low < high]
 
 
-def replay(graph: TrainGraph, order: tuple[int, ...], piece: list[int]) -> tuple[int, list[int]]:
+def replayed(graph: TrainGraph, plan: Plan, pieces: Iterable[list[int]]) -> Plan:
+    """The plan with every piece computed again at the first gradient that reads into it."""
+    chains: dict[int, list[int]] = {}
+    for piece in pieces:
+        anchor, chain = _replay(graph, plan.order, piece)
+        chains.setdefault(anchor, []).extend(chain)
+    return replace(plan, order=tuple(op for at, own in enumerate(plan.order) for op in (*chains.get(at, ()), own)))
+
+
+def _replay(graph: TrainGraph, order: tuple[int, ...], piece: list[int]) -> tuple[int, list[int]]:
     """(position, ops to run again before it) for one piece; no ops where nothing is gained."""
     place = {op: position for position, op in enumerate(order)}
     members, end = set(piece), place[piece[-1]]

@@ -10,9 +10,8 @@ from autotune.graph import TrainGraph
 from autotune.knobs import Int, Knob
 from autotune.plan import Plan
 from autotune.planners.order import ORDERS
-from autotune.planners.recompute.evict import Eviction, undo
-from autotune.planners.recompute.improve import improve
-from autotune.planners.recompute.runs import Runs, refuse_offload
+from autotune.planners.recompute.runs import refuse_offload
+from autotune.planners.recompute.search import Search, begin, usual_work
 from autotune.planners.unfold import fold, unfold
 
 GREED = 1.5
@@ -31,41 +30,41 @@ class Again:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_offload(plan)
-        best = Runs(graph, plan.order, costs)
+        best = begin(graph, plan.order, costs)
         if best.peak <= budget_bytes and not plan.recomputed:
             return plan
         for _ in range(self.rounds):
-            found = min((best, *_moved(best, budget_bytes)), key=lambda runs: _rank(runs, budget_bytes))
+            moved = _moved(graph, costs, best, budget_bytes)
+            found = min((best, *moved), key=lambda search: _rank(search, budget_bytes))
             if found is best:
                 break
             best = found
         if best.order != plan.order and best.peak <= budget_bytes:
-            best = improve(best, budget_bytes, GREED)
+            best.improve(budget_bytes, GREED, usual_work(len(plan.order)) // 2)
         return replace(plan, order=best.order)
 
 
-def _rank(runs: Runs, budget_bytes: int) -> tuple[int, float]:
-    return max(0, runs.peak - budget_bytes), runs.seconds
+def _rank(search: Search, budget_bytes: int) -> tuple[int, float]:
+    return max(0, search.peak - budget_bytes), search.seconds
 
 
-def _moved(start: Runs, budget_bytes: int) -> Iterator[Runs]:
+def _moved(graph: TrainGraph, costs: Costs, start: Search, budget_bytes: int) -> Iterator[Search]:
     """The runs as each order planner places them, with what then is needless taken back."""
-    graph, costs = start.graph, start.costs
-    unfolded, own = unfold(graph, start.order, costs)
+    given = start.order
+    unfolded, own = unfold(graph, given, costs)
     traced = Plan.traced(unfolded)
-    seen = {start.order}
+    seen = {given}
     for planner in ORDERS.values():
         try:
             moved = planner().plan(unfolded, traced, budget_bytes, own)
         except PlanError:
             continue
-        order = fold(graph, start.order, moved.order)
+        order = fold(graph, given, moved.order)
         if order in seen:
             continue
         seen.add(order)
-        made = Runs(graph, order, costs)
+        made = begin(graph, order, costs)
         limit = max(budget_bytes, min(made.peak, start.peak))
-        if made.peak > limit:
-            Eviction(made, GREED).fit(limit)
-        undo(made, limit)
+        made.fit(limit, GREED)
+        made.undo(limit)
         yield made

@@ -1,5 +1,4 @@
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +8,6 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.ordering import ordering
 from autotune.plan import Plan, check
-from autotune.planners.order.beam import Beam
 from autotune.planners.order.exact import Exact, pieces_of, search, solve
 from autotune.simulate import peak_bytes
 from tests.graphs import Builder, chain, random_graph, random_order, training_chain
@@ -139,10 +137,12 @@ def test_one_weights_gradient_at_a_time_is_enough():
     assert peak_bytes(graph, Plan.traced(graph), Costs.unit(graph)) == graph.static_bytes + 12 * 20 + 10 + 1
 
 
-@pytest.mark.parametrize("seed", [37, 98, 161, 178])
-def test_next_steps_that_tie_in_every_number_are_searched_like_others(seed: int):
-    graph = random_graph(random.Random(seed), 24)
-    graph = replace(graph, values=tuple(replace(value, nbytes=1 + value.id % 2) for value in graph.values))
-    costs, traced = Costs.unit(graph), Plan.traced(graph)
-    found = Exact().plan(graph, traced, 0, costs)
-    assert peak_bytes(graph, found, costs) <= peak_bytes(graph, Beam(64).plan(graph, traced, 0, costs), costs)
+def test_ways_that_tie_in_everything_are_looked_at_in_turn():
+    """`d` before or after either of two equal ops: the same peak, depth and bytes, from states that have no order."""
+    built = Builder()
+    built.op("a", [], [("x", 50)])
+    built.op("b", [], [("y", 50)])
+    built.op("sum", ["x", "y"], [("z", 3)])
+    built.op("d", [], [("kept", 8), ("unread", 8)])
+    problem = ordering(built.graph("kept"), Costs((1.0,) * 4, (20, 20, 9, 9)))
+    assert search(problem, 0, 10**9, 100).peak_bytes == optimum(problem)

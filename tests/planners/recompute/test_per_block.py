@@ -7,7 +7,7 @@ from autotune.costs import Costs
 from autotune.graph import Phase, TrainGraph
 from autotune.plan import Plan, check
 from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.per_block import PerBlock, blocks
+from autotune.planners.recompute.per_block import PerBlock, named_blocks
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.simulate import peak_bytes
 from tests.graphs import Builder, training_chain
@@ -62,10 +62,10 @@ def test_a_step_without_numbered_blocks_that_have_sisters_stays_as_it_is(name: s
 
 def test_nested_numbers_are_nested_blocks_and_the_lowest_peak_decides_between_them():
     graph = stacked(4)
-    ops = [graph.ops[op] for found in blocks(graph, Plan.traced(graph).order, 1).values() for op in found]
-    assert len(blocks(graph, Plan.traced(graph).order, 1)) == 4
+    ops = [graph.ops[op] for found in named_blocks(graph, Plan.traced(graph).order, 1).values() for op in found]
+    assert len(named_blocks(graph, Plan.traced(graph).order, 1)) == 4
     assert {op.phase for op in ops} == {Phase.FORWARD}
-    assert blocks(graph, Plan.traced(graph).order, 2) == {}
+    assert named_blocks(graph, Plan.traced(graph).order, 2) == {}
     costs = Costs.unit(graph)
     lowest = peak_bytes(graph, PerBlock().plan(graph, Plan.traced(graph), 0, costs), costs)
     assert lowest == peak_bytes(graph, PerBlock(1).plan(graph, Plan.traced(graph), 0, costs), costs)

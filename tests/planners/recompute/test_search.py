@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune import native
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.plan import Plan, check
@@ -118,8 +119,8 @@ def test_orders_of_many_blocks_keep_exact_bytes(size: int):
 
 def test_without_a_compiler_it_plans_in_python_and_says_so_once(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    monkeypatch.setattr(compiled._log, "warning", lambda text, *args: said.append(text % args))
-    monkeypatch.setattr(compiled, "_built", lambda: (_ for _ in ()).throw(OSError("there is no g++")))
+    monkeypatch.setattr(native._log, "warning", lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(native, "built", lambda *_: (_ for _ in ()).throw(OSError("there is no g++")))
     compiled.library.cache_clear()
     try:
         graph = training_chain(8)

@@ -1,0 +1,362 @@
+"""Read the joint trace of forward and backward: values that own their memory, ops, and the calls behind them."""
+
+import hashlib
+import operator
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autotune import dropout, lstm
+from autotune.errors import CaptureError
+from autotune.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.inplace import overwritable
+from autotune.program import Call, Meta, Program, Read, View, reads
+from autotune.update import Updates
+from autotune.workload import Workload
+
+REDUCED_IN_PLACE = (
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.soft_margin_loss.default,
+)
+"""Losses whose kernels shrink a tensor of every element's loss to the one number: its memory stays as large."""
+
+
+class JointTrace:
+    """The trace of forward and backward, on its way to values, ops and calls."""
+
+    def __init__(self, trace: fx.Graph, owner: fx.GraphModule, workload: Workload) -> None:
+        self._trace = trace
+        self._owner = owner
+        self._name_of = {id(tensor): name for name, tensor in workload.model.named_parameters()}
+        self._updates = Updates(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
+        self._argument: dict[fx.Node, Any] = {}  # what a node is to those that read it
+        self._values: list[Value] = []
+        self._metas: list[Meta | None] = []
+        self._ops: list[Op] = []
+        self._calls: list[Call] = []
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._batch: list[int] = []
+        self._tangent: int | None = None
+        self._results: list[Any] = []
+        self._layer = "loss"
+        self._inputs: dict[str, int] = {}  # parameters and buffers by name
+
+    def program(self, name: str, spec: pytree.TreeSpec, device: torch.device) -> Program:
+        """What was read."""
+        made = {value for op in self._ops for value in op.outputs}
+        graph = TrainGraph(
+            name=name,
+            ops=tuple(self._ops),
+            values=tuple(self._values),
+            inputs=tuple(value.id for value in self._values if value.id not in made),
+            outputs=tuple(dict.fromkeys(v for v in reads(self._results) if v in made)),
+        )
+        return Program(
+            graph, tuple(self._calls), tuple(self._metas), self._tensors, tuple(self._batch), self._tangent,
+            tuple(self._results), spec, self._updates, device,
+        )  # fmt: skip
+
+    def read(self) -> None:
+        """Walk the trace: inputs, then ops that something needs, then what the outputs ask for."""
+        output = self._trace.output_node()
+        returned: Any = output.args[0]
+        wanted = list(zip(returned, output.meta["desc"], strict=True))
+        self._drop_dead(output, wanted)
+        for node in self._trace.nodes:
+            match node.op:
+                case "placeholder":
+                    self._read_input(node)
+                case "get_attr":
+                    self._read_constant(node)
+                case "call_function":
+                    self._read_call(node)
+        gradients = []
+        for node, desc in wanted:
+            match type(desc).__name__:
+                case "PlainAOTOutput":
+                    self._results.append(self._of(node))
+                case "InputMutationAOTOutput":
+                    self._commit(self._mutated(desc.mutated_input), node)
+                case "GradAOTOutput" if node is not None:
+                    gradients.append((node, self._parameter_name(desc.grad_of.target)))
+        position = {node: index for index, node in enumerate(self._trace.nodes)}
+        readers = Counter(value for op in self._ops for value in op.inputs)
+        readers.update(value for node, _ in gradients for value in reads(self._of(node)))
+        readers.update(reads(self._results))
+        for node, target in sorted(gradients, key=lambda pair: position[pair[0]]):
+            shared = any(readers[value] > 1 for value in reads(self._of(node)))
+            self._update(target, node, shared)
+
+    def _drop_dead(self, output: fx.Node, wanted: list[tuple[Any, Any]]) -> None:
+        """Gradients that nobody updates with, and what only they need, are not computed."""
+        kept = []
+        for node, desc in wanted:
+            unused = type(desc).__name__ == "GradAOTOutput" and not self._has_update(desc.grad_of)
+            kept.append(None if unused else node)
+        wanted[:] = [(node, desc) for node, (_, desc) in zip(kept, wanted, strict=True)]
+        output.args = (kept,)
+        self._trace.eliminate_dead_code(lambda node: node.is_impure() or node.op in ("placeholder", "output"))
+
+    def _has_update(self, desc: Any) -> bool:
+        if type(desc).__name__ != "ParamAOTInput" or self._updates is None:
+            return False
+        return self._updates.owns(_attribute(self._owner, desc.target))
+
+    def _parameter_name(self, target: str) -> str:
+        """The model's first name for a parameter; the tracer may know a tied one by another."""
+        return self._name_of.get(id(_attribute(self._owner, target)), _own_name(target))
+
+    def _read_input(self, node: fx.Node) -> None:
+        desc = node.meta["desc"]
+        match type(desc).__name__:
+            case "ParamAOTInput":
+                self._add_input(
+                    node, self._parameter_name(desc.target), Role.PARAM, _attribute(self._owner, desc.target)
+                )
+            case "BufferAOTInput":
+                self._add_input(node, _own_name(desc.target), Role.BUFFER, _attribute(self._owner, desc.target))
+            case "PlainAOTInput":
+                self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
+            case "TangentAOTInput":
+                if self._tangent is not None:
+                    raise CaptureError(
+                        "the loss function returns several tensors to differentiate; return (loss, extras)"
+                    )
+                if node.meta["val"].numel() != 1:
+                    raise CaptureError(
+                        f"the loss has {node.meta['val'].numel()} elements; a step needs one number, as of loss.mean()"
+                    )
+                self._tangent = self._add_input(node, "tangent", Role.BATCH)
+            case kind:
+                raise CaptureError(
+                    f"the step needs an input of kind {kind}, which a plan cannot hold; pass it in the batch"
+                )
+
+    def _read_constant(self, node: fx.Node) -> None:
+        tensor = _attribute(self._trace.owning_module, node.target)
+        if tensor.requires_grad and self._updates is not None and self._updates.owns(tensor):
+            raise CaptureError(
+                f"the optimizer trains a tensor of {tuple(tensor.shape)} that the loss function brings along; make it a "
+                "parameter of the model, else it would get no gradient"
+            )
+        self._add_input(node, node.name, Role.BUFFER, tensor)
+
+    def _add_input(self, node: fx.Node, name: str, role: Role, tensor: torch.Tensor | None = None) -> int:
+        # the tracer has a tied weight twice: as two values one could be read, and computed with again, after the
+        # update of the other
+        value = next((known for known, other in self._tensors.items() if other is tensor), None)
+        if value is None:
+            value = self._add_value(name, role, node.meta.get("val", tensor))
+        self._argument[node] = Read(value)
+        self._inputs[name] = value
+        if tensor is not None:
+            self._tensors[value] = tensor
+        return value
+
+    def _add_value(self, name: str, role: Role, tensor: Any) -> int:
+        meta = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        self._values.append(Value(len(self._values), name, tensor.untyped_storage().nbytes(), role))
+        self._metas.append(meta)
+        return len(self._values) - 1
+
+    def _of(self, argument: Any) -> Any:
+        """An argument of the trace as an argument of a call."""
+        return fx.node.map_arg(argument, lambda node: self._argument[node])
+
+    def _read_call(self, node: fx.Node) -> None:
+        target: Any = node.target
+        if target is operator.getitem:
+            whole: Any = node.args[0]
+            part: Any = node.args[1]
+            source = self._argument[whole]
+            self._argument[node] = source[part] if isinstance(source, list) else View(target, (source, part))
+            return
+        args, kwargs = self._of(node.args), tuple((key, self._of(part)) for key, part in node.kwargs.items())
+        made, parts = node.meta["val"], None
+        if not isinstance(made, torch.Tensor):
+            parts = list(made) if isinstance(made, (tuple, list)) else []
+        read_storages = {_storage(source.meta["val"]) for source in node.all_input_nodes if _is_tensor(source)}
+        tensors = [part for part in (parts if parts is not None else [made]) if isinstance(part, torch.Tensor)]
+        if tensors and all(_storage(part) in read_storages for part in tensors):
+            identity = node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+            self._argument[node] = args[0] if identity else View(target, args, kwargs)
+            return
+        if any(_storage(part) in read_storages for part in tensors):
+            raise CaptureError(f"{node.target} returns a view and a fresh tensor at once; leave it out of the model")
+        self._add_op(node, args, kwargs, made if parts is None else parts)
+
+    def _add_op(self, node: fx.Node, args: Any, kwargs: tuple[tuple[str, Any], ...], made: Any) -> None:
+        target: Any = node.target
+        backward = node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
+        self._layer = _layer(node) or self._layer
+        name = f"{self._layer}.{node.name}"
+        if target is lstm.LAYER:
+            target, made = lstm.run_layer, [*made[:3], lstm.workspace(node)]
+        if isinstance(made, list):
+            outputs: Any = tuple(
+                self._add_value(f"{name}.{index}", Role.ACTIVATION, part) if isinstance(part, torch.Tensor) else None
+                for index, part in enumerate(made)
+            )
+            self._argument[node] = [None if value is None else Read(value) for value in outputs]
+        else:
+            outputs = self._add_value(name, Role.ACTIVATION, made)
+            self._argument[node] = Read(outputs)
+            if target in REDUCED_IN_PLACE and not made.ndim:
+                whole = max(source.meta["val"].numel() for source in node.all_input_nodes) * made.dtype.itemsize
+                self._values[outputs] = replace(self._values[outputs], nbytes=whole)
+        random = _draws(node.target, node.args, node.kwargs)
+        self._append(
+            Call(target, args, kwargs, outputs),
+            name=name,
+            target=_shown_target(node.target),
+            phase=Phase.BACKWARD if backward else Phase.FORWARD,
+            repeatable=not random and not node.is_impure(impure_random=False),
+            random=random,
+            inplace=() if isinstance(made, list) else self._taken(overwritable(node, args), outputs),
+        )
+
+    def _taken(self, values: tuple[int, ...], output: int) -> tuple[int, ...]:
+        """Of the values those that are the step's own, not the user's, and of the output's bytes."""
+        nbytes = self._values[output].nbytes  # what a loss is summed up in place in is larger than its one number
+        made = [value for value in values if self._values[value].role is Role.ACTIVATION]
+        return tuple(value for value in made if self._values[value].nbytes == nbytes)
+
+    def _append(self, call: Call, *, name: str, target: str, phase: Phase, writes: tuple[int, ...] = (), extra: tuple[int, ...] = (),
+                repeatable: bool = True, random: bool = False, detail: str = "", covered: Any = None,
+                inplace: tuple[int, ...] = ()) -> None:  # fmt: skip
+        """`covered`: what the signature tells apart, if that is not all arguments."""
+        made = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
+        inputs = tuple(dict.fromkeys((*reads(call.args), *reads([part for _, part in call.kwargs]), *extra)))
+        arguments = call.args if covered is None else covered
+        shown = repr((target, detail, _shown(arguments, self._metas), _shown(call.kwargs, self._metas)))
+        self._ops.append(
+            Op(
+                id=len(self._ops),
+                name=name,
+                target=target,
+                inputs=inputs,
+                outputs=tuple(value for value in made if value is not None),
+                phase=phase,
+                layer=self._layer,
+                signature=hashlib.sha256(shown.encode()).hexdigest()[:24],
+                repeatable=repeatable,
+                random=random,
+                writes=writes,
+                inplace=inplace,
+            )
+        )
+        self._calls.append(call)
+
+    def _mutated(self, desc: Any) -> str:
+        if type(desc).__name__ == "PlainAOTInput":
+            raise CaptureError(
+                f"the model changes batch.{desc.idx} in place; give its first layer a copy: x = x.clone()"
+            )
+        return _own_name(desc.target)
+
+    def _commit(self, target: str, node: fx.Node) -> None:
+        """Write a buffer's new content at the end of the step: until then forward ops can be run again."""
+        buffer = self._inputs[target]
+        self._layer = target.rpartition(".")[0]
+        call = Call(torch.ops.aten.copy_.default, (Read(buffer), self._of(node)))
+        self._append(
+            call, name=f"{target}.commit", target="commit", phase=Phase.UPDATE, writes=(buffer,), repeatable=False
+        )
+
+    def _update(self, target: str, node: fx.Node, shared: bool) -> None:
+        assert self._updates is not None
+        parameter = self._inputs[target]
+        gradient = self._of(node)
+        for value in reads(gradient):
+            if self._values[value].role is Role.ACTIVATION:
+                old = self._values[value]
+                self._values[value] = Value(old.id, f"{target}.grad", old.nbytes, Role.GRAD)
+        state_bytes = self._updates.state_bytes(self._tensors[parameter])
+        state = len(self._values)
+        self._values.append(Value(state, f"{target}.state", state_bytes, Role.STATE))
+        self._metas.append(None)
+        self._layer = target.rpartition(".")[0]
+        optimizer = self._updates.optimizer
+        self._append(
+            Call(self._updates.update, (target, Read(parameter), gradient, shared)),
+            name=f"{target}.update",
+            target=f"update.{type(optimizer).__name__}",
+            detail=repr(sorted((k, str(v)) for k, v in optimizer.defaults.items() if k != "lr")),
+            phase=Phase.UPDATE,
+            extra=(state,),
+            writes=(parameter, state),
+            repeatable=False,
+            covered=(Read(parameter), gradient, shared and self._updates.writes_gradients),
+        )
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _layer(node: fx.Node) -> str:
+    """Path of the leaf module that an op belongs to; empty outside of all modules."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0].partition(".")[2]  # behind the tracer's name for the step itself
+    return (
+        _own_name(re.sub(r"\._modules\['(\w+)'\]|\['?(\w+)'?\]", lambda found: "." + (found[1] or found[2]), path))
+        or "model"
+    )
+
+
+def _own_name(target: str) -> str:
+    """A name as the user's model has it, without the step around it."""
+    return "" if target == "model" else target.removeprefix("model.")
+
+
+def _shown_target(target: Any) -> str:
+    """An op's name: ATen's own, or that of our function."""
+    return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target.__module__}.{target.__name__}"
+
+
+def _draws(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an op draws from the generator: it is tagged so, and its probability is not zero."""
+    if target is dropout.draw_mask:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | dict(kwargs)
+    chance = next((named[key] for key in ("p", "dropout_p") if key in named), None)
+    if chance is None and any(argument.name == "dropout_p" for argument in target._schema.arguments):
+        return False  # left at its default of zero
+    return chance is None or chance > 0
+
+
+def _shown(argument: Any, metas: list[Meta | None]) -> str:
+    """An argument as text that is the same for tensors of one shape, dtype and layout."""
+    match argument:
+        case Read(value):
+            meta = metas[value]
+            return f"<{meta.dtype}{meta.shape}{meta.stride}{meta.device.type}>" if meta else "<state>"
+        case View(target, args, kwargs):
+            return f"{target}{_shown(args, metas)}{_shown(kwargs, metas)}"
+        case tuple() | list():
+            return "(" + ",".join(_shown(part, metas) for part in argument) + ")"
+        case torch.nn.Parameter():
+            return "<parameter>"
+        case _:
+            return repr(argument)
