@@ -140,7 +140,7 @@ class JointTrace:
                 )
 
     def _read_constant(self, node: fx.Node) -> None:
-        tensor = _attribute(self._trace.owning_module, node.target)
+        tensor = _attribute(self._trace.owning_module, str(node.target))
         if tensor.requires_grad and self._updates is not None and self._updates.owns(tensor):
             raise CaptureError(
                 f"the optimizer trains a tensor of {tuple(tensor.shape)} that the loss function brings along; make it a "
