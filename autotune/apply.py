@@ -1,7 +1,7 @@
 """What a training loop calls: one object that runs the whole step under a plan."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -45,7 +45,8 @@ class TrainStep:
 
     Parameters, optimizer state and buffers are the caller's own objects, all in memory between steps. `.grad` is None
     after a step, unless `accumulate` keeps it. `loss_fn(model, batch)` gives the loss, or the loss and extras; the step
-    returns them detached. Without a plan the step runs as it was traced; without loss and optimizer it is inference.
+    returns them detached. Nothing else that it does in Python is repeated in a step: no `self.count += 1`, no list's
+    `append`, no buffer assigned anew; a buffer changed in place is. Without a plan the step runs as it was traced; without loss and optimizer it is inference.
 
     `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`,
     and a hook before the optimizer's step, need every gradient at once: the user's optimizer then steps at the end,
@@ -211,6 +212,11 @@ class TrainStep:
 
     def _signature(self, batch: Any) -> tuple[Any, ...]:
         leaves, spec = pytree.tree_flatten(batch)
+        strange = next((x for x in leaves if not isinstance(x, (torch.Tensor, Hashable))), None)
+        if strange is not None:
+            raise ConfigError(
+                f"the batch holds a {type(strange).__name__}; give tensors, and numbers or strings beside them"
+            )
         shown = tuple(
             (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
         )

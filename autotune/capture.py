@@ -40,7 +40,9 @@ def capture(workload: Workload, name: str = "") -> Program:
         dropout.split_dropout(joint.graph_module.graph)
         trace = JointTrace(joint.graph_module.graph, owner, workload)
         trace.read()
-        return trace.program(name, joint.out_spec, tensors[0].device)
+        # a batch may have lengths and the like on the CPU while the model is elsewhere
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
+        return trace.program(name, joint.out_spec, device)
 
 
 def _refuse_hooks(workload: Workload) -> None:

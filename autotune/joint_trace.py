@@ -125,6 +125,11 @@ class JointTrace:
             case "PlainAOTInput":
                 self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
             case "TangentAOTInput":
+                if type(desc.output).__name__ == "InputMutationAOTOutput":
+                    raise CaptureError(
+                        f"the model changes {self._changed(desc.output.mutated_input)} in place while it is trained; do "
+                        "that between steps, or under no_grad on a copy"
+                    )
                 if self._tangent is not None:
                     raise CaptureError(
                         "the loss function returns several tensors to differentiate; return (loss, extras)"
@@ -182,6 +187,8 @@ class JointTrace:
         made, parts = node.meta["val"], None
         if not isinstance(made, torch.Tensor):
             parts = list(made) if isinstance(made, (tuple, list)) else []
+        if any(isinstance(part, torch.Tensor) and part.layout is not torch.strided for part in (parts or [made])):
+            raise CaptureError(f"{node.target} makes a sparse tensor, as of Embedding(sparse=True); make it dense")
         read_storages = {_storage(source.meta["val"]) for source in node.all_input_nodes if _is_tensor(source)}
         tensors = [part for part in (parts if parts is not None else [made]) if isinstance(part, torch.Tensor)]
         if tensors and all(_storage(part) in read_storages for part in tensors):
@@ -253,6 +260,9 @@ class JointTrace:
             )
         )
         self._calls.append(call)
+
+    def _changed(self, desc: Any) -> str:
+        return self._parameter_name(desc.target) if hasattr(desc, "target") else f"batch.{desc.idx}"
 
     def _mutated(self, desc: Any) -> str:
         if type(desc).__name__ == "PlainAOTInput":

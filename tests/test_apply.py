@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -406,6 +407,13 @@ def test_a_plan_that_offloads_gradients_and_places_updates_serves_a_loop_that_cl
 
 
 # Bad input.
+
+
+def test_a_batch_that_holds_what_no_step_can_tell_from_another_is_refused():
+    workload, _ = pair()
+    workload.batch = (*workload.batch, np.ones(3))
+    with pytest.raises(ConfigError, match="the batch holds a ndarray"):
+        step_for(workload)
 
 
 def test_autocast_around_the_step_is_refused():

@@ -442,6 +442,13 @@ def summed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return model(batch[0]).sum()
 
 
+class Clamped(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(inputs)
+
+
 @pytest.mark.parametrize(
     ("model", "loss_fn", "words"),
     [
@@ -449,6 +456,12 @@ def summed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (mlp, lambda model, batch: model(batch[0]), "the loss has 24 elements"),
         (mlp, lambda model, batch: [model(batch[0]).sum()] * 2, "several tensors to differentiate"),
         (lambda: nn.Sequential(nn.ReLU(inplace=True), *mlp()), summed, "changes batch.0 in place"),
+        (lambda: nn.Sequential(Clamped(8, 4)), summed, "changes 0.weight in place while it is trained"),
+        (
+            lambda: nn.Embedding(4, 4, sparse=True),
+            lambda model, batch: model(batch[1]).sum(),
+            "makes a sparse tensor",
+        ),
     ],
 )
 def test_what_a_captured_step_would_do_otherwise_than_eager_is_refused(model, loss_fn, words: str):
