@@ -82,15 +82,15 @@ class Measurement:
     detail: str = ""
     """For people: the reason of a failure, with the last lines of the worker's error."""
     peak_bytes: int | None = None
-    """Highest bytes while malloc returns memory at once: the plan's own doing."""
+    """Highest bytes of a warm step, the plan's own doing: in its arena, without one while malloc returns memory at once."""
     charged_bytes: int | None = None
-    """Highest bytes with the allocator as it is in production; a budget binds these."""
+    """Highest bytes with the allocator as it is in production, an arena's first steps among them; a budget binds these."""
     floor_bytes: int | None = None
     """The same meter between steps less the tensors that live through a step: interpreter, libraries, context."""
     step_seconds: tuple[float, ...] = ()
     """Raw samples."""
     baseline_seconds: tuple[float, ...] = ()
-    """Raw samples of plain eager steps, taken in turns with `step_seconds` in the same process."""
+    """Raw samples of plain eager steps, taken in turns with `step_seconds` in a process beside theirs."""
     stall_seconds: float | None = None
     """Of one step: waited for a store."""
     transfer_bytes: int | None = None

@@ -31,8 +31,9 @@ class _Event(ctypes.Structure):
 class Arena:
     """One step's arena: `with arena.step(): ...` around each step, always on the same thread.
 
-    The first step passes (optimizer state is made in it), the second is recorded, later ones are replayed. Too many
-    misses make it record again, and after a few recordings leave the step to malloc.
+    Two steps are recorded, in a heap that keeps nothing back; the second, which makes no optimizer state any more, is
+    laid out, and later ones are replayed. Too many misses make it record again, and after a few recordings leave the
+    step to malloc.
     """
 
     misses: int = 0
@@ -60,7 +61,7 @@ class Arena:
         self._steps += 1
         if self._id is not None:
             lib.arena_replay(self._id)
-        elif self._steps > 1:
+        else:
             lib.arena_record()
         whole = False
         try:
@@ -106,6 +107,8 @@ class Arena:
         if made < 0:
             _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
             self.bytes, self._recordings = 0, MANY_RECORDINGS
+        del events, inside, offsets, packed
+        _trim()  # a few MiB, which the next step would be charged beside the block
 
 
 @contextmanager
@@ -120,6 +123,13 @@ def malloc_returns_memory(wanted: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        libc.malloc_trim(0)
+        _trim()
         libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # where glibc's own adjustment ends
         libc.mallopt(M_TRIM_THRESHOLD, 64 * 2**20)
+
+
+def _trim() -> None:
+    """Have malloc give back what it keeps, where it can."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

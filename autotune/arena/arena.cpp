@@ -1,6 +1,6 @@
-// A replay allocator behind c10's CPU allocator: it records the allocations of one training step, and gives each one
-// its planned slot in the next. The plan is a hint: an allocation takes its slot only where the size matches and nothing
-// lives there, else it goes to the system's allocator and is counted as a miss.
+// A replay allocator behind c10's CPU allocator: it records the allocations of one training step, made in a heap that
+// wastes nothing, and gives each one its planned slot in the next. The plan is a hint: an allocation takes its slot only
+// where the size matches and nothing lives there, else it goes to the system's allocator and is counted as a miss.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -14,6 +14,8 @@
 #include <mutex>
 #include <unordered_map>
 #include <vector>
+
+#include "heap.hpp"
 
 namespace {
 
@@ -49,6 +51,7 @@ c10::Allocator* original = nullptr;
 std::vector<Arena*> arenas;  // never shrinks: a tensor may outlive its arena's user
 std::atomic<int> arena_count{0};
 
+Heap heap;  // of the steps that are recorded
 std::vector<Event> events;
 std::unordered_map<void*, size_t> recording;
 std::atomic<bool> is_recording{false};
@@ -84,7 +87,12 @@ void release(void* data) {
       recording.erase(found);
     }
   }
-  original->raw_deallocate(data);
+  if (heap.owns(data)) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    heap.release(data);
+  } else {
+    original->raw_deallocate(data);
+  }
 }
 
 bool is_free(const Arena& arena, int64_t offset, int64_t size) {
@@ -111,17 +119,25 @@ void* from_slot(size_t bytes) {
   return nullptr;
 }
 
+void* from_heap(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return heap.take(static_cast<int64_t>(bytes));
+}
+
+void record(void* data, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  recording[data] = events.size();
+  events.push_back({static_cast<int64_t>(bytes), moment++, -1});
+}
+
 class Replay final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     void* data = nullptr;
     if (bytes > 0 && mode == Mode::kReplay) data = from_slot(bytes);
+    if (bytes > 0 && mode == Mode::kRecord) data = from_heap(bytes);
     if (data == nullptr) data = original->raw_allocate(bytes);
-    if (bytes > 0 && mode == Mode::kRecord) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      recording[data] = events.size();
-      events.push_back({static_cast<int64_t>(bytes), moment++, -1});
-    }
+    if (bytes > 0 && mode == Mode::kRecord) record(data, bytes);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

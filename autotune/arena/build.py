@@ -17,8 +17,8 @@ def library() -> ctypes.CDLL | None:
         "-O2", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}",
     )  # fmt: skip
-    source = Path(__file__).with_name("arena.cpp")
-    loaded = native.load("arena", [source], flags, "no arena, tensors stay with malloc", torch.__version__)
+    sources = [Path(__file__).with_name(name) for name in ("arena.cpp", "heap.hpp")]
+    loaded = native.load("arena", sources, flags, "no arena, tensors stay with malloc", torch.__version__)
     if loaded is None:
         return None
     loaded.arena_create.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]

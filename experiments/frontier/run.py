@@ -154,8 +154,7 @@ class Frontier:
         session = self.bench.in_turns({"eager": None, **plans, **peers}, how)
         for name, charged in session.pop("charged").items():
             seen = self.record["ours"].get(name) or self.record["peers"][name]
-            # an arena's first two steps are on malloc that returns memory at once: they are charged their peak
-            seen["step_charged_bytes"] = max(charged, seen["step_peak_bytes"]) if name in plans else charged
+            seen["step_charged_bytes"] = charged
         timed = {block["variant"] for block in session["blocks"]} - {"eager"}
         session["errors"] = {
             name: exact(self.record["ours"][name]) if name in plans else self.record["peers"][name]["errors"]
