@@ -76,7 +76,7 @@ def _history(graph: TrainGraph, scratch_bytes: tuple[int, ...], held: frozenset[
         op = graph.ops[maker]
         before = (held | frozenset(op.inputs)) - frozenset(op.outputs) - graph.static
         beside = sum(graph.values[value].nbytes for value in before) + scratch_bytes[maker]
-        shared = max((graph.values[value].nbytes for value in op.inplace if value in before - held), default=0)
+        shared = _shared_bytes(graph, op, before - held, scratch_bytes)
         takes = beside + sum(graph.values[value].nbytes for value in op.outputs) - shared
         if not found or takes < found:
             takes = max(takes, _history(graph, scratch_bytes, before, steps - 1, floor))
@@ -119,11 +119,18 @@ def _own_bytes(graph: TrainGraph, scratch_bytes: tuple[int, ...]) -> npt.NDArray
     static = graph.static
 
     def needs(op: Op) -> int:
-        shared = max((graph.values[value].nbytes for value in op.inplace if value not in static), default=0)
+        shared = _shared_bytes(graph, op, frozenset(op.inputs) - static, scratch_bytes)
         return sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs) if value not in static) - shared
 
     made = [needs(op) for op in graph.ops]
     return np.array(made, dtype=np.int64) + np.array(scratch_bytes, dtype=np.int64)
+
+
+def _shared_bytes(graph: TrainGraph, op: Op, free: frozenset[int], scratch_bytes: tuple[int, ...]) -> int:
+    """Most bytes of its outputs that an op may make in one of the free values; a scratch below 0 has them already."""
+    if scratch_bytes[op.id] < 0:
+        return 0
+    return max((graph.values[value].nbytes for value in op.inplace if value in free), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class Costs:
 
     seconds: tuple[float, ...]
     scratch_bytes: tuple[int, ...]
-    """Bytes that an op takes on top of its outputs and gives back before it ends."""
+    """Bytes that an op takes on top of its outputs and gives back before it ends; below 0 where it is planned with what
+    it will make in the buffer of an input."""
     stores: dict[str, StoreCost] = field(default_factory=dict)
     contention: float = 1.0
     """Seconds that an op takes beside a transfer, over its seconds alone."""

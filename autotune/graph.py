@@ -98,6 +98,14 @@ class TrainGraph:
             raise CaptureError(f"{self.name}: nothing makes the output {unmade}")
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.ops, self.values, self.inputs, self.outputs))
+
+    def __hash__(self) -> int:
+        """Of everything, reckoned once: what is known of a graph is kept by it."""
+        return self._hash
+
+    @cached_property
     def producer(self) -> tuple[int | None, ...]:
         """Op that makes each value; None for an input."""
         made: list[int | None] = [None] * len(self.values)

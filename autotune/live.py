@@ -74,7 +74,10 @@ class _State:
 
     @property
     def used(self) -> str:
-        return f"{fmt_seconds(time.monotonic() - self.began)} of {self.config.time}"
+        """The search has the config's time; what is measured in any case may take longer."""
+        seconds = time.monotonic() - self.began
+        limit = self.config.time_seconds
+        return f"{fmt_seconds(seconds)}" + (f" of {self.config.time}" if seconds <= limit else "")
 
     def panel(self) -> "RenderableType":
         from rich.console import Group

@@ -9,7 +9,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from autotune.update import Updates
 ROUNDS = 5
 PATIENCE_SECONDS = 30.0
 """Rounds after the second are skipped when profiling has taken this long."""
+CHECKED = 5
+"""Of the costliest ops that a cache knows as many are measured again before it is believed."""
+STALE = 1.5
+"""A cache whose ops took so many times what they take now was made while something else ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
     ops = program.graph.ops
     key = f"{torch.__version__} {program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
     known = _read_cache(cache, key)
+    if _is_stale(program, known):
+        known = {}
     wanted = {op.signature: op for op in reversed(ops) if op.signature not in known}
     known |= _measure(program, list(wanted.values()))
     _write_cache(cache, key, known)
@@ -48,21 +54,50 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
     )
 
 
+def _is_stale(program: Program, known: dict[str, OpCost]) -> bool:
+    """Whether ops of this step take much less now than the cache says; more says nothing, noise only adds."""
+    found = {op.signature: op for op in program.graph.ops if _long(known.get(op.signature))}
+    costliest = sorted(found.values(), key=lambda op: -known[op.signature].seconds)[:CHECKED]
+    if not costliest:
+        return False
+    again = _seconds_of(program, costliest, rounds=3)
+    return statistics.median(known[s].seconds / max(min(taken), 1e-9) for s, taken in again.items()) > STALE
+
+
+def _long(cost: OpCost | None) -> bool:
+    """Whether a few samples of an op can be judged."""
+    return cost is not None and cost.seconds > 1e-3
+
+
 def _measure(program: Program, ops: list[Op]) -> dict[str, OpCost]:
     """Scratch in one pass that also warms up, then seconds in rounds over all ops, so that noise falls on all alike."""
     if not ops:
         return {}
-    generators = [program.device.index or 0] if program.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=generators), torch.no_grad():
+    with _undisturbed(program):
         scratch = _scratch(program, ops)
-        samples: dict[str, list[float]] = {op.signature: [] for op in ops}
-        begin = time.perf_counter()
-        for done in range(ROUNDS):
+    samples = _seconds_of(program, ops, ROUNDS)
+    return {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
+
+
+def _seconds_of(program: Program, ops: list[Op], rounds: int) -> dict[str, list[float]]:
+    """By signature, a sample from every round; the last rounds are left out where they take too long."""
+    samples: dict[str, list[float]] = {op.signature: [] for op in ops}
+    begin = time.perf_counter()
+    with _undisturbed(program):
+        for done in range(rounds):
             if done >= 2 and time.perf_counter() - begin > PATIENCE_SECONDS:
                 break
             for op in ops:
                 samples[op.signature].append(_seconds(program.device, *_ready(program, op)))
-    return {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
+    return samples
+
+
+@contextlib.contextmanager
+def _undisturbed(program: Program) -> Iterator[None]:
+    """No gradients, and the user's random numbers as if nothing had been drawn."""
+    generators = [program.device.index or 0] if program.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=generators), torch.no_grad():
+        yield
 
 
 def _ready(program: Program, op: Op) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

@@ -75,8 +75,18 @@ class Tracker:
             log = self._logged()
             log.catch_up(trials)
             log.close(trials, interrupted)
-            return f"{self.uri} experiment {log.experiment}"
+            return f"{log.experiment}: {self._where(log)}"
         return f"not logged to {self.uri}: {self.problem}. autotune resume {self.run_dir} logs it later"
+
+    def _where(self, log: "_Log") -> str:
+        """The address of its page on a server, else the command that opens one."""
+        if self.uri.startswith("http"):
+            return f"{self.uri.rstrip('/')}/#/experiments/{log.experiment_id}"
+        near = (
+            f"sqlite:///{Path(self.config.runs)}/mlflow.db"  # shorter than the whole path, where runs/ lies below here
+        )
+        same = Path(near.removeprefix("sqlite:///")).resolve() == Path(self.uri.removeprefix("sqlite:///")).resolve()
+        return f"mlflow ui --backend-store-uri {near if same else self.uri}"
 
     def _logged(self) -> "_Log":
         if self._log is None:
@@ -103,7 +113,7 @@ class _Log:
         self.config, self.run_dir = config, run_dir
         self.experiment = experiment_name(config.workload, device_key)
         self.client = _connect(uri, Path(config.runs))
-        self._experiment_id = self._find_experiment(uri)
+        self.experiment_id = self._find_experiment(uri)
         self._parent = ""
         self._children: dict[int, str] = {}
 
@@ -160,7 +170,7 @@ class _Log:
             return
         tags = {"autotune.kind": "study", "autotune.run": identity, **self._common_tags(first)}
         made = self.client.create_run(
-            self._experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
+            self.experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
         )
         self._parent = made.info.run_id
         self._batch(self._parent, first, {}, _study_params(self.config))
@@ -178,7 +188,7 @@ class _Log:
             tags["limit"] = seen.limit
         started = int(trial.started * 1000)
         name = f"t{trial.number:04d} {trial.kind}"
-        run = self.client.create_run(self._experiment_id, started, tags, name).info.run_id
+        run = self.client.create_run(self.experiment_id, started, tags, name).info.run_id
         params = {"workload": trial.workload, "budget": self.config.budget, **_settings_params(trial)}
         self._batch(run, trial, _metrics(trial), params, samples=seen.step_seconds)
         self.client.set_terminated(run, "FAILED" if seen.outcome is Outcome.CRASHED else "FINISHED")
@@ -215,7 +225,7 @@ class _Log:
         found: list[Any] = []
         token: str | None = None
         while token is not None or not found:
-            page = self.client.search_runs([self._experiment_id], filter_string, max_results=1000, page_token=token)
+            page = self.client.search_runs([self.experiment_id], filter_string, max_results=1000, page_token=token)
             found += page
             token = page.token
             if not token:

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from autotune.apply import TrainStep
+from autotune.plan import Plan
 from autotune.workload import Workload
 
 
@@ -37,3 +39,16 @@ def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
         return float("inf")
     different = [(one[key], other[key]) for key in one if not torch.equal(one[key], other[key])]
     return max(((a.double() - b.double()).abs().max().item() for a, b in different), default=0.0)
+
+
+def assert_equals_eager(one: Workload, other: Workload, plan: Plan | None = None, steps: int = 2) -> None:
+    """`one` under a plan and `other` in plain eager end at the same bits."""
+    assert one.loss_fn is not None
+    assert one.optimizer is not None
+    with TrainStep(one.model, one.loss_fn, one.optimizer, one.batch, plan) as step:
+        for seed in range(steps):
+            torch.manual_seed(seed)
+            planned = step(one.batch)
+            torch.manual_seed(seed)
+            assert torch.equal(planned, eager_step(other)[0])
+    assert worst_difference(tensors(one), tensors(other)) == 0.0

@@ -15,12 +15,11 @@ from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph
-from autotune.plan import Plan
 from autotune.planners import make_plan
 from autotune.profile import allocations
 from autotune.program import reads
 from autotune.workload import Workload
-from tests.eager import eager_step, tensors, worst_difference
+from tests.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.small import Tied, batch_of, labelled_loss, make, mlp, normalized, sgd
 
 ROOT = Path(__file__).parents[1]
@@ -38,17 +37,6 @@ def ops_of(graph: TrainGraph, *words: str) -> list[Op]:
 def updated(graph: TrainGraph) -> list[str]:
     """Parameters in the order of their updates."""
     return [op.name.removesuffix(".update") for op in graph.ops if op.target.startswith("update.")]
-
-
-def assert_equals_eager(one: Workload, other: Workload, plan: Plan | None = None, steps: int = 2) -> None:
-    """`one` under a plan and `other` in plain eager end at the same bits."""
-    with TrainStep(one.model, one.loss_fn, one.optimizer, one.batch, plan) as step:
-        for seed in range(steps):
-            torch.manual_seed(seed)
-            planned = step(one.batch)
-            torch.manual_seed(seed)
-            assert torch.equal(planned, eager_step(other)[0])
-    assert worst_difference(tensors(one), tensors(other)) == 0.0
 
 
 # Nothing is disturbed.

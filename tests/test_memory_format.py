@@ -20,7 +20,7 @@ from autotune.planners import make_plan
 from autotune.schedule import lower
 from autotune.simulate import simulate
 from autotune.workload import Workload, load
-from tests.eager import eager_step, tensors, worst_difference
+from tests.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.small import batch_of, make, mlp, normalized
 
 IMAGES = (4, 3, 8, 8)
@@ -116,13 +116,7 @@ def test_convolution_nets_of_the_zoo_equal_eager_in_the_same_format(name: str):
     half = simulate(graph, lower(graph, Plan.traced(graph))).peak_bytes - graph.static_bytes
     plan = make_plan(graph, settings, graph.static_bytes + half // 2, Costs.unit(graph))
     plan = replace(plan, memory_format="channels_last")
-    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan) as step:
-        for seed in range(2):
-            torch.manual_seed(seed)
-            made = step(workload.batch)
-            torch.manual_seed(seed)
-            assert torch.equal(made, eager_step(other)[0])
-    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+    assert_equals_eager(workload, other, plan)
 
 
 def test_a_ready_workload_comes_in_a_format_as_a_user_would_put_it():

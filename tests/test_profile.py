@@ -87,6 +87,16 @@ def test_costs_of_another_device_are_not_taken_and_not_lost(measured, tmp_path: 
     assert measured[2] == []
 
 
+def test_a_cache_from_a_busy_machine_is_measured_anew(measured, tmp_path: Path):
+    cache = tmp_path / "costs.json"
+    profile(capture(make(mlp)), cache=cache)
+    text = json.loads(cache.read_text())
+    busy = {key: {s: [1e6 * taken, scratch] for s, (taken, scratch) in own.items()} for key, own in text.items()}
+    cache.write_text(json.dumps(busy))
+    profile(capture(make(mlp)), cache=cache)
+    assert measured[1] == measured[0]
+
+
 DAMAGE = {
     "torn": lambda text: text[: len(text) // 2],
     "empty": lambda text: "",

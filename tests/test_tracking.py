@@ -120,11 +120,28 @@ def test_plan_report_and_all_trials_are_artifacts(logged):
     assert len(Path(where).read_text().splitlines()) == 1 + len(logged.result.trials)
 
 
+def test_the_message_names_the_experiment_and_the_command_that_shows_it(logged, monkeypatch):
+    command = "mlflow ui --backend-store-uri sqlite:///"
+    assert logged.message == f"{logged.experiment.name}: {command}{logged.directory}/runs/mlflow.db"
+    monkeypatch.chdir(logged.directory)
+    near = Tracker(logged.config.model_copy(update={"runs": "runs"}), logged.run_dir)
+    logged.tune(near)
+    assert near.finish() == f"{logged.experiment.name}: {command}runs/mlflow.db"
+
+
+def test_the_message_is_an_address_where_there_is_a_server(logged, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://tracking.example/")
+    tracker = Tracker(logged.config, logged.run_dir)
+    assert tracker._where(logged.tracker._logged()) == (
+        f"https://tracking.example/#/experiments/{logged.experiment.experiment_id}"
+    )
+
+
 def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
     before = sorted(run.info.run_id for run in logged.runs())
     again = Tracker(logged.config, logged.run_dir)
     assert logged.tune(again).trials == logged.result.trials
-    assert "experiment" in again.finish()
+    assert again.finish() == logged.message
     assert sorted(run.info.run_id for run in logged.runs()) == before
     lost = logged.children[1]
     logged.client.delete_run(lost.info.run_id)
@@ -145,7 +162,7 @@ def test_an_interrupted_study_is_killed_until_it_is_gone_on_with(logged):
     assert logged.parent.info.status == "KILLED"
     tracker = Tracker(logged.config, logged.run_dir)
     logged.tune(tracker)
-    assert "experiment" in tracker.finish()
+    assert tracker.finish() == logged.message
     assert logged.parent.info.status == "FINISHED"
 
 

@@ -5,7 +5,7 @@ dict. The search space, the command line, the report and the contract tests take
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from autotune.costs import Costs
@@ -33,7 +33,7 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
 }
 """The kinds in the order in which they decide; in each the planners by name, its default first."""
 
-__all__ = ["KINDS", "Planner", "build", "defaults", "make_plan"]
+__all__ = ["KINDS", "Planner", "build", "decide", "defaults", "make_plan"]
 
 
 def defaults() -> Settings:
@@ -42,22 +42,43 @@ def defaults() -> Settings:
     return {kind: {"planner": name, **asdict(cast("Any", KINDS[kind][name]()))} for kind, name in first.items()}
 
 
-def build(settings: Settings) -> tuple[Planner, ...]:
-    """The planners that settings name, in the order in which they decide; a kind left out gets its default."""
+def build(settings: Settings) -> dict[str, Planner]:
+    """The planners that settings name, by kind, in the order in which they decide; a kind left out gets its default."""
     for kind in settings:
         if kind not in KINDS:
             raise ConfigError(f"settings: no kind of planner is called {kind!r}; known: {', '.join(KINDS)}")
     chosen = defaults() | settings
-    return tuple(_build(kind, chosen[kind]) for kind in KINDS)
+    return {kind: _build(kind, chosen[kind]) for kind in KINDS}
 
 
 def make_plan(graph: TrainGraph, settings: Settings, budget_bytes: int, costs: Costs) -> Plan:
     """The plan of these settings, checked. `budget_bytes`: what the step itself may take; it may turn out above that."""
-    plan = Plan.traced(graph)
-    for planner in build(settings):
-        plan = planner.plan(graph, plan, budget_bytes, costs)
+    plan, planners = Plan.traced(graph), build(settings)
+    for kind in planners:
+        plan = decide(kind, planners, graph, plan, budget_bytes, costs)
     check(graph, plan)
     return plan
+
+
+def decide(
+    kind: str, planners: Mapping[str, Planner], graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs
+) -> Plan:
+    """The plan with one kind's part decided. What is computed again is weighed with what will be made in place."""
+    if kind in ("recompute", "reorder"):
+        costs = _in_place(graph, planners["inplace"].plan(graph, plan, budget_bytes, costs), costs)
+    return planners[kind].plan(graph, plan, budget_bytes, costs)
+
+
+def _in_place(graph: TrainGraph, plan: Plan, costs: Costs) -> Costs:
+    """Costs in which an op that overwrites an input needs as much less than its outputs while it runs.
+
+    Computing the op again may keep the input alive, and out of its hands: then it needs that much more for one moment.
+    """
+    scratch = list(costs.scratch_bytes)
+    for taken in plan.inplace:
+        op = plan.order[taken.position]
+        scratch[op] = costs.scratch_bytes[op] - graph.values[taken.value].nbytes
+    return replace(costs, scratch_bytes=tuple(scratch))
 
 
 def _build(kind: str, settings: Mapping[str, object]) -> Planner:

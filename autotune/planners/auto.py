@@ -8,7 +8,7 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.knobs import Choice, KnobValue
 from autotune.plan import Plan, check
-from autotune.planners import KINDS, build
+from autotune.planners import KINDS, build, decide
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.trial import Settings
@@ -37,11 +37,12 @@ class Plans:
     def make(self, settings: Settings) -> tuple[Plan, Estimate]:
         """As `make_plan`, with what the simulator says of it."""
         if (key := repr(settings)) not in self.known:
-            plan, so_far = Plan.traced(self.graph), ""
-            for planner in build(settings):
+            plan, planners = Plan.traced(self.graph), build(settings)
+            so_far = repr(planners["inplace"])  # which others look ahead to
+            for kind, planner in planners.items():
                 so_far += repr(planner)
                 if so_far not in self.stages:
-                    self.stages[so_far] = planner.plan(self.graph, plan, self.budget_bytes, self.costs)
+                    self.stages[so_far] = decide(kind, planners, self.graph, plan, self.budget_bytes, self.costs)
                 plan = self.stages[so_far]
             check(self.graph, plan)
             self.known[key] = plan, simulate(self.graph, lower(self.graph, plan), self.costs, self.budget_bytes)
@@ -64,7 +65,7 @@ def auto(
 
 
 def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
-    """Settings that were the best so far, as they are found: whoever has no more time takes the last.
+    """The best settings so far, after every try: whoever has no more time takes the last.
 
     One kind after the other takes what serves the plan best with the others as they stand, until none changes. With a
     store, the bytes over the budget are then shared between it and computing again: what the bandwidth hides goes to the
@@ -79,14 +80,14 @@ def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
         for kind, known in choices.items():
             for name in known:
                 made = named(names | {kind: name})
-                if plans.rank(made) < plans.rank(best):
-                    yield (best := made)
+                best = min(best, made, key=plans.rank)
+                yield best
             names[kind] = str(best[kind]["planner"])
         if names == before:
             break
     for made in _shared(plans, choices, named, names):
-        if plans.rank(made) < plans.rank(best):
-            yield (best := made)
+        best = min(best, made, key=plans.rank)
+        yield best
 
 
 def _shared(plans: Plans, choices: Choices, named: Named, names: Mapping[str, str]) -> Iterator[Settings]:

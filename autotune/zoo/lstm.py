@@ -60,15 +60,18 @@ class Looped(nn.Module):
 
     def forward(self, sequence: Tensor) -> Tensor:
         blank = sequence.new_zeros(sequence.shape[0], sequence.shape[2])
-        states = [(blank, blank) for _ in self.cells]
-        outputs = []
+        return self.run(sequence, [(blank, blank) for _ in self.cells])[0]
+
+    def run(self, sequence: Tensor, states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Outputs of every step (batch, steps, width), and the states of every layer after the last."""
+        states, outputs = list(states), []
         for inputs in sequence.unbind(1):
             hidden = inputs
             for layer, cell in enumerate(self.cells):
                 states[layer] = cell(hidden if layer == 0 else self.dropout(hidden), states[layer])
                 hidden = states[layer][0]
             outputs.append(hidden)
-        return torch.stack(outputs, dim=1)
+        return torch.stack(outputs, dim=1), states
 
 
 class Fused(nn.Module):

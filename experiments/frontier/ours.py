@@ -1,21 +1,20 @@
 """Ours for a budget: the planners' fastest plan by estimate, measured until its peak keeps the budget."""
 
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any, Self
 
 from bench import Bench
 from summary import SLACK
 
 from autotune import space
-from autotune.candidates import Candidate, candidate
+from autotune.candidates import Candidate
 from autotune.costs import Costs
-from autotune.errors import AutotuneError
 from autotune.graph import TrainGraph
 from autotune.harness.messages import Failed
-from autotune.measurement import Outcome
 from autotune.plan import Plan
 from autotune.planners import KINDS
+from autotune.planners.auto import Plans, leaders
 from autotune.records import from_json, to_json
 from autotune.space import search_space
 from autotune.units import fmt_bytes
@@ -23,8 +22,6 @@ from autotune.units import fmt_bytes
 TRIES = 3
 """Plans made for one budget: each aims lower by what the one before it peaked too high."""
 SECONDS = 1800.0
-FIRST = ("update", "recompute", "order")
-"""Kinds whose other planners are tried first."""
 
 
 class Ours:
@@ -38,7 +35,6 @@ class Ours:
         # without stores, which no peer has either; in the arena and in place, as a plan on a CPU is by default
         settled = {"allocator": "arena", "inplace": "greedy"}
         self.space = search_space({**KINDS, **{kind: {name: KINDS[kind][name]} for kind, name in settled.items()}}, ())
-        self.names = {kind: next(iter(planners)) for kind, planners in self.space.items()}
         self.reference = bench.eager_results(SECONDS)
 
     def __enter__(self) -> Self:
@@ -70,7 +66,7 @@ class Ours:
         aim, tries = budget, []
         for _ in range(TRIES):
             began = time.perf_counter()
-            made, passed_over = self.fastest(aim)
+            made = self.fastest(aim)
             seconds = time.perf_counter() - began
             seen = self.peak(made.plan)
             tries.append({"aim_bytes": aim, "step_peak_bytes": seen["step_peak_bytes"]})
@@ -82,14 +78,13 @@ class Ours:
             "budget_bytes": budget,
             "tries": tries,
             "planning_seconds": seconds,
-            "passed_over": passed_over,
             "settings": made.settings,
             "estimate": to_json(made.estimate),
             "recomputed_ops": made.plan.recomputed,
         }
 
     def peak(self, plan: Plan) -> dict[str, Any]:
-        """Peak while malloc returns memory at once, after a comparison with eager to the bit."""
+        """Peak of a step in the arena, after a comparison with eager to the bit."""
         request = {"do": "plan_bytes", "plan": to_json(plan), "reference": self.reference, "tolerance": float("inf")}
         found = self.ask(request)
         return {
@@ -100,43 +95,12 @@ class Ours:
             "differs": found["detail"],
         }
 
-    def fastest(self, aim: int) -> tuple[Candidate, dict[str, str]]:
-        """By estimate, choosing one kind of planner after the other from where the last budget ended.
-
-        Also what was not tried or broke a rule, with the reason.
-        """
-        best, passed_over = None, {}
+    def fastest(self, aim: int) -> Candidate:
+        """By estimate: where `auto` is when the time for planning ends."""
         began = time.perf_counter()
-        tried: list[dict[str, str]] = []
-        for names in self.choices():
-            if names in tried:
-                continue
-            tried.append(names)
-            label = " ".join(f"{kind}={name}" for kind, name in names.items())
-            if best is not None and time.perf_counter() - began > self.planning_seconds:
-                passed_over[label] = "no time left"
-                continue
-            try:
-                made = candidate(self.graph, self.costs, space.preset(KINDS, self.space, names), aim)
-            except AutotuneError as error:
-                passed_over[label] = str(error)
-                continue
-            if best is None or worth(made, aim) < worth(best, aim):
-                best, self.names = made, names
-        if best is None:
-            raise Failed(Outcome.CRASHED, f"no planner made a plan: {passed_over}")
-        return best, passed_over
-
-    def choices(self) -> Iterator[dict[str, str]]:
-        """Names of planners: the last winner's, then with each other planner of one kind after the other, twice."""
-        yield dict(self.names)
-        for kind in 2 * sorted(self.space, key=lambda kind: FIRST.index(kind) if kind in FIRST else len(FIRST)):
-            # the default first is the cheapest: what was added last is the ablest
-            for name in reversed(self.space[kind]):
-                if name != self.names[kind]:
-                    yield {**self.names, kind: name}
-
-
-def worth(made: Candidate, aim: int) -> tuple[float, float, int]:
-    """Bytes over the aim, then seconds, then bytes."""
-    return max(0, made.estimate.peak_bytes - aim), made.estimate.seconds, made.estimate.peak_bytes
+        plans = Plans(self.graph, self.costs, aim)
+        choices = {kind: tuple(known) for kind, known in self.space.items()}
+        for settings in leaders(plans, choices, partial(space.preset, KINDS, self.space)):  # noqa: B007 - the last one
+            if time.perf_counter() - began > self.planning_seconds:
+                break
+        return Candidate(settings, *plans.make(settings))

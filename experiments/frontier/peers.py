@@ -223,12 +223,5 @@ def _in_chunks(loop: Looped, run: Any, cut: Callable[[int], tuple[list[int], boo
 
 
 def _chunk(loop: Looped, sequence: torch.Tensor, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    states = list(zip(flat[::2], flat[1::2], strict=True))
-    outputs = []
-    for inputs in sequence.unbind(1):
-        hidden = inputs
-        for layer, cell in enumerate(loop.cells):
-            states[layer] = cell(hidden if layer == 0 else loop.dropout(hidden), states[layer])
-            hidden = states[layer][0]
-        outputs.append(hidden)
-    return torch.stack(outputs, dim=1), *(part for state in states for part in state)
+    outputs, states = loop.run(sequence, list(zip(flat[::2], flat[1::2], strict=True)))
+    return outputs, *(part for state in states for part in state)

@@ -241,10 +241,11 @@ def _conditions(record: dict[str, Any]) -> str:
         f" load {s['load']['began'][0]:.2f} to {s['load']['ended'][0]:.2f}"
         for s in record["sessions"]
     )
+    commands = [f"`{one['command']}` ({one['started']})" for one in record["commands"]]
     return (
         f"{machine['silicon']}, cores: {machine['cores']}, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['driver']},"
         f" torch {machine['torch']}; {record['model']} {json.dumps(record['arguments'])}; sessions: {sessions or 'none'};"
-        f" begun {record['commands'][0]['started']} by `{record['commands'][0]['command']}`"
+        f" measured by {', then by '.join(commands)}"
     )
 
 

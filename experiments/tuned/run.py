@@ -1,4 +1,4 @@
-"""Tune ResNet-50, GPT-2 and the LSTM to 65 % with the command line, and compare every prediction with its measurement."""
+"""Tune ResNet-50, GPT-2 and the LSTM with the command line, and compare every prediction with its measurement."""
 
 import argparse
 import csv

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
+from autotune.graph import Phase, Role, TrainGraph
 from autotune.knobs import Choice, Float, Int
 from autotune.plan import Plan, check
 from autotune.planners import KINDS, build, defaults, make_plan
 from autotune.planners.offload.window import Window
 from autotune.planners.order.list_by_bytes import ListByBytes
 from autotune.simulate import peak_bytes
-from tests.graphs import random_graph, training_chain
+from tests.graphs import Builder, random_graph, training_chain
 
 SSD = {"ssd": StoreCost(50.0, 25.0, 20.0, 10.0)}
 
@@ -32,12 +33,12 @@ def test_the_defaults_name_every_kind_in_the_order_in_which_they_decide():
 
 def test_settings_turn_the_knobs_and_what_they_leave_out_stays():
     found = build({"offload": {"planner": "window", "window": 3}, "order": {"planner": "list_by_bytes"}})
-    assert found[0] == ListByBytes()
-    assert found[5] == Window(window=3, store="ssd", share=1.0)
+    assert found["order"] == ListByBytes()
+    assert found["offload"] == Window(window=3, store="ssd", share=1.0)
 
 
 def test_a_whole_number_is_a_real_one_too():
-    assert build({"offload": {"planner": "window", "share": 1}})[5] == Window(share=1.0)
+    assert build({"offload": {"planner": "window", "share": 1}})["offload"] == Window(share=1.0)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,34 @@ def test_a_whole_number_is_a_real_one_too():
 def test_settings_that_cannot_be_built_are_refused_with_what_is_known(settings: Any, words: str):
     with pytest.raises(ConfigError, match=re.escape(words)):
         build(settings)
+
+
+def with_a_wide_head(layers: int) -> TrainGraph:
+    """A training chain of which the loss's gradient overwrites its logits, three times as large as an activation."""
+    built = Builder("wide head")
+    built.value("x", 100, Role.BATCH)
+    for i in range(layers):
+        built.op(f"fwd{i}", [f"h{i - 1}" if i else "x"], [(f"h{i}", 100)])
+    built.op("head", [f"h{layers - 1}"], [("logits", 300)])
+    back = {"phase": Phase.BACKWARD, "role": Role.GRAD}
+    built.op("dloss", ["logits"], [("dlogits", 300)], inplace=["logits"], **back)
+    built.op("dhead", ["dlogits"], [(f"g{layers - 1}", 100)], **back)
+    for i in reversed(range(1, layers)):
+        built.op(f"dx{i}", [f"g{i}", f"h{i - 1}"], [(f"g{i - 1}", 100)], **back)
+    return built.graph("g0")
+
+
+@pytest.mark.parametrize("recompute", ["greedy", "blocks"])
+def test_nothing_is_computed_again_where_what_is_made_in_place_suffices(recompute: str):
+    graph = with_a_wide_head(8)
+    costs = Costs.unit(graph)
+    enough = peak_bytes(graph, make_plan(graph, {"inplace": {"planner": "greedy"}}, 0, costs), costs)
+    assert enough < peak_bytes(graph, Plan.traced(graph), costs)
+    plan = make_plan(graph, {"recompute": {"planner": recompute}}, enough, costs)
+    assert plan.recomputed == 0
+    assert peak_bytes(graph, plan, costs) == enough
+    apart = {"recompute": {"planner": recompute}, "inplace": {"planner": "never"}}
+    assert make_plan(graph, apart, enough, costs).recomputed > 0
 
 
 def test_a_store_that_was_not_given_is_refused_with_the_cure():

@@ -19,6 +19,8 @@ SEEDED = 5000
 """Longest order that is also begun from checkpointed blocks."""
 OVERSHOOT = (0.1, 0.3, 1.0)
 """How far below the limit to aim where aiming at it gets stuck above, in parts of the bytes that were to be saved."""
+LEAST = 1e-4
+"""Of the proved lower bound, that a plan for a budget below it may lie above."""
 FINEST_STEP = 0.003
 """Of the bytes over the limit: the least by which it sinks in search of the lowest peak."""
 
@@ -53,7 +55,7 @@ class Greedy:
             return plan
         low, _ = peak_lower_bound(graph, costs)
         work = usual_work(len(plan.order))
-        limit = max(limit, low)
+        limit = limit if limit >= low else int(low * (1 + LEAST))
         seeds = [begin(graph, order, costs) for order in _checkpointed(graph, plan)]
         made = self._cheapest([start, *seeds], limit, work)
         if made.peak > limit:

@@ -201,8 +201,10 @@ class Order {
   }
 
   List<int> repeats_in_order() const {
-    List<int> found = repeats();
-    std::sort(found.begin(), found.end(), [&](int a, int b) { return timeline_.at(a) < timeline_.at(b); });
+    List<int> found;
+    timeline_.each([&](int run, i64) {
+      if (runs_[op_of_[run]][0] != run) found.push_back(run);
+    });
     return found;
   }
 

@@ -8,9 +8,7 @@ from autotune.costs import Costs
 from autotune.graph import Phase, TrainGraph
 from autotune.knobs import Int, Knob
 from autotune.plan import Plan
-from autotune.planners.recompute.runs import refuse_offload
-from autotune.planners.recompute.segments import replayed
-from autotune.simulate import peak_bytes
+from autotune.planners.recompute.segments import lowest_replay, replayed
 
 DEEPEST = 4
 
@@ -29,13 +27,9 @@ class PerBlock:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         """The plan with every repeated block of the forward computed again."""
-        refuse_offload(plan)
-        before = peak_bytes(graph, plan, costs)
-        if before <= budget_bytes or plan.recomputed:
-            return plan
         depths = [self.depth] if self.depth else range(1, DEEPEST + 1)
-        plans = [plan, *(checkpointed(graph, plan, depth) for depth in depths)]
-        return min(plans, key=lambda made: peak_bytes(graph, made, costs))
+        ways = (named_blocks(graph, plan.order, depth).values() for depth in depths)
+        return lowest_replay(graph, plan, budget_bytes, costs, ways)
 
 
 def checkpointed(graph: TrainGraph, plan: Plan, depth: int) -> Plan:

@@ -7,6 +7,8 @@ namespace {
 
 constexpr int kLongestChain = 400;
 constexpr int kLongestOrder = 8;
+constexpr int kPatience = 3;  // local moves end where so large a part of their work brought nothing
+constexpr double kGain = 1e-5;
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 struct Random {
@@ -62,10 +64,11 @@ class Search : public Order {
     while (again) {
       again = false;
       List<int> found = repeats();
+      if (nearby) std::erase_if(found, [&](int run) { return !in_span(run); });
       std::stable_sort(found.begin(), found.end(), [&](int a, int b) { return cost(a) > cost(b); });
+      note_kept();
       for (const int run : found) {
         if (!timeline_.holds(run) || run == runs_[op_of_[run]][0]) continue;
-        if (nearby && !in_span(run)) continue;
         if (!fits_longer(run)) continue;
         Price price;
         if (weigh(-1, {}, {run}, price) && price.area <= 0 && price.seconds < 0) {
@@ -85,7 +88,8 @@ class Search : public Order {
     double now = seconds();
     const double floor = floor_seconds();
     work_ = 0;
-    while (work_ < work) {
+    i64 gained = 0;
+    while (work_ < work && work_ - gained < work / kPatience) {
       if (static_cast<int>(op_of_.size()) > 4 * size() + 4096) renumber();
       recording_ = true;
       journal_.clear();
@@ -98,6 +102,7 @@ class Search : public Order {
       recording_ = false;
       const i64 left = timeline_.over(0, size()).area;
       if (left < area || (left == area && total_ <= now)) {
+        if (left < area || total_ < now * (1 - kGain)) gained = work_;
         area = left;
         now = total_;
       } else {
@@ -267,15 +272,21 @@ class Search : public Order {
     return true;
   }
 
+  // For every run the last one before it that is its op's first: taking others back does not move it.
+  void note_kept() {
+    kept_before_.resize(op_of_.size());
+    int kept = -1;
+    timeline_.each([&](int run, i64) {
+      kept_before_[run] = kept;
+      if (run == runs_[op_of_[run]][0]) kept = run;
+    });
+  }
+
   // Whether what a run makes might as well have been kept; a cheap look that never says no wrongly.
   bool fits_longer(int run) {
     const int position = timeline_.at(run);
-    int start = position;
-    while (start) {
-      const int before = timeline_.run_at(start - 1);
-      if (before == runs_[op_of_[before]][0]) break;
-      --start;  // what stands here may go with the run
-    }
+    const int kept = kept_before_[run];
+    const int start = kept < 0 ? 0 : timeline_.at(kept) + 1;  // what stands from here on may go with the run
     for (const int value : graph_->makes[op_of_[run]]) {
       int begin, unused;
       live(value, position, begin);
@@ -409,6 +420,7 @@ class Search : public Order {
   List<Candidate> heap_;
   List<List<double>> newest_;
   List<int> best_chain_, chain_found_;
+  List<int> kept_before_;
   List<i64> seen_;
   i64 stamp_ = 0;
   int chain_length_ = 0;

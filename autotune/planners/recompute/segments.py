@@ -26,12 +26,8 @@ class Segments:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         """The plan with every piece but the last computed again at the first gradient that reads into it."""
-        refuse_offload(plan)
-        before = peak_bytes(graph, plan, costs)
-        if before <= budget_bytes or plan.recomputed:
-            return plan
-        made = replayed(graph, plan, _pieces(graph, plan.order, self.count)[:-1])
-        return made if peak_bytes(graph, made, costs) < before else plan
+        pieces = _pieces(graph, plan.order, self.count)[:-1]
+        return lowest_replay(graph, plan, budget_bytes, costs, [pieces])
 
 
 def _pieces(graph: TrainGraph, order: tuple[int, ...], count: int) -> list[list[int]]:
@@ -42,6 +38,20 @@ def _pieces(graph: TrainGraph, order: tuple[int, ...], count: int) -> list[list[
     cuts = [bisect_right(made, total * index // count) for index in range(1, count)]
     edges = [0, *cuts, len(forward)]
     return [forward[low:high] for low, high in pairwise(edges) if low < high]
+
+
+def lowest_replay(
+    graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs, ways: Iterable[Iterable[list[int]]]
+) -> Plan:
+    """The plan with the lowest peak: as it is, or with every piece of one of these ways computed again.
+
+    A plan that fits already, or that computes something again, stays as it is.
+    """
+    refuse_offload(plan)
+    if peak_bytes(graph, plan, costs) <= budget_bytes or plan.recomputed:
+        return plan
+    plans = [plan, *(replayed(graph, plan, pieces) for pieces in ways)]
+    return min(plans, key=lambda made: peak_bytes(graph, made, costs))
 
 
 def replayed(graph: TrainGraph, plan: Plan, pieces: Iterable[list[int]]) -> Plan:
