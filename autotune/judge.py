@@ -88,14 +88,19 @@ def judge(measurement: Measurement, rules: Rules) -> Measurement:
     """The measurement with the outcome that the study's own rules give it."""
     if measurement.outcome is not Outcome.OK:
         return measurement
-    allowed = rules.allowed_bytes
     if not _exact(measurement, rules):
         detail = f"results differ from the reference by {measurement.max_error}; {rules.tolerance} is accepted"
         return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=detail)
-    if measurement.charged_bytes is not None and measurement.charged_bytes > allowed:
-        detail = f"charged {fmt_bytes(measurement.charged_bytes)}, {fmt_bytes(allowed)} is allowed"
-        return replace(measurement, outcome=Outcome.OVER_BUDGET, detail=detail)
-    return measurement
+    return held_to(measurement, rules.budget_bytes)
+
+
+def held_to(measurement: Measurement, budget_bytes: int | None) -> Measurement:
+    """The measurement, over budget if the step was charged more. Two processes differ by a little in what is no step's."""
+    charged = measurement.step_charged_bytes
+    if budget_bytes is None or charged is None or charged <= budget_bytes:
+        return measurement
+    detail = f"the step was charged {fmt_bytes(charged)} of a budget of {fmt_bytes(budget_bytes)}"
+    return replace(measurement, outcome=Outcome.OVER_BUDGET, detail=detail)
 
 
 def not_run(estimate: Estimate, rules: Rules) -> Measurement:
@@ -120,8 +125,7 @@ def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict
     step_bytes = predicted_bytes if (own := _step_taken(seen)) is None else own
     ratio = measured_ratio(seen, rules)
     allowed = max(rules.allowed_bytes, 1)
-    taken = _taken(seen)
-    memory = ((rules.floor_bytes + (step_bytes or allowed)) if taken is None else taken) / allowed - 1
+    memory = (rules.floor_bytes + (step_bytes or allowed)) / allowed - 1
     if seen.outcome not in (Outcome.OK, Outcome.WRONG_RESULT, Outcome.NOISY, Outcome.STOPPED_EARLY):
         memory = max(memory, 0.01)
     wrong = seen.outcome is Outcome.WRONG_RESULT or (seen.max_error is not None and not _exact(seen, rules))

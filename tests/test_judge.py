@@ -63,6 +63,12 @@ def test_charge_above_floor_and_budget_is_over_budget():
     assert judge(seen(charged=1501), RULES).outcome is Outcome.OVER_BUDGET
 
 
+def test_a_process_with_another_floor_is_held_to_what_its_step_was_charged():
+    assert judge(seen(charged=1502, floor_bytes=502), RULES).outcome is Outcome.OK
+    assert verdict(trial(1, seen(charged=1502, floor_bytes=502)), RULES, []).memory == 0.0
+    assert judge(seen(charged=1499, floor_bytes=498), RULES).outcome is Outcome.OVER_BUDGET
+
+
 @pytest.mark.parametrize("error", [1e-12, float("nan"), None])
 def test_any_difference_at_all_is_a_wrong_result(error):
     assert judge(seen(max_error=error), RULES).outcome is Outcome.WRONG_RESULT

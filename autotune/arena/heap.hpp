@@ -23,15 +23,20 @@ class Heap {
   void* take(int64_t bytes) {
     if (bytes > kLargest || !reserved()) return nullptr;
     const int64_t size = up(bytes, kAlignment);
+    // whole pages lie on pages: beside a hole neither end of them would be charged for more
+    const int64_t alignment = size % page_ == 0 ? page_ : kAlignment;
     for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
-      const auto [begin, end] = *hole;
+      const auto [first, end] = *hole;
+      const int64_t begin = up(first, alignment);
       if (end - begin < size) continue;
       holes_.erase(hole);
-      if (begin + size < end) holes_.emplace(begin + size, end);
+      leave(first, begin);
+      leave(begin + size, end);
       return hand_out(begin, size);
     }
-    const int64_t begin = top_;
+    const int64_t begin = up(top_, alignment);
     if (begin + size > writable_ && !grow(begin + size)) return nullptr;
+    leave(top_, begin);
     top_ = begin + size;
     return hand_out(begin, size);
   }
@@ -75,6 +80,10 @@ class Heap {
 
   static int64_t up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
   static int64_t down(int64_t number, int64_t to) { return number / to * to; }
+
+  void leave(int64_t begin, int64_t end) {
+    if (begin < end) holes_.emplace(begin, end);
+  }
 
   void* hand_out(int64_t begin, int64_t size) {
     sizes_.emplace(begin, size);

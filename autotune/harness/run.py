@@ -16,6 +16,7 @@ from autotune.errors import CaptureError, ConfigError, InfeasibleError, Numerics
 from autotune.graph import TrainGraph
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed, Spec
+from autotune.judge import held_to
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.meters.cgroup import remove_stale
 from autotune.plan import Plan
@@ -163,7 +164,7 @@ class Harness:
         try:
             seen = self._look_at_results_and_bytes(plan, seen)
             if seen.outcome is Outcome.OK:
-                seen = _judged(self._look_at_seconds(plan, seen), budget_bytes)
+                seen = held_to(self._look_at_seconds(plan, seen), budget_bytes)
         except Failed as failure:
             if (ours := failure.ours()) is not None:
                 raise ours from None
@@ -403,14 +404,6 @@ class Harness:
         if child is not None:
             child.end()
             shutil.rmtree(self._scratch / f"initial-{child.pid}", ignore_errors=True)  # as large as the model
-
-
-def _judged(seen: Measurement, budget_bytes: int | None) -> Measurement:
-    charged = seen.step_charged_bytes
-    if budget_bytes is None or charged is None or charged <= budget_bytes:
-        return seen
-    detail = f"the step was charged {fmt_bytes(charged)} of a budget of {fmt_bytes(budget_bytes)}"
-    return replace(seen, outcome=Outcome.OVER_BUDGET, detail=detail)
 
 
 def _known(found: dict[str, Any], *names: str) -> dict[str, Any]:

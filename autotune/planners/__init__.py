@@ -33,7 +33,7 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
 }
 """The kinds in the order in which they decide; in each the planners by name, its default first."""
 
-__all__ = ["KINDS", "Planner", "build", "decide", "defaults", "make_plan"]
+__all__ = ["KINDS", "Planner", "build", "defaults", "foreseen", "make_plan"]
 
 
 def defaults() -> Settings:
@@ -54,28 +54,21 @@ def build(settings: Settings) -> dict[str, Planner]:
 def make_plan(graph: TrainGraph, settings: Settings, budget_bytes: int, costs: Costs) -> Plan:
     """The plan of these settings, checked. `budget_bytes`: what the step itself may take; it may turn out above that."""
     plan, planners = Plan.traced(graph), build(settings)
-    for kind in planners:
-        plan = decide(kind, planners, graph, plan, budget_bytes, costs)
+    for kind, planner in planners.items():
+        plan = planner.plan(graph, plan, budget_bytes, foreseen(kind, planners["inplace"], graph, plan, costs))
     check(graph, plan)
     return plan
 
 
-def decide(
-    kind: str, planners: Mapping[str, Planner], graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs
-) -> Plan:
-    """The plan with one kind's part decided. What is computed again is weighed with what will be made in place."""
-    if kind in ("recompute", "reorder"):
-        costs = _in_place(graph, planners["inplace"].plan(graph, plan, budget_bytes, costs), costs)
-    return planners[kind].plan(graph, plan, budget_bytes, costs)
-
-
-def _in_place(graph: TrainGraph, plan: Plan, costs: Costs) -> Costs:
-    """Costs in which an op that overwrites an input needs as much less than its outputs while it runs.
+def foreseen(kind: str, inplace: Planner, graph: TrainGraph, plan: Plan, costs: Costs) -> Costs:
+    """What a kind is to reckon with: where it computes again, an op that will overwrite an input needs that much less.
 
     Computing the op again may keep the input alive, and out of its hands: then it needs that much more for one moment.
     """
+    if kind not in ("recompute", "reorder"):
+        return costs
     scratch = list(costs.scratch_bytes)
-    for taken in plan.inplace:
+    for taken in inplace.plan(graph, plan, 0, costs).inplace:
         op = plan.order[taken.position]
         scratch[op] = costs.scratch_bytes[op] - graph.values[taken.value].nbytes
     return replace(costs, scratch_bytes=tuple(scratch))

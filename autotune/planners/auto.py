@@ -8,7 +8,7 @@ from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.knobs import Choice, KnobValue
 from autotune.plan import Plan, check
-from autotune.planners import KINDS, build, decide
+from autotune.planners import KINDS, build, foreseen
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.trial import Settings
@@ -42,7 +42,8 @@ class Plans:
             for kind, planner in planners.items():
                 so_far += repr(planner)
                 if so_far not in self.stages:
-                    self.stages[so_far] = decide(kind, planners, self.graph, plan, self.budget_bytes, self.costs)
+                    costs = foreseen(kind, planners["inplace"], self.graph, plan, self.costs)
+                    self.stages[so_far] = planner.plan(self.graph, plan, self.budget_bytes, costs)
                 plan = self.stages[so_far]
             check(self.graph, plan)
             self.known[key] = plan, simulate(self.graph, lower(self.graph, plan), self.costs, self.budget_bytes)

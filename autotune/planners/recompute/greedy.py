@@ -55,7 +55,8 @@ class Greedy:
             return plan
         low, _ = peak_lower_bound(graph, costs)
         work = usual_work(len(plan.order))
-        limit = limit if limit >= low else int(low * (1 + LEAST))
+        if limit < low:  # no plan reaches it: the lowest is wanted, whatever it takes
+            limit, work = int(low * (1 + LEAST)), work // 4
         seeds = [begin(graph, order, costs) for order in _checkpointed(graph, plan)]
         made = self._cheapest([start, *seeds], limit, work)
         if made.peak > limit:
