@@ -128,8 +128,22 @@ class _Session:
             self.evaluate("smallest", self.lowest.settings, made=self.lowest)
 
     def planners(self) -> None:
-        """The planners' own answers for the budget, the fastest by estimate first."""
+        """The planners' own answers for the budget; lower ones while all were charged more than they were to take."""
         self.progress(Phase("planners"))
+        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
+        aimed = self.aim_bytes
+        self.measure_answers(lambda answer: answer.settings not in done)
+        while self.aim_bytes < aimed and not self.spent() and not self.answered():
+            aimed = self.aim_bytes
+            self.measure_answers(lambda answer: answer.plan not in [trial.plan for trial in self.trials], most=1)
+
+    def answered(self) -> bool:
+        """Whether a plan of the planners' own held."""
+        seen = [trial.measurement for trial in self.trials if trial.kind == "planner"]
+        return any(one is not None and one.outcome is Outcome.OK for one in seen)
+
+    def measure_answers(self, wanted: Callable[[Candidate], bool], most: int = PLANNED) -> None:
+        """What planners answer now, the fastest by estimate first."""
         until = time.monotonic() + PLANNING_SHARE * self.config.time_seconds
         made: list[Candidate] = []
         with self.interrupts.breakable(patient=False):
@@ -137,14 +151,13 @@ class _Session:
                 made.append(answer)
                 if time.monotonic() > until:
                     break
-        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
         fitting = [answer for answer in made if answer.estimate.peak_bytes <= self.rules.budget_bytes]
         # the smallest plan was measured already: whoever answers with it comes last
         fitting.sort(key=lambda answer: (answer.plan == self.lowest.plan, answer.estimate.seconds))
-        for answer in fitting[:PLANNED]:
+        for answer in fitting[:most]:
             # one of them is measured even where capture and profile took all of the time
             first = not any(trial.kind == "planner" for trial in self.trials)
-            if answer.settings not in done and (first or not self.spent()):
+            if wanted(answer) and (first or not self.spent()):
                 self.ask("planner", answer)
 
     def search(self) -> None:

@@ -174,6 +174,19 @@ def test_planners_aim_lower_after_a_wasteful_plan(tmp_path):
     assert all(trial.estimate.peak_bytes * 1.2 <= result.budget_bytes for trial in planned)
 
 
+def test_planners_are_asked_again_where_all_that_they_answered_was_charged_too_much(tmp_path, monkeypatch):
+    def only_the_smallest_wastes_nothing(runner: FakeRunner) -> None:
+        runner.waste = 0.0 if len(runner.measured) == 1 else 0.05
+
+    monkeypatch.setattr("autotune.study.PLANNED", 1)
+    runner = FakeRunner(before_measure=only_the_smallest_wastes_nothing)
+    planners = {"recompute": ["greedy"], "reorder": ["keep"], "order": ["traced"], "update": ["at_end"]}
+    result = run(tmp_path, runner, budget="70%", trials=8, planners=planners)
+    first, second = [trial for trial in result.trials if trial.kind == "planner"]
+    assert [trial.measurement.outcome for trial in (first, second)] == [Outcome.OVER_BUDGET, Outcome.OK]
+    assert second.estimate.peak_bytes < first.estimate.peak_bytes <= result.budget_bytes
+
+
 @pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.DISK_FULL])
 def test_a_failure_is_told_complete_with_violated_memory_and_predicted_time(tmp_path, outcome):
     failing: list[str] = []
