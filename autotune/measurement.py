@@ -82,7 +82,8 @@ class Measurement:
     detail: str = ""
     """For people: the reason of a failure, with the last lines of the worker's error."""
     peak_bytes: int | None = None
-    """Highest bytes of a warm step, the plan's own doing: in its arena, without one while malloc returns memory at once."""
+    """Highest bytes of a warm step, the plan's own doing: every byte goes back as soon as it is free, by malloc or, where
+    the plan names an arena, by the heap of the steps that an arena records."""
     charged_bytes: int | None = None
     """Highest bytes with the allocator as it is in production, an arena's first steps among them; a budget binds these."""
     floor_bytes: int | None = None

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from autotune import malloc
 from autotune.arena.build import library
 from autotune.arena.pack import pack
 from autotune.units import fmt_bytes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MANY_MISSES = 0.02
 """Share of a step's allocations; above it the step is not the one that was recorded."""
 MANY_RECORDINGS = 4
@@ -36,6 +36,8 @@ class Arena:
     step to malloc.
     """
 
+    replays: bool = True
+    """Whether steps are laid out and replayed; else all of them run in the heap."""
     misses: int = 0
     """Of the last step: allocations that went to malloc although they had a slot."""
     bytes: int = 0
@@ -65,12 +67,12 @@ class Arena:
             lib.arena_record()
         whole = False
         try:
-            with malloc_returns_memory(self._id is None):
+            with malloc.returning(self._id is None):
                 yield
             whole = True
         finally:
             self.misses = int(lib.arena_stop())
-        if whole and self._id is None and self._steps > 1:
+        if whole and self.replays and self._id is None and self._steps > 1:
             self._lay_out(lib)
         elif whole and self.misses > MANY_MISSES * max(1, self._slots):
             again = "recording it again" if self._recordings < MANY_RECORDINGS else "malloc serves it from now on"
@@ -108,28 +110,4 @@ class Arena:
             _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
             self.bytes, self._recordings = 0, MANY_RECORDINGS
         del events, inside, offsets, packed
-        _trim()  # a few MiB, which the next step would be charged beside the block
-
-
-@contextmanager
-def malloc_returns_memory(wanted: bool = True) -> Iterator[None]:
-    """While a step runs on malloc, let it keep nothing back; afterwards as glibc behaves in a long-lived process."""
-    libc = ctypes.CDLL(None)
-    if not wanted or not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.mallopt(M_MMAP_THRESHOLD, 64 * 2**10)
-    libc.mallopt(M_TRIM_THRESHOLD, 64 * 2**10)
-    try:
-        yield
-    finally:
-        _trim()
-        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # where glibc's own adjustment ends
-        libc.mallopt(M_TRIM_THRESHOLD, 64 * 2**20)
-
-
-def _trim() -> None:
-    """Have malloc give back what it keeps, where it can."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
+        malloc.trim()  # a few MiB, which the next step would be charged beside the block

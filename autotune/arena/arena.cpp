@@ -87,12 +87,11 @@ void release(void* data) {
       recording.erase(found);
     }
   }
-  if (heap.owns(data)) {
+  if (heap.may_own(data)) {
     const std::lock_guard<std::mutex> lock(mutex);
-    heap.release(data);
-  } else {
-    original->raw_deallocate(data);
+    if (heap.release(data)) return;
   }
+  original->raw_deallocate(data);
 }
 
 bool is_free(const Arena& arena, int64_t offset, int64_t size) {

@@ -14,14 +14,14 @@
 #include <map>
 #include <unordered_map>
 
-// Not for use from several threads at once; `owns` is.
+// Not for use from several threads at once; `may_own` is.
 class Heap {
  public:
-  static constexpr int64_t kLargest = int64_t{1} << 20;  // beyond it the system's rounding to pages costs nothing
-
-  // Uninitialized bytes aligned for torch; nullptr where none are to be had.
+  // Uninitialized bytes aligned for torch; nullptr where none are to be had. Less than a page would hold on to a whole one.
   void* take(int64_t bytes) {
-    if (bytes > kLargest || !reserved()) return nullptr;
+    if (bytes < page_) return nullptr;
+    if (bytes > kLargest) return map(up(bytes, page_));
+    if (!reserved()) return nullptr;
     const int64_t size = up(bytes, kAlignment);
     // whole pages lie on pages: beside a hole neither end of them would be charged for more
     const int64_t alignment = size % page_ == 0 ? page_ : kAlignment;
@@ -41,7 +41,41 @@ class Heap {
     return hand_out(begin, size);
   }
 
-  void release(void* data) {
+  // Whether it came from here.
+  bool release(void* data) {
+    if (!in_region(data)) return unmap(data);
+    free(data);
+    return true;
+  }
+
+  bool may_own(const void* data) const { return in_region(data) || mapped_count_.load(std::memory_order_relaxed) > 0; }
+
+ private:
+  static constexpr int64_t kAlignment = 64, kGrain = int64_t{1} << 20, kSpare = int64_t{4} << 20;
+  static constexpr int64_t kLargest = int64_t{1} << 20;  // beyond it a mapping of its own costs nothing
+  static constexpr int64_t kReserved = int64_t{64} << 30;
+
+  static int64_t up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
+  static int64_t down(int64_t number, int64_t to) { return number / to * to; }
+
+  void* map(int64_t bytes) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    mapped_.emplace(data, bytes);
+    mapped_count_.fetch_add(1, std::memory_order_relaxed);
+    return data;
+  }
+
+  bool unmap(void* data) {
+    const auto found = mapped_.find(data);
+    if (found == mapped_.end()) return false;
+    munmap(data, found->second);
+    mapped_.erase(found);
+    mapped_count_.fetch_sub(1, std::memory_order_relaxed);
+    return true;
+  }
+
+  void free(void* data) {
     const int64_t from = static_cast<char*>(data) - base_.load();
     const auto found = sizes_.find(from);
     int64_t begin = from, end = from + found->second;
@@ -69,17 +103,10 @@ class Heap {
     if (writable_ - up(top_, kGrain) > kSpare) shrink();
   }
 
-  bool owns(const void* data) const {
+  bool in_region(const void* data) const {
     const char* base = base_.load(std::memory_order_relaxed);
     return base != nullptr && data >= base && data < base + kReserved;
   }
-
- private:
-  static constexpr int64_t kAlignment = 64, kGrain = int64_t{1} << 20, kSpare = int64_t{4} << 20;
-  static constexpr int64_t kReserved = int64_t{64} << 30;
-
-  static int64_t up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
-  static int64_t down(int64_t number, int64_t to) { return number / to * to; }
 
   void leave(int64_t begin, int64_t end) {
     if (begin < end) holes_.emplace(begin, end);
@@ -118,5 +145,7 @@ class Heap {
   bool refused_ = false;
   int64_t top_ = 0, writable_ = 0;
   std::map<int64_t, int64_t> holes_;  // begin -> end, no two side by side
+  std::unordered_map<void*, int64_t> mapped_;
+  std::atomic<int64_t> mapped_count_{0};
   std::unordered_map<int64_t, int64_t> sizes_;  // begin -> bytes, of what lives
 };

@@ -1,7 +1,6 @@
 """The user's own step in plain PyTorch, and the way back to where the factory left everything."""
 
 import contextlib
-import ctypes
 import gc
 import os
 import random
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune import malloc
 from autotune.errors import ConfigError
 from autotune.harness.messages import Spec
 from autotune.harness.reference import Reference, Writer
@@ -145,7 +145,7 @@ def tensors_of(made: Any) -> list[torch.Tensor]:
 def trim() -> None:
     """Collect garbage and give back what allocators keep."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    malloc.trim()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -12,14 +12,12 @@ import sys
 import traceback
 from typing import IO, Any
 
+from autotune import malloc
 from autotune.harness.limit import outcome_of
 from autotune.harness.messages import Spec
 from autotune.records import from_json
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_THRESHOLD_BYTES = 65536
 
 
 def main() -> None:
@@ -56,7 +54,7 @@ def _reply(replies: IO[str], answer: Any, request: dict[str, Any]) -> None:
 
 def _bench(spec: Spec) -> Any:
     if spec.return_memory:  # before torch allocates anything
-        _return_memory_at_once()
+        malloc.return_always()
     from autotune.harness.procedure import Bench
 
     return Bench(spec)
@@ -67,13 +65,6 @@ def _die_with(coordinator: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != coordinator:  # it died before we asked
         sys.exit(1)
-
-
-def _return_memory_at_once() -> None:
-    """Have malloc give every block of 64 KiB and more back to the kernel as soon as it is freed."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
-    libc.mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES)
 
 
 if __name__ == "__main__":
