@@ -46,7 +46,8 @@ class TrainStep:
     Parameters, optimizer state and buffers are the caller's own objects, all in memory between steps. `.grad` is None
     after a step, unless `accumulate` keeps it. `loss_fn(model, batch)` gives the loss, or the loss and extras; the step
     returns them detached. Nothing else that it does in Python is repeated in a step: no `self.count += 1`, no list's
-    `append`, no buffer assigned anew; a buffer changed in place is. Without a plan the step runs as it was traced; without loss and optimizer it is inference.
+    `append`, no buffer assigned anew; a buffer changed in place is. Without a plan the step runs as it was traced;
+    without loss and optimizer it is inference.
 
     `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`,
     and a hook before the optimizer's step, need every gradient at once: the user's optimizer then steps at the end,

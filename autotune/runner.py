@@ -8,7 +8,8 @@ from typing import Protocol
 from autotune.config import Config, dump, load_config
 from autotune.errors import ConfigError
 from autotune.handback import write_json
-from autotune.harness.run import CUDA_TOLERANCE, Prepared
+from autotune.harness.numerics import CUDA_TOLERANCE
+from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts
 from autotune.judge import Rules, baseline_step_bytes
 from autotune.measurement import Measurement, Outcome

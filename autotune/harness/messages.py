@@ -14,7 +14,7 @@ class Spec:
 
     reference: str
     arguments: dict[str, Any]
-    scratch: str
+    scratch: str = ""
     """A directory for its files, which the coordinator removes."""
     stores: dict[str, str] = field(default_factory=dict)
     device_kind: str = "cpu"

@@ -69,12 +69,12 @@ def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
     plan = Plan.traced(runner.prepare().graph)
     if word == "hang":
         assert runner.measure(plan).outcome is Outcome.OK  # so that no process has yet to start within the limit
-        runner.time_limit_seconds = 3.0
+        runner._children.time_limit_seconds = 3.0
     switch.write_text(word)
     try:
         seen = runner.measure(plan)
     finally:
-        runner.time_limit_seconds = 300.0
+        runner._children.time_limit_seconds = 300.0
     assert seen.outcome is outcome
     assert re.search(said, seen.detail, re.DOTALL)
     assert runner.measure(plan).outcome is Outcome.OK
@@ -131,21 +131,21 @@ def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: t
     runner, switch = tripping
     switch.write_text("kill")
     assert runner.measure(Plan.traced(runner.prepare().graph)).outcome is Outcome.CRASHED
-    living = {f"initial-{child.pid}" for child in runner._children.values()}
-    assert {copy.name for copy in runner._scratch.glob("initial-*")} <= living
+    living = {f"initial-{child.pid}" for child in runner._children.living.values()}
+    assert {copy.name for copy in runner._children.scratch.glob("initial-*")} <= living
 
 
 def kill_at_its_turn(monkeypatch: pytest.MonkeyPatch, runner: Harness, name: str, turn: int) -> None:
     """End the process with this name just before it is asked for its block of this number."""
-    ask, turns = runner._ask, itertools.count(1)
+    ask, turns = runner._children.ask, itertools.count(1)
 
     def killing(asked: str, request: dict[str, object], **options: object) -> dict[str, object]:
         if asked == name and request["do"] == "block" and next(turns) == turn:
-            os.kill(runner._children[name].pid, signal.SIGKILL)
-            runner._children[name]._process.wait()
+            os.kill(runner._children.living[name].pid, signal.SIGKILL)
+            runner._children.living[name]._process.wait()
         return ask(asked, request, **options)
 
-    monkeypatch.setattr(runner, "_ask", killing)
+    monkeypatch.setattr(runner._children, "ask", killing)
 
 
 def test_a_process_that_dies_while_the_other_has_its_turn_says_why(
