@@ -17,6 +17,8 @@ from autotune.units import fmt_bytes
 
 ASSUMED_WASTE = 0.03
 """Of a plan's bytes, that the allocator holds on top of them: until the first plan was measured."""
+NOTABLE = 0.01
+"""Share of bytes below which a smaller plan is no better than one as fast: a process's charge varies by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,9 @@ def pool(trials: Sequence[Trial]) -> Trial:
 
 
 def winner(trials: Iterable[Trial], rules: Rules) -> Trial | None:
-    """The fastest verified plan within the budget in every run it had; of those within the noise the smallest."""
+    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, the
+    smallest of them; of those that are no notable bytes larger than it, the fastest.
+    """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != "repeat" and was_run(trial):
@@ -183,7 +187,9 @@ def winner(trials: Iterable[Trial], rules: Rules) -> Trial | None:
         return None
     best = min(fit, key=lambda trial: cost[trial.number])
     ties = [trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + _noise(trial) + _noise(best))]
-    return min(ties, key=lambda trial: (_charged(trial), cost[trial.number]))
+    taken = {trial.number: _step_taken(trial.measurement) or 0 for trial in ties if trial.measurement}
+    notable = (1 + NOTABLE) * min(taken.values())
+    return min((trial for trial in ties if taken[trial.number] <= notable), key=lambda trial: cost[trial.number])
 
 
 def _accepted(trial: Trial, rules: Rules) -> bool:
@@ -209,8 +215,3 @@ def _step_taken(measurement: Measurement) -> int | None:
 
 def _noise(trial: Trial) -> float:
     return noise(trial.measurement) if trial.measurement is not None else 0.0
-
-
-def _charged(trial: Trial) -> float:
-    seen = trial.measurement
-    return math.inf if seen is None or seen.charged_bytes is None else seen.charged_bytes
