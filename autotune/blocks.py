@@ -54,7 +54,7 @@ def find(graph: TrainGraph, order: Sequence[int] | None = None) -> tuple[Block, 
     order = tuple(range(len(graph.ops)) if order is None else order)
     if not order:
         return ()
-    turn = _cut([-1 if graph.ops[op].phase is Phase.FORWARD else 1 for op in order])
+    turn = _cut(np.array([-1 if graph.ops[op].phase is Phase.FORWARD else 1 for op in order]))
     forward, rest = order[:turn], order[turn:]
     if not forward:
         return (Block((), rest, 0),)
@@ -134,9 +134,9 @@ def _look(op: Op) -> tuple[Hashable, ...]:
     return op.target, op.phase, op.repeatable, op.random
 
 
-def _cut(signs: Sequence[int]) -> int:
+def _cut(signs: npt.NDArray[np.int64]) -> int:
     """The last position with as few as possible +1 before it and -1 after it."""
-    sums = np.cumsum([0, *signs])
+    sums = np.concatenate([[0], np.cumsum(signs)])
     return int(len(sums) - 1 - np.argmin(sums[::-1]))
 
 
@@ -279,5 +279,5 @@ def _backward_edges(graph: TrainGraph, forward: Sequence[int], edges: Sequence[i
     ends = [len(rest)]
     for block in range(1, count):
         signs = np.where(counted < 0, 0, np.where(counted < block, 1, -1))
-        ends.append(min(ends[-1], _cut(signs.tolist())))
+        ends.append(min(ends[-1], _cut(signs)))
     return [*ends, 0]

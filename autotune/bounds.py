@@ -5,7 +5,6 @@ its results did not (`after[j]`). A value that an op of `before[j]` makes and an
 it stands in memory then, or its maker runs once more later. This holds for any order and any recomputation.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from autotune.costs import Costs
 from autotune.graph import Op, TrainGraph
+from autotune.reach import bit, blocks, closure, reach, sums, turned
 
 MOMENTS, DEAREST = 32, 6
 """Ops whose first run is looked at by the bounds that take longer, at most."""
@@ -34,7 +34,7 @@ def peak_lower_bound(graph: TrainGraph, costs: Costs) -> tuple[int, int]:
     return _peak(graph, costs.scratch_bytes, bool(costs.stores))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _peak(graph: TrainGraph, scratch_bytes: tuple[int, ...], stores: bool) -> tuple[int, int]:
     if not graph.ops:
         return graph.static_bytes, -1
@@ -46,11 +46,11 @@ def _peak(graph: TrainGraph, scratch_bytes: tuple[int, ...], stores: bool) -> tu
     found = own + crossing.fixed_bytes
     worst = int(np.argmax(found))
     best = int(found[worst])
-    most = np.where(_bits(crossing.kept, len(own)), own + crossing.all_bytes, 0)
+    most = np.where(crossing.kept, own + crossing.all_bytes, 0)
     for op in np.argsort(-most, kind="stable")[:DEAREST].tolist():
         if most[op] <= best:
             break
-        needed = int(own[op]) + _least_bytes(graph, crossing, op)
+        needed = int(own[op]) + _least_bytes(graph, op)
         if needed > best:
             best, worst = needed, op
     for op in np.argsort(-own, kind="stable")[:MOMENTS].tolist():
@@ -76,7 +76,7 @@ def _history(graph: TrainGraph, scratch_bytes: tuple[int, ...], held: frozenset[
         op = graph.ops[maker]
         before = (held | frozenset(op.inputs)) - frozenset(op.outputs) - graph.static
         beside = sum(graph.values[value].nbytes for value in before) + scratch_bytes[maker]
-        shared = _shared_bytes(graph, op, before - held, scratch_bytes)
+        shared = shared_bytes(graph, op, before - held, scratch_bytes)
         takes = beside + sum(graph.values[value].nbytes for value in op.outputs) - shared
         if not found or takes < found:
             takes = max(takes, _history(graph, scratch_bytes, before, steps - 1, floor))
@@ -105,11 +105,11 @@ def _extra_seconds(
         return 0.0
     tight = np.argsort(room - crossing.all_bytes, kind="stable")[:MOMENTS].tolist()
     tight = [op for op in tight if crossing.all_bytes[op] > room[op]]
-    found = sorted(((*_knapsack(graph, seconds, crossing, op, int(room[op])), op) for op in tight), reverse=True)
+    found = sorted(((*_knapsack(graph, seconds, op, int(room[op])), op) for op in tight), reverse=True)
     extra = max((paid for paid, _, _ in found), default=0.0)
     for _, price, op in found[:2]:
         prices = price * PRICES
-        paid = _paid(graph, crossing, op, prices, seconds) - prices * int(room[op])
+        paid = _paid(graph, op, prices, seconds) - prices * int(room[op])
         extra = max(extra, float(paid.max()))
     return extra
 
@@ -119,14 +119,14 @@ def _own_bytes(graph: TrainGraph, scratch_bytes: tuple[int, ...]) -> npt.NDArray
     static = graph.static
 
     def needs(op: Op) -> int:
-        shared = _shared_bytes(graph, op, frozenset(op.inputs) - static, scratch_bytes)
+        shared = shared_bytes(graph, op, frozenset(op.inputs) - static, scratch_bytes)
         return sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs) if value not in static) - shared
 
     made = [needs(op) for op in graph.ops]
     return np.array(made, dtype=np.int64) + np.array(scratch_bytes, dtype=np.int64)
 
 
-def _shared_bytes(graph: TrainGraph, op: Op, free: frozenset[int], scratch_bytes: tuple[int, ...]) -> int:
+def shared_bytes(graph: TrainGraph, op: Op, free: frozenset[int], scratch_bytes: tuple[int, ...]) -> int:
     """Most bytes of its outputs that an op may make in one of the free values; a scratch below 0 has them already."""
     if scratch_bytes[op.id] < 0:
         return 0
@@ -135,74 +135,105 @@ def _shared_bytes(graph: TrainGraph, op: Op, free: frozenset[int], scratch_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """Which values cross which ops; a set of ops is an integer with one bit for each."""
+    """What crosses each op: made by an op that must have run before it, read by one that needs its results, not by itself."""
 
-    before: tuple[int, ...]
-    """Per op those that must have run before it."""
-    crossed: tuple[int, ...]
-    """Per value the ops that it crosses and that do not read it."""
-    gone: tuple[int, ...]
-    """Per op those from whose first run on it cannot run again."""
     all_bytes: npt.NDArray[np.int64]
-    """Per op the bytes that cross it."""
     fixed_bytes: npt.NDArray[np.int64]
     """Of these what cannot be made again."""
-    kept: int
-    """Ops at whose first run some op can no longer run again."""
+    kept: npt.NDArray[np.bool_]
+    """Whether some op can no longer run again at its first run."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _crossing(graph: TrainGraph) -> _Crossing:
-    size = len(graph.ops)
-    before, after = [0] * size, [0] * size
-    for op, earlier in enumerate(graph.predecessors):
-        for one in earlier:
-            before[op] |= before[one] | 1 << one
-    for op in reversed(range(size)):
-        for one in graph.predecessors[op]:
-            after[one] |= after[op] | 1 << op
+    parts = [_crossing_part(graph, first, end) for first, end in blocks(len(graph.ops))]
+    return _Crossing(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _crossing_part(
+    graph: TrainGraph, first: int, end: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The three of `_Crossing` for the ops from `first` on before `end`."""
+    ops, width = range(len(graph.ops)), end - first
+    before, after = graph.predecessors, _successors(graph)
+    earlier, later = reach(before, ops, first, end), reach(after, reversed(ops), first, end)
+    outputs, changes, every = frozenset(graph.outputs), _changes(graph), (1 << width) - 1
+    kept = 0
+    crossed: list[tuple[int, int]] = []
+    fixed: list[tuple[int, int]] = []
+    for maker in graph.ops:
+        then = later[maker.id] & ~bit(maker.id, first, end)
+        gone = then if _once(maker) else 0
+        for change in changes[maker.id]:
+            gone |= later[change]
+        kept |= gone
+        for value in maker.outputs:
+            nbytes = graph.values[value].nbytes
+            ahead = every if value in outputs else 0
+            read = 0
+            for reader in graph.consumers[value]:
+                ahead |= earlier[reader]
+                read |= bit(reader, first, end)
+            ops_crossed = then & ahead & ~read
+            if nbytes and ops_crossed:
+                crossed.append((ops_crossed, nbytes))
+                if ops_crossed & gone:
+                    fixed.append((ops_crossed & gone, nbytes))
+
+    def summed(found: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        return sums([ops for ops, _ in found], [nbytes for _, nbytes in found], width)
+
+    return summed(crossed), summed(fixed), sums([kept], [1], width).astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """The first run of an op."""
+
+    before: tuple[int, ...]
+    """Ops that must have run, the last first."""
+    crossing: frozenset[int]
+    """Values that cross it."""
+    gone: frozenset[int]
+    """Of the ops before it those that cannot run again from here on."""
+
+
+@lru_cache(maxsize=128)
+def _moment(graph: TrainGraph, op: int) -> _Moment:
+    before, after = closure(graph.predecessors, op), closure(_successors(graph), op)
+    outputs, changes = frozenset(graph.outputs), _changes(graph)
+    ran = before | {op}
+    crossing = set()
+    for maker in before:
+        for value in graph.ops[maker].outputs:
+            readers = graph.consumers[value]
+            needed = value in outputs or not after.isdisjoint(readers)
+            if needed and op not in readers and graph.values[value].nbytes:
+                crossing.add(value)
+    gone = {one for one in before if _once(graph.ops[one]) or not ran.isdisjoint(changes[one])}
+    return _Moment(tuple(sorted(before, reverse=True)), frozenset(crossing), frozenset(gone))
+
+
+def _once(op: Op) -> bool:
+    return not op.repeatable or op.random or bool(op.writes)
+
+
+@lru_cache(maxsize=32)
+def _successors(graph: TrainGraph) -> list[list[int]]:
+    return turned(graph.predecessors)
+
+
+@lru_cache(maxsize=32)
+def _changes(graph: TrainGraph) -> list[list[int]]:
+    """Per op the writers, traced later, of what it reads: after them it would read something else."""
     writers: dict[int, list[int]] = {}
     for writer in graph.ops:
         for value in writer.writes:
             writers.setdefault(value, []).append(writer.id)
-    outputs = frozenset(graph.outputs)
-    kept = 0
-    every, gone = [0] * len(graph.values), []
-    all_bytes, fixed_bytes = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    for maker in graph.ops:
-        once = not maker.repeatable or maker.random or bool(maker.writes)
-        # a write that was traced later than the maker: after it the maker would read something else
-        changes = [one for value in maker.inputs for one in writers.get(value, ()) if one > maker.id]
-        late = after[maker.id] if once else 0
-        for change in changes:
-            late |= after[change] | 1 << change
-        gone.append(late)
-        kept |= late
-        for value in maker.outputs:
-            if not graph.values[value].nbytes:
-                continue
-            ahead = -1 if value in outputs else 0
-            read = 0
-            for reader in graph.consumers[value]:
-                ahead |= before[reader]
-                read |= 1 << reader
-            every[value] = after[maker.id] & ahead & ~read
-            nbytes = np.int64(graph.values[value].nbytes)
-            if every[value]:
-                all_bytes += _bits(every[value], size) * nbytes
-            if every[value] & late:
-                fixed_bytes += _bits(every[value] & late, size) * nbytes
-    return _Crossing(tuple(before), tuple(every), tuple(gone), all_bytes, fixed_bytes, kept)
+    return [[writer for value in op.inputs for writer in writers.get(value, ()) if writer > op.id] for op in graph.ops]
 
 
-def _bits(mask: int, size: int) -> npt.NDArray[np.uint8]:
-    packed = np.frombuffer(mask.to_bytes(size // 8 + 1, "little"), dtype=np.uint8)
-    return np.unpackbits(packed, bitorder="little")[:size]
-
-
-def _knapsack(
-    graph: TrainGraph, seconds: tuple[float, ...], crossing: _Crossing, moment: int, room: int
-) -> tuple[float, float]:
+def _knapsack(graph: TrainGraph, seconds: tuple[float, ...], op: int, room: int) -> tuple[float, float]:
     """(seconds, seconds of the last byte) that any plan pays for having no more than `room` cross an op.
 
     Each crossing value is in memory at the op's first run, or its maker, which ran before, runs again after it. So the
@@ -210,15 +241,15 @@ def _knapsack(
     choice by price per byte with a fraction of the last maker (Dantzig).
     """
     bytes_of: dict[int, int] = {}
-    for value, ops in enumerate(crossing.crossed):
-        if ops >> moment & 1:
-            nbytes = graph.values[value].nbytes
-            maker = graph.producer[value]
-            assert maker is not None
-            if crossing.gone[maker] >> moment & 1:
-                room -= nbytes
-            else:
-                bytes_of[maker] = bytes_of.get(maker, 0) + nbytes
+    moment = _moment(graph, op)
+    for value in moment.crossing:
+        nbytes = graph.values[value].nbytes
+        maker = graph.producer[value]
+        assert maker is not None
+        if maker in moment.gone:
+            room -= nbytes
+        else:
+            bytes_of[maker] = bytes_of.get(maker, 0) + nbytes
     excess = sum(bytes_of.values()) - room
     paid = price = 0.0
     for maker in sorted(bytes_of, key=lambda one: seconds[one] / bytes_of[one]):
@@ -231,20 +262,16 @@ def _knapsack(
     return paid, price
 
 
-def _least_bytes(graph: TrainGraph, crossing: _Crossing, moment: int) -> int:
+def _least_bytes(graph: TrainGraph, op: int) -> int:
     """Fewest bytes that must stand beside an op so that everything that crosses it stands or can be made again.
 
     `_paid` at one unit per byte where running again is free.
     """
-    return round(float(_paid(graph, crossing, moment, np.ones(1), (0.0,) * len(graph.ops))[0]))
+    return round(float(_paid(graph, op, np.ones(1), (0.0,) * len(graph.ops))[0]))
 
 
 def _paid(
-    graph: TrainGraph,
-    crossing: _Crossing,
-    moment: int,
-    prices: npt.NDArray[np.float64],
-    seconds: tuple[float, ...],
+    graph: TrainGraph, op: int, prices: npt.NDArray[np.float64], seconds: tuple[float, ...]
 ) -> npt.NDArray[np.float64]:
     """Per price of a byte the least that any plan pays at an op's first run, in bytes kept and seconds run again.
 
@@ -254,14 +281,15 @@ def _paid(
     takes what it costs and passes the rest to inputs that do not cross, up to their own price. With `room` bytes at most,
     the seconds alone are at least the payment less the room's price (Lagrange).
     """
-    free = frozenset(graph.ops[moment].inputs) | graph.static
+    moment = _moment(graph, op)
+    free = frozenset(graph.ops[op].inputs) | graph.static
     passed: dict[int, npt.NDArray[np.float64]] = {}
     total = np.zeros(len(prices))
-    for maker in _reversed_bits(crossing.before[moment]):
+    for maker in moment.before:
         inflow: npt.NDArray[np.float64] | None = None
         own = 0
         for value in graph.ops[maker].outputs:
-            if crossing.crossed[value] >> moment & 1:
+            if value in moment.crossing:
                 own += graph.values[value].nbytes
             elif value in passed:
                 inflow = passed[value] if inflow is None else inflow + passed[value]
@@ -269,7 +297,7 @@ def _paid(
             inflow = prices * own if inflow is None else inflow + prices * own
         if inflow is None:
             continue
-        if crossing.gone[maker] >> moment & 1:
+        if maker in moment.gone:
             total += inflow
             continue
         taken = np.minimum(inflow, seconds[maker])
@@ -278,18 +306,10 @@ def _paid(
         for value in graph.ops[maker].inputs:
             if not rest.any():
                 break
-            if value not in free and not crossing.crossed[value] >> moment & 1:
+            if value not in free and value not in moment.crossing:
                 before = passed.get(value)
                 price = prices * graph.values[value].nbytes
                 given = np.minimum(rest, price if before is None else price - before)
                 passed[value] = given if before is None else before + given
                 rest = rest - given
     return total
-
-
-def _reversed_bits(mask: int) -> Iterator[int]:
-    """The set bits, the highest first."""
-    while mask:
-        high = mask.bit_length() - 1
-        yield high
-        mask ^= 1 << high

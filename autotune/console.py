@@ -64,8 +64,10 @@ def _print_rich(rows: Sequence[Row], out: IO[str]) -> None:
     rich_console(out).print(table)
 
 
-def describe(file: PlanFile, graph: TrainGraph | None = None) -> list[str]:
-    """A plan in words, a line each; with its graph also the layers that it touches."""
+def describe(file: PlanFile, graph: TrainGraph | None = None, costs: Costs | None = None) -> list[str]:
+    """A plan in words, a line each; with its graph also the layers that it touches, with the costs of its ops also what
+    their order alone could do.
+    """
     plan, expected = file.plan, file.estimate
     lines = [
         f"workload   {file.workload}",
@@ -87,6 +89,13 @@ def describe(file: PlanFile, graph: TrainGraph | None = None) -> list[str]:
         if expected.lower_bound_bytes
         else "no lower bound is known"
     )
+    if graph is not None and costs is not None and len(costs.scratch_bytes) == len(graph.ops):
+        from autotune.order_bound import order_lower_bound
+
+        low, op = order_lower_bound(graph, costs, inplace=True)
+        lines.append(
+            f"with nothing computed again or moved away no order peaks below {fmt_bytes(low)}, for {graph.ops[op].name}"
+        )
     lines.append(
         f"no plan within the budget takes less than {fmt_seconds(expected.lower_bound_seconds)}; "
         f"this one takes {100 * expected.seconds_gap:.1f} % more"

@@ -1,47 +1,50 @@
 """What no order of a graph's ops can do better than, as long as each runs once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from autotune.bounds import shared_bytes
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.min_cut import FREE, Network
 from autotune.ordering import Ordering, ordering
+from autotune.reach import blocks, reach, sums
 
-BLOCK = 4096
-"""Ops looked at together: bounds the memory that the bound itself takes."""
 LARGEST = 20_000
 """Ops of a problem whose sets are looked at one by one; a set of each op's ancestors takes 50 MB then."""
 
 
-def order_lower_bound(graph: TrainGraph, costs: Costs) -> tuple[int, int]:
-    """(bytes, op): while an op runs, all that is made before it in every order and read after it in every order lives.
+def order_lower_bound(graph: TrainGraph, costs: Costs, *, inplace: bool = False) -> tuple[int, int]:
+    """(bytes, op): while an op runs, all that is made before it in every order and read after it in every order lives;
+    with `inplace` all but what its result may be made in.
 
-    Plans that compute something again may go below.
+    Plans that compute something again, or move it to a store, may go below.
     """
     if not graph.ops:
         return graph.static_bytes, -1
     needs = must_live(ordering(graph, costs))
+    if inplace:
+        reads = (frozenset(op.inputs) - graph.static for op in graph.ops)
+        shared = (shared_bytes(graph, op, free, costs.scratch_bytes) for op, free in zip(graph.ops, reads, strict=True))
+        needs -= np.fromiter(shared, dtype=np.int64)
     worst = int(needs.argmax())
     return int(needs[worst]), worst
 
 
 def must_live(problem: Ordering) -> npt.NDArray[np.int64]:
     """Per op the bytes that live while it runs, whatever the order."""
-    count = len(problem.before)
-    blocks = [_must_live(problem, first, min(first + BLOCK, count)) for first in range(0, count, BLOCK)]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
+    found = [_must_live(problem, first, end) for first, end in blocks(len(problem.before))]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
 
-def _must_live(problem: Ordering, first: int, last: int) -> npt.NDArray[np.int64]:
-    """For the ops from `first` on before `last`. Sets of them are whole numbers, a bit for each op."""
-    every = (1 << (last - first)) - 1
+def _must_live(problem: Ordering, first: int, end: int) -> npt.NDArray[np.int64]:
+    """For the ops from `first` on before `end`."""
+    every = (1 << (end - first)) - 1
     ops = range(len(problem.before))
-    earlier, later = _reach(problem.before, ops, first, last), _reach(problem.after, reversed(ops), first, last)
-    width = (last - first + 7) // 8
-    rows, kept, throughout = bytearray(), [], problem.base
+    earlier, later = reach(problem.before, ops, first, end), reach(problem.after, reversed(ops), first, end)
+    rows, kept, throughout = [], [], problem.base
     for value, ends in enumerate(problem.ends):
         begun = every if value in problem.stands else 0
         needed = every if value in problem.stays else 0
@@ -52,28 +55,10 @@ def _must_live(problem: Ordering, first: int, last: int) -> npt.NDArray[np.int64
         if lives == every:
             throughout += problem.nbytes[value]
         elif lives:
-            rows += lives.to_bytes(width, "little")
+            rows.append(lives)
             kept.append(problem.nbytes[value])
-    sets = np.frombuffer(rows, dtype=np.uint8).reshape(len(kept), width)
-    # sums of bytes stay exact in a double below 2^53, and a double's product is many times faster than an integer's
-    sizes = np.array(kept, dtype=np.float64)
-    total = np.zeros(last - first)
-    for row in range(0, len(sets), 512):
-        bits = np.unpackbits(sets[row : row + 512], axis=1, bitorder="little")[:, : last - first]
-        total += sizes[row : row + 512] @ bits
-    own = np.array(problem.scratch[first:last], dtype=np.int64) + throughout
-    return own + total.astype(np.int64)
-
-
-def _reach(steps: list[list[int]], ops: Iterable[int], first: int, last: int) -> list[int]:
-    """Per op the set of it and all that `steps` lead to, of those from `first` on before `last`; `ops`: those led to first."""
-    reached = [0] * len(steps)
-    for op in ops:
-        found = 1 << (op - first) if first <= op < last else 0
-        for other in steps[op]:
-            found |= reached[other]
-        reached[op] = found
-    return reached
+    own = np.array(problem.scratch[first:end], dtype=np.int64) + throughout
+    return own + sums(rows, kept, end - first)
 
 
 def least_live(problem: Ordering, ran: int, barred: int) -> int:
@@ -126,15 +111,15 @@ def live_bytes(problem: Ordering, ran: int) -> int:
 
 def must_live_near(problem: Ordering, order: Sequence[int], effort: int) -> int:
     """Bytes that no order avoids at some of the ops where this one has most: `must_live`, and what must live in place of
-    something else. `effort`: places of ops that may be decided, each op asked decides some.
+    something else. `effort`: places of ops that may be decided; each op asked decides some, and looks at all.
 
     For a problem seen from its start, as `least_live` is.
     """
     count = len(problem.before)
     if count > LARGEST:
         return 0
-    earlier = _reach(problem.before, range(count), 0, count)
-    later = _reach(problem.after, reversed(range(count)), 0, count)
+    earlier = reach(problem.before, range(count), 0, count)
+    later = reach(problem.after, reversed(range(count)), 0, count)
     profile = problem.profile(order)
     found = 0
     for place in sorted(range(count), key=lambda place: -profile[place]):
@@ -142,7 +127,7 @@ def must_live_near(problem: Ordering, order: Sequence[int], effort: int) -> int:
         if effort <= 0 or profile[place] <= found:
             break  # no bound of an op is above what the order takes there
         ran, barred = earlier[op] & ~(1 << op), later[op]
-        effort -= count - ran.bit_count() - barred.bit_count() + 1
+        effort -= count - ran.bit_count() - barred.bit_count() + 1 + count // 64
         live = live_bytes(problem, least_live(problem, ran, barred))
         makes = (value for value in problem.touches[op] if problem.ends[value][0] == op and value not in problem.stands)
         found = max(found, live + sum(problem.nbytes[value] for value in makes) + problem.scratch[op])

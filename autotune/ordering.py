@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
+from autotune.reach import turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,7 @@ def ordering(graph: TrainGraph, costs: Costs) -> Ordering:
             touches[op].append(len(ends))
         ends.append([maker, *readers])
         nbytes.append(value.nbytes)
-    after: list[list[int]] = [[] for _ in graph.ops]
     before = [sorted(earlier) for earlier in graph.predecessors]
-    for op, earlier in enumerate(before):
-        for one in earlier:
-            after[one].append(op)
-    return Ordering(before, after, touches, ends, nbytes, scratch, frozenset(), frozenset(stays), graph.static_bytes)
+    return Ordering(
+        before, turned(before), touches, ends, nbytes, scratch, frozenset(), frozenset(stays), graph.static_bytes
+    )

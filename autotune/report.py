@@ -14,6 +14,7 @@ from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
 from autotune.judge import Rules, baseline_step_bytes, winner
 from autotune.measurement import Budget, Device, Outcome
+from autotune.order_bound import order_lower_bound
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
 from autotune.records import from_json
@@ -292,11 +293,22 @@ def _certificate(records: Records) -> list[tuple[str, str]]:
         ("mean of the step", fmt_bytes(expected.mean_bytes)),
         ("no plan of this graph goes below", f"{fmt_bytes(expected.lower_bound_bytes)}{where}"),
         ("gap in bytes", f"{100 * expected.gap:.1f} %"),
+        *_order_bound(records),
         ("predicted time", fmt_seconds(expected.seconds)),
         ("of it computing again", fmt_seconds(expected.recompute_seconds)),
         ("of it waiting for a store", fmt_seconds(expected.stall_seconds)),
         ("no plan within the budget is faster than", f"{fmt_seconds(expected.lower_bound_seconds)} ({slower})"),
         ("through the store", fmt_bytes(expected.transfer_bytes)),
+    ]
+
+
+def _order_bound(records: Records) -> list[tuple[str, str]]:
+    graph, costs = records.graph, records.costs
+    if graph is None or costs is None or len(costs.scratch_bytes) != len(graph.ops):
+        return []
+    low, op = order_lower_bound(graph, costs, inplace=True)
+    return [
+        ("with nothing computed again or moved away no order goes below", f"{fmt_bytes(low)}, for {graph.ops[op].name}")
     ]
 
 

@@ -383,6 +383,7 @@ def test_show_lists_the_ops_of_a_plan_that_lies_in_its_run(
     assert code == 0
     assert len(lines) - first - 1 == len(planfile.read(here / "plan.json").plan.order)
     assert lines[first + 2].endswith("h0, h1")
+    assert "with nothing computed again or moved away no order peaks below" in out
 
 
 def test_measure_json_holds_measurement_and_baseline(

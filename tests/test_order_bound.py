@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune import order_bound
+from autotune import reach
 from autotune.bounds import peak_lower_bound
 from autotune.costs import Costs
 from autotune.order_bound import least_live, live_bytes, must_live, must_live_near, order_lower_bound
 from autotune.ordering import Ordering, ordering
-from tests.graphs import Builder, random_order, training_chain
+from autotune.plan import Plan
+from autotune.planners.inplace.greedy import Greedy
+from autotune.simulate import peak_bytes
+from tests.graphs import Builder, random_graph, random_order, random_plan, training_chain
+from tests.test_bounds import random_costs
 from tests.test_ordering import problem
 
 randoms = st.randoms(use_true_random=False)
@@ -80,7 +84,7 @@ def test_blocks_of_ops_make_no_difference(monkeypatch: pytest.MonkeyPatch):
     rng = random.Random(1)
     _, _, found = problem(rng, 40)
     whole = must_live(found)
-    monkeypatch.setattr(order_bound, "BLOCK", 7)
+    monkeypatch.setattr(reach, "BLOCK", 7)
     assert must_live(found).tolist() == whole.tolist()
 
 
@@ -92,6 +96,28 @@ def test_neither_bound_is_above_the_best_of_all_orders(rng: random.Random):
     near = must_live_near(found, random_order(graph, rng), 10**6)
     assert peak_lower_bound(graph, costs)[0] <= low == must_live(found)[op] <= best
     assert near <= best
+
+
+@given(randoms)
+def test_no_order_with_runs_in_place_goes_below_the_bound_in_place(rng: random.Random):
+    graph = random_graph(rng, 12)
+    plan = random_plan(graph, rng, offload=False)
+    once = Plan(random_order(graph, rng))
+    costs = random_costs(rng, graph)
+    low, _ = order_lower_bound(graph, costs, inplace=True)
+    assert low <= order_lower_bound(graph, costs)[0]
+    assert peak_bytes(graph, Greedy().plan(graph, once, 0, costs), costs) >= low
+    if not plan.recomputed:
+        assert peak_bytes(graph, plan, costs) >= low
+
+
+def test_an_op_in_place_needs_its_result_once():
+    built = Builder()
+    built.op("a", makes=[("x", 10)])
+    built.op("relu", ["x"], [("y", 10)], inplace=["x"])
+    graph = built.graph("y")
+    assert order_lower_bound(graph, Costs.unit(graph)) == (20, 1)
+    assert order_lower_bound(graph, Costs.unit(graph), inplace=True) == (10, 0)
 
 
 @given(randoms)

@@ -61,7 +61,11 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
             return
         from autotune.console import describe
 
-        lines = [*describe(made, surveyed.graph), f"planned in {fmt_seconds(seconds)}", f"plan       {out}"]
+        lines = [
+            *describe(made, surveyed.graph, surveyed.costs),
+            f"planned in {fmt_seconds(seconds)}",
+            f"plan       {out}",
+        ]
         answer.write("\n".join(lines) + "\n")
 
 

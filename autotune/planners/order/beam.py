@@ -8,7 +8,7 @@ from typing import ClassVar
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.knobs import Int, Knob
-from autotune.order_bound import must_live
+from autotune.order_bound import LARGEST, must_live
 from autotune.ordering import Ordering, backwards, ordering
 from autotune.plan import Plan
 from autotune.planners.contract import refuse_later_decisions
@@ -19,7 +19,7 @@ from autotune.planners.order.states import State, Steps
 @dataclass(frozen=True, slots=True)
 class Beam:
     """The `width` beginnings with the lowest peak, then the fewest bytes, go on. From either end of the step; the given
-    order if that peaks lower.
+    order if that peaks lower, or if there are more ops than sets of them can be looked at.
 
     An op that leaves no more than it finds and stays under the peak runs at once: put off, it only does worse.
     """
@@ -29,6 +29,8 @@ class Beam:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_later_decisions(graph, plan)
+        if len(graph.ops) > LARGEST:
+            return plan
         problem = ordering(graph, costs)
         floor = int(must_live(problem).max(initial=0))
         return lowest(graph, plan, problem, lambda problem: beams(problem, self.width, floor))

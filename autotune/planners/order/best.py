@@ -88,6 +88,7 @@ def _beam(problem: Ordering, best: Ordered, effort: int) -> Ordered:
 def _windows(problem: Ordering, best: Ordered, effort: int) -> Ordered:
     """Stretches of the order around its peak, searched for a lower one until no size of stretch finds any."""
     order, left, size = best.order, effort, 0
+    each = 1 + len(order) // 16  # to find the peak, and to cut the stretch out, all ops are walked
     while size < len(WINDOWS) and left > 0:
         profile = problem.profile(order)
         peak = max(profile)
@@ -97,11 +98,11 @@ def _windows(problem: Ordering, best: Ordered, effort: int) -> Ordered:
         first = max(0, at - WINDOWS[size] // 2)
         ops = sorted(order[first : first + WINDOWS[size]])
         searched = search(problem.part(set(order[:first]), ops), best.lower_bound_bytes, peak, left // 4)
-        left -= searched.states + 1
+        left -= searched.states + each
         if searched.order:
             found = tuple(ops[position] for position in searched.order)
             order = (*order[:first], *found, *order[first + len(ops) :])
             size = 0
         else:
             size += 1
-    return Ordered(order, problem.peak(order), best.lower_bound_bytes, effort - left)
+    return Ordered(order, problem.peak(order), best.lower_bound_bytes, min(effort, effort - left))

@@ -62,7 +62,7 @@ def solve(problem: Ordering, order: tuple[int, ...], states: int, floor: int = 0
     for peak, first, last in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
         if peak <= floor:
             break
-        if last - first > LARGEST:
+        if last - first > LARGEST or left <= 0:
             unproved.append(floor)
             continue
         ops = sorted(order[first:last])

@@ -56,30 +56,25 @@ def lowest_replay(
 
 def replayed(graph: TrainGraph, plan: Plan, pieces: Iterable[list[int]]) -> Plan:
     """The plan with every piece computed again at the first gradient that reads into it."""
+    place = {op: position for position, op in enumerate(plan.order)}
     chains: dict[int, list[int]] = {}
     for piece in pieces:
-        anchor, chain = _replay(graph, plan.order, piece)
+        anchor, chain = _replay(graph, place, piece)
         chains.setdefault(anchor, []).extend(chain)
     return replace(plan, order=tuple(op for at, own in enumerate(plan.order) for op in (*chains.get(at, ()), own)))
 
 
-def _replay(graph: TrainGraph, order: tuple[int, ...], piece: list[int]) -> tuple[int, list[int]]:
-    """(position, ops to run again before it) for one piece; no ops where nothing is gained."""
-    place = {op: position for position, op in enumerate(order)}
+def _replay(graph: TrainGraph, place: Mapping[int, int], piece: list[int]) -> tuple[int, list[int]]:
+    """(position, ops to run again before it) for one piece; no ops where nothing is gained. `place`: of every op."""
     members, end = set(piece), place[piece[-1]]
     outputs = set(graph.outputs)
+    readers = {value: graph.consumers[value] for op in piece for value in graph.ops[op].outputs}
     forward_reads = {
         value
-        for op in graph.ops
-        if op.phase is Phase.FORWARD and op.id not in members
-        for value in op.inputs
-        if graph.producer[value] in members
+        for value, ops in readers.items()
+        if any(graph.ops[op].phase is Phase.FORWARD and op not in members for op in ops)
     }
-    late = {
-        value: [place[reader] for reader in graph.consumers[value] if place[reader] > end]
-        for op in piece
-        for value in graph.ops[op].outputs
-    }
+    late = {value: [place[op] for op in ops if place[op] > end] for value, ops in readers.items()}
     wanted = {value for value, places in late.items() if places} - forward_reads - outputs
     anchor = min((position for value in wanted for position in late[value]), default=0)
 
