@@ -76,7 +76,8 @@ def lowest_limit(length: int, choices: Sequence[Choice], high_bytes: int, low_by
 
 def _quantum(length: int, choices: Sequence[Choice]) -> int:
     most = _sum_of_best(length, choices, [max(0, made.saved_bytes) for made in choices], worst=False)
-    return max(1, most // LEVELS)
+    least = _sum_of_best(length, choices, [min(0, made.saved_bytes) for made in choices], worst=True)
+    return max(1, most // LEVELS, -least // LEVELS)
 
 
 def _sum_of_best(length: int, choices: Sequence[Choice], worth: Sequence[int], *, worst: bool) -> int:

@@ -462,7 +462,7 @@ void* graph_new(int ops, int values, const i64* nbytes, const i64* scratch, cons
       if (std::find(sources.begin(), sources.end(), maker[value]) == sources.end()) sources.push_back(maker[value]);
     graph->sources.push_back(std::move(sources));
   }
-  graph->smallest = 1e-4 * sum / std::max(1, ops);
+  graph->smallest = sum > 0 ? 1e-4 * sum / ops : 1.0;  // where no op takes any time
   return graph;
 }
 

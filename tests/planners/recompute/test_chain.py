@@ -63,6 +63,11 @@ def test_the_lowest_limit_is_the_lowest_peak_of_any_chain(seed: int):
     assert lowest_limit(length, choices, max(every), 0) == min(every)
 
 
+def test_options_that_only_keep_more_make_no_table_of_bytes():
+    choices = [Choice(0, 1, 0, 100, 0.0), Choice(0, 1, -(10**9), 50, 1.0)]
+    assert cheapest(1, choices, 60) == (1,)
+
+
 @settings(max_examples=50)
 @given(seed=st.integers(0, 2**32))
 def test_a_chain_of_many_bytes_never_needs_more_than_the_limit(seed: int):

@@ -17,7 +17,7 @@ from autotune.planners.recompute.greedy import Greedy
 from autotune.planners.recompute.runs import Runs
 from autotune.planners.recompute.search import Plain, Search, begin
 from autotune.simulate import peak_bytes
-from tests.graphs import random_graph, random_plan, training_chain
+from tests.graphs import Builder, random_graph, random_plan, training_chain
 from tests.planners import synthetic
 from tests.planners.recompute.test_runs import during
 
@@ -89,6 +89,21 @@ def test_every_move_leaves_a_valid_order_that_keeps_its_promise(kind: Callable[.
     assert twin.seconds == seconds
     twin.improve(limit, 1.5, 400, seed=3)
     assert twin.order == search.order
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_where_no_op_takes_time_the_largest_is_evicted_first(kind: Callable[..., Search]):
+    built = Builder()
+    built.op("few", makes=[("x", 5)])
+    built.op("many", makes=[("y", 50)])
+    built.op("high", makes=[("z", 60)])
+    built.op("low", ["z"], [("v", 1)])
+    built.op("end", ["x", "y", "v"], [("out", 1)])
+    graph = built.graph("out")
+    costs = Costs((0.0,) * 5, (0,) * 5)
+    search = open_search(kind, Runs(graph, range(5), costs))
+    search.fit(70, 1.5)
+    assert search.order == (0, 2, 3, 1, 4)  # `many` waits, `few` need not
 
 
 @needs_compiler
