@@ -84,6 +84,16 @@ def test_an_update_whose_scratch_would_raise_the_peak_stays_where_it_was():
     assert made == Plan.traced(graph)
 
 
+def test_one_hungry_update_waits_and_the_others_do_not():
+    graph = training_chain(4, nbytes=10, param_bytes=100)
+    hungry = tuple(300 * (op.name == "update3") for op in graph.ops)
+    costs = Costs((1.0,) * len(graph.ops), hungry)
+    one_waits, none_waits, all_wait = early(graph, costs), early(graph), Plan.traced(graph)
+    assert names(graph, one_waits).endswith("dw2 update2 dx1 dw1 update1 dw0 update0 update3")
+    peaks = [peak_bytes(graph, plan, costs) - graph.static_bytes for plan in (one_waits, none_waits, all_wait)]
+    assert peaks == [401, 431, 411]
+
+
 def test_at_the_end_undoes_it():
     graph = training_chain(3)
     made = AtEnd().plan(graph, early(graph), 0, Costs.unit(graph))
