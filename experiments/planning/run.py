@@ -20,20 +20,26 @@ from typing import Any, cast
 
 from graphs import graphs, random_training, randwire
 
+from autotune.commands.plan import FIRST
 from autotune.costs import Costs
 from autotune.devices import this_device
 from autotune.errors import AutotuneError
 from autotune.graph import TrainGraph
+from autotune.order_bound import order_lower_bound
 from autotune.plan import Plan, check
-from autotune.planners import KINDS
+from autotune.planners import KINDS, make_plan
+from autotune.planners.auto import auto
+from autotune.planners.order.best import best_order
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes, simulate
 
 HERE = Path(__file__).parent
 SHARES = (0.75, 0.5, 0.0)
 """Budgets of planners that heed one: of what the step needs beside its static bytes as traced, updates placed. At 0 they find their lowest."""
-UNTIMED = ("update", "offload", "allocator")
+UNTIMED = ("update", "inplace", "offload", "allocator")
 """Kinds that take no time, or need a store."""
+WHOLE = ("first", "auto")
+"""Of the kind `whole`, all kinds together: what `autotune plan` makes first, and the fastest that every planner's plans lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,12 @@ class Row:
     static_bytes: int | None = None
     bound_bytes: int | None = None
     gap: float | None = None
-    """Of the peak to the bound that no plan falls below."""
+    """Of the peak to the bound that no plan falls below; for orders, which run every op once, that no order does."""
     fits: bool | None = None
     extra_seconds: float | None = None
     """Of the step, over one run of every op."""
+    extra_bound: float | None = None
+    """Of these what no plan within the budget avoids."""
     recomputed: int | None = None
     remark: str = ""
 
@@ -68,7 +76,7 @@ class Row:
 
 def questions(family: str, name: str, graph: TrainGraph, traced_bytes: int) -> Iterator[Row]:
     """A row to fill for every planner, and every budget that it heeds."""
-    for kind, planners in KINDS.items():
+    for kind, planners in {**KINDS, "whole": WHOLE}.items():
         for planner in planners if kind not in UNTIMED else ():
             for share in (None,) if kind == "order" else SHARES:
                 room = traced_bytes - graph.static_bytes
@@ -77,21 +85,37 @@ def questions(family: str, name: str, graph: TrainGraph, traced_bytes: int) -> I
 
 
 def answer(row: Row, graph: TrainGraph, placed: Plan, costs: Costs) -> Row:
-    """Plan, check and simulate. Orders start from the traced one, and get their updates placed afterwards, untimed."""
-    planner = KINDS[row.kind][row.planner]()
-    start = placed if row.kind == "recompute" else Plan.traced(graph)
+    """Plan, check and simulate.
+
+    Orders start from the traced one, and get their updates placed afterwards; `reorder` from what `greedy` computes again.
+    Both of these are not timed.
+    """
+    budget = row.budget_bytes or graph.static_bytes
+    start = Plan.traced(graph) if row.kind == "order" else placed
+    if row.kind == "reorder":
+        start = KINDS["recompute"]["greedy"]().plan(graph, placed, budget, costs)
     gc.collect()
     began = time.perf_counter()
+    bound = None
     try:
-        plan = planner.plan(graph, start, row.budget_bytes or graph.static_bytes, costs)
+        if row.kind == "whole":
+            plan = whole(row.planner, graph, costs, budget)
+        elif (row.kind, row.planner) == ("order", "best"):
+            ordered = best_order(graph, costs)
+            plan, bound = Plan(ordered.order), ordered.lower_bound_bytes
+        else:
+            plan = KINDS[row.kind][row.planner]().plan(graph, start, budget, costs)
     except AutotuneError as error:
         return replace(row, remark=f"{type(error).__name__}: {error}")
     seconds = time.perf_counter() - began
     if row.kind == "order":
-        plan = KINDS["update"]["with_gradient"]().plan(graph, plan, 0, costs)
+        with_updates = KINDS["update"]["with_gradient"]().plan(graph, plan, 0, costs)
+        plan = min(plan, with_updates, key=lambda made: peak_bytes(graph, made, costs))
+        bound = bound or order_lower_bound(graph, costs)[0]
     check(graph, plan)
-    seen = simulate(graph, lower(graph, plan), costs)
-    bound = seen.lower_bound_bytes
+    seen = simulate(graph, lower(graph, plan), costs, row.budget_bytes)
+    bound = bound or seen.lower_bound_bytes
+    once = sum(costs.seconds)
     return replace(
         row,
         seconds=seconds,
@@ -100,9 +124,18 @@ def answer(row: Row, graph: TrainGraph, placed: Plan, costs: Costs) -> Row:
         bound_bytes=bound,
         gap=seen.peak_bytes / bound - 1 if bound else None,
         fits=None if row.budget_bytes is None else seen.peak_bytes <= row.budget_bytes,
-        extra_seconds=seen.seconds / seen.lower_bound_seconds - 1,
+        extra_seconds=seen.seconds / once - 1,
+        extra_bound=seen.lower_bound_seconds / once - 1,
         recomputed=plan.recomputed,
     )
+
+
+def whole(name: str, graph: TrainGraph, costs: Costs, budget_bytes: int) -> Plan:
+    """All kinds of planners together."""
+    if name == "auto":
+        return auto(graph, costs, budget_bytes)[1]
+    settings = {kind: {"planner": planner} for kind, planner in FIRST.items()}
+    return make_plan(graph, settings, budget_bytes, costs)
 
 
 def in_a_process(work: Any, row: Row, patience: float) -> Row:
@@ -135,7 +168,9 @@ def _send(work: Any, pipe: Any) -> None:
 
 def main() -> None:
     families = graphs()
-    names = sorted({planner for kind, planners in KINDS.items() if kind not in UNTIMED for planner in planners})
+    names = sorted(
+        {planner for kind, planners in KINDS.items() if kind not in UNTIMED for planner in planners} | {*WHOLE}
+    )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=families, default=list(families))
     parser.add_argument("--planners", nargs="+", choices=names, default=names)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.plan import Plan, check
+from autotune.simulate import peak_bytes
 from tests.experiments.scripts import script
 
 graphs = script("planning/graphs.py")
@@ -54,6 +55,31 @@ def test_a_planner_without_an_answer_is_spared_larger_graphs_of_that_family_alon
 
 
 def test_rows_are_read_as_they_were_written(tmp_path):
-    rows = [ROW, run.Row("f", "g", 3, "recompute", "greedy", 0.5, 10, 0.25, 9, 1, 8, 0.125, True, 0.5, 2, "a remark")]
+    rows = [
+        ROW,
+        run.Row("f", "g", 3, "recompute", "greedy", 0.5, 10, 0.25, 9, 1, 8, 0.125, True, 0.5, 0.25, 2, "a remark"),
+    ]
     run.write(tmp_path / "results.csv", rows)
     assert run.read(tmp_path / "results.csv") == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "planner", "share"),
+    [("order", "best", None), ("reorder", "again", 0.5), ("whole", "first", 0.5), ("whole", "auto", 0.5)],
+)
+def test_a_row_tells_the_plans_own_peak_and_bounds_below_it(kind: str, planner: str, share: float | None):
+    graph, costs = graphs.random_training(60)
+    placed = Plan.traced(graph)
+    high = peak_bytes(graph, placed, costs)
+    budget = None if share is None else int(graph.static_bytes + share * (high - graph.static_bytes))
+    found = run.answer(run.Row("random", "random-60", 60, kind, planner, share, budget), graph, placed, costs)
+    assert found.remark == ""
+    assert found.bound_bytes <= found.peak_bytes <= high
+    assert 0.0 <= found.extra_bound <= found.extra_seconds + 1e-12
+
+
+def test_a_captured_net_costs_its_flops_and_needs_no_memory():
+    graph, costs = graphs.captured("gpt2", batch=8, depth=1)
+    assert len(costs.seconds) == len(graph.ops)
+    slowest = graph.ops[max(range(len(graph.ops)), key=costs.seconds.__getitem__)]
+    assert slowest.target == "aten.mm.default"
