@@ -19,6 +19,8 @@ ASSUMED_WASTE = 0.03
 """Of a plan's bytes, that the allocator holds on top of them: until the first plan was measured."""
 NOTABLE = 0.01
 """Share of bytes below which a smaller plan is no better than one as fast: a process's charge varies by as much."""
+TIE = 0.02
+"""Share of time that is given up for bytes at most, however noisy the times are: all that fit the budget are small enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,8 @@ def pool(trials: Sequence[Trial]) -> Trial:
 
 
 def winner(trials: Iterable[Trial], rules: Rules) -> Trial | None:
-    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, the
-    smallest of them; of those that are no notable bytes larger than it, the fastest.
+    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, and
+    no notable time slower, the smallest of them; of those that are no notable bytes larger than it, the fastest.
     """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
@@ -186,7 +188,11 @@ def winner(trials: Iterable[Trial], rules: Rules) -> Trial | None:
     if not fit:
         return None
     best = min(fit, key=lambda trial: cost[trial.number])
-    ties = [trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + _noise(trial) + _noise(best))]
+    ties = [
+        trial
+        for trial in fit
+        if cost[trial.number] <= cost[best.number] * (1 + min(TIE, _noise(trial) + _noise(best)))
+    ]
     taken = {trial.number: _step_taken(trial.measurement) or 0 for trial in ties if trial.measurement}
     notable = (1 + NOTABLE) * min(taken.values())
     return min((trial for trial in ties if taken[trial.number] <= notable), key=lambda trial: cost[trial.number])

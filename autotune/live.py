@@ -63,9 +63,8 @@ class _State:
                 self.about.append(f"{graph.name}, {len(graph.ops)} ops")
                 self.about.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
             case Resolved(budget_bytes, floor_bytes):
-                self.about.append(
-                    f"budget {self.config.budget}: {fmt_bytes(budget_bytes)} for the step, floor {fmt_bytes(floor_bytes)}"
-                )
+                left = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
+                self.about.append(f"budget {self.config.budget}: {left}, floor {fmt_bytes(floor_bytes)}")
             case Finished(trial):
                 self.outcomes[verdict(trial)] += 1
                 self.last = event

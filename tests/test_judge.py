@@ -113,6 +113,8 @@ def test_within_the_noise_the_smaller_wins():
     assert winner(trials, RULES).number == 2
     certain = [trial(1, seen(ratio=1.100)), trial(2, seen(ratio=1.105, charged=1200))]
     assert winner(certain, RULES).number == 1
+    notably_slower = [trials[0], trial(2, seen(ratio=1.125, spread=0.5, charged=1200))]
+    assert winner(notably_slower, RULES).number == 1
     hardly_smaller = [trials[0], trial(2, seen(ratio=1.105, spread=0.05, charged=1395))]
     assert winner(hardly_smaller, RULES).number == 1
 
