@@ -189,9 +189,7 @@ def winner(trials: Iterable[Trial], rules: Rules) -> Trial | None:
         return None
     best = min(fit, key=lambda trial: cost[trial.number])
     ties = [
-        trial
-        for trial in fit
-        if cost[trial.number] <= cost[best.number] * (1 + min(TIE, _noise(trial) + _noise(best)))
+        trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + min(TIE, _noise(trial) + _noise(best)))
     ]
     taken = {trial.number: _step_taken(trial.measurement) or 0 for trial in ties if trial.measurement}
     notable = (1 + NOTABLE) * min(taken.values())
