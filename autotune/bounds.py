@@ -198,7 +198,7 @@ class _Moment:
     """Of the ops before it those that cannot run again from here on."""
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def _moment(graph: TrainGraph, op: int) -> _Moment:
     before, after = closure(graph.predecessors, op), closure(_successors(graph), op)
     outputs, changes = frozenset(graph.outputs), _changes(graph)
