@@ -252,7 +252,9 @@ class Search : public Order {
     chain_length_ = 0;
     if (seen_.empty()) seen_.assign(graph_->ops(), 0);
     ++stamp_;
-    return need(op, position, price);
+    const bool found = need(op, position, price);
+    if (!found) work_ += chain_length_ / 8;  // as much as weighing what it gave up
+    return found;
   }
 
   bool need(int op, int position, double price) {
@@ -263,9 +265,12 @@ class Search : public Order {
       if (seen_[source] == stamp_) continue;
       int begin;
       if (live(value, position, begin) || !may_run_before(source, position)) continue;
-      const i64 longer = timeline_.area_change(begin, position, graph_->nbytes[value]);
+      if (price == 0 || !graph_->nbytes[value]) continue;
       const bool dearer =
-          longer && (price == kInfinite || static_cast<double>(longer) * price > graph_->seconds[source]);
+          price == kInfinite
+              ? timeline_.reaches(begin, position, graph_->nbytes[value])
+              : static_cast<double>(timeline_.area_change(begin, position, graph_->nbytes[value])) * price >
+                    graph_->seconds[source];
       if (dearer && !need(source, position, price)) return false;
     }
     chain_found_.push_back(op);

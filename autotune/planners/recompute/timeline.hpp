@@ -100,6 +100,21 @@ class Timeline {
     return sum;
   }
 
+  // Whether any position would be over the limit if `amount` were added to all; the last are looked at first.
+  bool reaches(int begin, int end, i64 amount) {
+    if (begin >= end) return false;
+    for (int which = find(end - 1); which >= 0 && blocks_[which].start + size_of(which) > begin; --which) {
+      Block& block = blocks_[which];
+      if (block.runs.empty() || fresh(block).high + amount <= limit_) continue;
+      const int low = std::max(0, begin - block.start), top = std::min(size_of(which), end - block.start);
+      if (top - low == size_of(which)) return true;
+      const i64 room = limit_ - block.add - amount;
+      for (int i = top; i-- > low;)
+        if (block.bytes[i] > room) return true;
+    }
+    return false;
+  }
+
   // What the bytes over the limit would change by if `amount` were added to every position.
   i64 area_change(int begin, int end, i64 amount) {
     i64 change = 0;
@@ -176,6 +191,8 @@ class Timeline {
     int start = 0;
     bool stale = true;
   };
+
+  int size_of(int which) const { return static_cast<int>(blocks_[which].runs.size()); }
 
   int find(int position) const {
     auto after = std::upper_bound(blocks_.begin(), blocks_.end(), position,
