@@ -31,8 +31,9 @@ from autotune.records import from_json, to_json
 from autotune.schedule import Schedule, lower
 from autotune.stores import SwapStore, measured, open_store
 
-BLOCK_STEPS = 2
-"""Measured steps in a row; one more before them is not."""
+UNMEASURED_STEPS, BLOCK_STEPS = 2, 2
+"""Steps in a row, of which the first are not measured: while others had their turn the process gave its memory back, and
+plain eager's second step is still up to a fifth slower than those that follow."""
 
 
 @dataclass
@@ -292,12 +293,12 @@ class Bench:
     def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float]]:
         """(seconds, stalled seconds) of each measured step of a block."""
         found = []
-        for number in range(1 + BLOCK_STEPS):
+        for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
             self._synchronize()
             start = time.perf_counter()
             made = step()
             self._synchronize()
-            if number:
+            if number >= UNMEASURED_STEPS:
                 found.append((time.perf_counter() - start, executor.stall_seconds if executor is not None else 0.0))
             del made
         return found

@@ -23,6 +23,7 @@ from summary import summarize
 
 from autotune.devices import this_device
 from autotune.harness.messages import Failed
+from autotune.harness.procedure import UNMEASURED_STEPS
 from autotune.plan import Plan
 from autotune.records import to_json
 
@@ -161,6 +162,7 @@ class Frontier:
             for name in timed
         }
         session["load"] = {"began": begun, "ended": os.getloadavg()}
+        session["unmeasured"] = UNMEASURED_STEPS
         self.record["sessions"].append(session)
         self.write()
 
