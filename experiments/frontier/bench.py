@@ -1,5 +1,6 @@
 """Questions about one model to processes of their own: bytes and results to fresh ones, seconds to one each in turns."""
 
+import itertools
 import math
 import random
 import shutil
@@ -17,6 +18,8 @@ from autotune.harness.reference import Reference
 HERE = Path(__file__).parent
 NEGLIGIBLE = 1e-4
 """Of the norm of all gradients: a gradient below it (a key's bias has none, but for rounding) is compared with that."""
+BESIDE = 2
+"""Blocks of other variants between two of eager: each has one for a neighbour."""
 KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
 """What a result's name begins with."""
 
@@ -75,8 +78,9 @@ class Bench:
     def in_turns(self, variants: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
         """Seconds and charge of variants, peers (None) and plans, each in a process of its own with malloc as it comes.
 
-        In each round every variant runs a block, in another order; the processes of the others rest. A variant that
-        fails, or whose turn to compile comes when half of the time is gone, is named and left out.
+        In each round every variant runs a block, in another order, with a block of eager before and after every two; the
+        processes of the others rest. A variant that fails, or whose turn to compile comes when half of the time is gone, is
+        named and left out.
         """
         began = time.monotonic()
         found: dict[str, Any] = {"blocks": [], "failed": {}, "left_out": [], "charged": {}}
@@ -101,7 +105,9 @@ class Bench:
                 if number >= how["least_rounds"] and time.monotonic() - began > how["seconds"]:
                     break
                 self.say(f"round {number + 1} of {how['rounds']}")
-                for name in random.Random(number).sample(list(children), len(children)):
+                for name in _turns([name for name in children if name != "eager"], number):
+                    if name not in children:
+                        continue
                     try:
                         block = children[name].ask({"do": "block"}, how["limit"])
                     except Failed as failure:
@@ -116,6 +122,13 @@ class Bench:
 
     def say(self, what: str) -> None:
         print(f"{self.name}: {what}", file=sys.stderr, flush=True)
+
+
+def _turns(names: list[str], number: int) -> list[str]:
+    """In an order of this round's own, eager before, between and after them."""
+    shuffled = random.Random(number).sample(names, len(names))
+    parts = [["eager", *shuffled[at : at + BESIDE]] for at in range(0, len(shuffled), BESIDE)]
+    return [*itertools.chain(*parts), "eager"]
 
 
 def compared(found: Reference, expected: Reference) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What the results say: every point, ours against each peer's, one line of figures a model, and a plot. Pure functions of records."""
 
+import bisect
 import csv
 import itertools
 import json
@@ -155,12 +156,11 @@ def nearly_eager(found: list[Point]) -> float | None:
     return min(ours) / _bytes(eager, "peak") if eager and ours else None
 
 
-def ratio_interval(blocks: list[list[float]], eager: list[list[float]]) -> tuple[float, float]:
-    """95 % of the ratio of medians: rounds are drawn with replacement, a round's blocks of both sides together."""
-    ours, theirs = np.array(blocks), np.array(eager)
-    drawn = np.random.default_rng(0).integers(0, len(ours), (RESAMPLES, len(ours)))
-    ratios = np.median(ours[drawn], axis=(1, 2)) / np.median(theirs[drawn], axis=(1, 2))
-    low, high = np.quantile(ratios, (0.025, 0.975))
+def ratio_interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % of the median of ratios: blocks are drawn with replacement."""
+    found = np.array(ratios)
+    drawn = np.random.default_rng(0).integers(0, len(found), (RESAMPLES, len(found)))
+    low, high = np.quantile(np.median(found[drawn], axis=1), (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -271,22 +271,31 @@ def _conditions(record: dict[str, Any]) -> str:
     )
 
 
-def _blocks(session: dict[str, Any], variant: str) -> list[list[float]]:
+def _blocks(session: dict[str, Any], variant: str) -> list[tuple[list[float], list[float]]]:
+    """Each block of a variant, and the blocks of eager next to it in time, before it and after it: other jobs of the
+    machine come and go, and what they take from one they take from its neighbours."""
     # sessions that say nothing left one step unmeasured: the next is still slow for who must fetch memory again
     late = max(0, 2 - session.get("unmeasured", 1))
-    return [block["seconds"][late:] for block in session["blocks"] if block["variant"] == variant]
+    blocks = [(block["variant"], block["seconds"][late:]) for block in session["blocks"]]
+    eager = [at for at, (name, _) in enumerate(blocks) if name == "eager"]
+    found = []
+    for at, (name, seconds) in enumerate(blocks):
+        if name == variant and eager:
+            after = bisect.bisect(eager, at)
+            near = [at] if name == "eager" else eager[max(0, after - 1) : after + 1]
+            found.append((seconds, [one for place in near for one in blocks[place][1]]))
+    return found
 
 
 def _timed(session: dict[str, Any], variant: str) -> dict[str, Any]:
-    mine, eager = _blocks(session, variant), _blocks(session, "eager")
-    rounds = min(len(mine), len(eager))  # a process that died may leave a round unfinished
-    mine, eager = mine[:rounds], eager[:rounds]
-    seconds = list(itertools.chain(*mine))
+    pairs = _blocks(session, variant)
+    ratios = [statistics.median(mine) / statistics.median(eager) for mine, eager in pairs]
+    seconds = list(itertools.chain(*(mine for mine, _ in pairs)))
     median = statistics.median(seconds)
-    low, high = ratio_interval(mine, eager)
+    low, high = ratio_interval(ratios)
     errors = session["errors"].get(variant)
     return {
-        "ratio": median / statistics.median(itertools.chain(*eager)),
+        "ratio": statistics.median(ratios),
         "ratio_low": low,
         "ratio_high": high,
         "median_seconds": median,

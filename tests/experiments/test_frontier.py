@@ -15,6 +15,7 @@ from tests.zoo.tiny import TINY
 summary = script("frontier/summary.py")
 peers = script("frontier/peers.py")
 run = script("frontier/run.py")
+bench = script("frontier/bench.py")
 
 
 def point(variant: str, kind: str, peak: int, ratio: float | None, **others: Any) -> Any:
@@ -95,6 +96,30 @@ def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
     assert {p.variant: p.ratio for p in found} == {"eager": 1.0, "checkpoint": 1.5, "selective": None, "ours 1": 1.2}
     assert summary.matches(found, "charged")[1].ratio == pytest.approx(0.8)
     assert "CRASHED: no" in summary._table(found)[-2]
+
+
+def test_the_second_step_after_a_rest_is_left_out_also_where_it_was_measured():
+    def blocks(*seconds: float) -> dict[str, Any]:
+        return {"blocks": [{"variant": "eager", "round": 0, "seconds": list(seconds)}]}
+
+    assert summary._blocks(blocks(9.0, 1.0, 1.0), "eager") == [([1.0, 1.0], [1.0, 1.0])]
+    assert summary._blocks({**blocks(1.0, 1.0), "unmeasured": 2}, "eager") == [([1.0, 1.0], [1.0, 1.0])]
+
+
+def test_a_block_is_compared_with_eager_in_the_same_minutes():
+    # the machine is half as fast for a while, in which eager had one block of three
+    seen = [("eager", 1.0), ("a", 0.9), ("eager", 1.0), ("a", 1.8), ("eager", 2.0), ("a", 1.8)]
+    blocks = [{"variant": name, "round": 0, "seconds": [took, took]} for name, took in seen]
+    session = {"blocks": blocks, "errors": {"a": None}, "unmeasured": 2}
+    assert [eager for _, eager in summary._blocks(session, "a")] == [[1.0] * 4, [1.0, 1.0, 2.0, 2.0], [2.0, 2.0]]
+    assert summary._timed(session, "a")["ratio"] == pytest.approx(0.9)
+
+
+def test_eager_has_a_turn_before_and_after_every_two():
+    turns = bench._turns(list("abcde"), 0)
+    assert sorted(turns) == sorted([*"abcde", *["eager"] * 4])
+    assert [at for at, name in enumerate(turns) if name == "eager"] == [0, 3, 6, 8]
+    assert bench._turns(list("abcde"), 1) != turns
 
 
 def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
