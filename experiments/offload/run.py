@@ -1,0 +1,288 @@
+"""Offload on this machine: the window N against peak and time, what a store saves, and offload with recompute.
+
+`python experiments/offload/run.py --ssd DIR [--ramdisk DIR] [--parts windows media joint search] [--models resnet18 ...]`
+
+A run does only what the results do not hold yet: run it again to go on.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotune.costs import Costs
+from autotune.devices import this_device
+from autotune.graph import TrainGraph
+from autotune.harness.run import Harness
+from autotune.measurement import Measurement, busy
+from autotune.plan import Plan
+from autotune.planfile import WorkloadRef
+from autotune.planners import make_plan
+from autotune.planners.auto import auto
+from autotune.records import from_json, to_json
+from autotune.schedule import lower
+from autotune.simulate import Estimate, peak_bytes, simulate
+from autotune.trial import Settings
+
+HERE = Path(__file__).parent
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet18": ("resnet18", {"batch": 10}),
+    "mobilenet_v2": ("mobilenet_v2", {"batch": 8}),
+    "gpt2": ("gpt2", {"batch": 8, "dropout": 0.1}),
+}
+WINDOWS = (1, 2, 3, 4, 6, 8)
+SEARCHED = "30%"
+"""Budget of the search."""
+JOINT = (0.5, 0.35, 0.0)
+"""Of the traced step's bytes beside its static ones; 0 asks for the lowest."""
+PARTS = ("windows", "media", "joint", "search")
+KEPT: Settings = {
+    "order": {"planner": "traced"}, "update": {"planner": "at_end"}, "recompute": {"planner": "keep"},
+    "reorder": {"planner": "keep"}, "inplace": {"planner": "never"}, "offload": {"planner": "keep"},
+    "allocator": {"planner": "arena"},
+}  # fmt: skip
+
+
+def offloading(store: str, window: int, **knobs: Any) -> Settings:
+    """Nothing but offload."""
+    return {**KEPT, "offload": {"planner": "window", "store": store, "window": window, "share": 1.0, **knobs}}
+
+
+def questions(part: str, graph: TrainGraph, costs: Costs) -> Iterator[tuple[str, Plan, int]]:
+    """(name, plan, budget) of everything to measure."""
+    traced = make_plan(graph, KEPT, 0, costs)
+    whole = peak_bytes(graph, traced, costs)
+    match part:
+        case "windows":
+            yield "none", traced, 0
+            for window in WINDOWS:
+                yield f"N = {window}", make_plan(graph, offloading("ssd", window), 0, costs), 0
+            yield "N = 1, weights too", make_plan(graph, offloading("ssd", 1, what="all"), 0, costs), 0
+        case "media":
+            disk = make_plan(graph, offloading("ssd", 1), 0, costs)
+            yield "none", traced, 0
+            yield "ssd", disk, 0
+            # the planner refuses a RAM-disk, which frees nothing here: the same values are sent there all the same
+            yield "ramdisk", replace(disk, store="ramdisk"), 0
+        case "joint":
+            for share in JOINT:
+                budget = int(graph.static_bytes + share * (whole - graph.static_bytes))
+                alone = replace(costs, stores={})
+                best = auto(graph, alone, budget)[1]
+                yield f"recompute alone at {share:.0%}", replace(best, allocator="arena"), budget
+                yield f"offload alone at {share:.0%}", _offload_alone(graph, costs, budget), budget
+                yield f"both at {share:.0%}", replace(auto(graph, costs, budget)[1], allocator="arena"), budget
+
+
+def _offload_alone(graph: TrainGraph, costs: Costs, budget: int) -> Plan:
+    """The fastest that fits of all windows, with the updates, orders and buffers that serve it best; else the smallest."""
+    made = []
+    for window in WINDOWS:
+        for order in ("traced", "best"):
+            for what in ("activations", "all"):
+                settings = offloading("ssd", window, what=what) | {
+                    "order": {"planner": order}, "update": {"planner": "with_gradient"}, "inplace": {"planner": "greedy"},
+                }  # fmt: skip
+                plan = make_plan(graph, settings, budget, costs)
+                seen = simulate(graph, lower(graph, plan), costs)
+                made.append((max(budget, seen.peak_bytes), seen.seconds, len(made), plan))
+    return min(made)[-1]
+
+
+def row(plan: Plan, expected: Estimate, seen: Measurement, budget: int) -> dict[str, Any]:
+    """What was predicted and seen."""
+    lanes = seen.lanes
+    return {
+        "budget_bytes": budget,
+        "predicted_peak_bytes": expected.peak_bytes,
+        "peak_bytes": seen.step_peak_bytes,
+        "charged_bytes": seen.step_charged_bytes,
+        "time_ratio": seen.time_ratio,
+        "predicted_stall_seconds": expected.stall_seconds,
+        "stall_seconds": seen.stall_seconds,
+        "step_seconds": seen.median_seconds,
+        "predicted_seconds": expected.seconds,
+        "transfer_bytes": seen.transfer_bytes,
+        "transfer_seconds": busy(lanes.saves) + busy(lanes.loads) if lanes else 0.0,
+        "hidden": lanes.hidden if lanes else None,
+        "recomputed": plan.recomputed,
+        "offloaded": len(plan.offload),
+        "window": plan.window if plan.offload else None,
+        "store": plan.store if plan.offload else "",
+        "outcome": seen.outcome.value,
+        "detail": seen.detail,
+        "meter": seen.meter,
+    }
+
+
+def measure(model: str, parts: list[str], stores: dict[str, Path], results: dict[str, Any], save: Any) -> None:
+    """Every question of these parts that has no answer yet."""
+    name, arguments = MODELS[model]
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        Harness(WorkloadRef(name, arguments), log_dir=Path(logs), stores=stores, samples=8) as harness,
+    ):
+        prepared = harness.prepare()
+        costs = prepared.costs
+        known = results.setdefault(model, {})
+        known["stores"] = {key: to_json(cost) for key, cost in costs.stores.items()}
+        known["static_bytes"] = prepared.graph.static_bytes
+        known["eager_peak_bytes"] = harness.baseline().step_peak_bytes
+        if "search" in parts and "search" not in known:
+            known["search"] = search(name, arguments, stores)
+            save()
+        for part in (part for part in parts if part != "search"):
+            rows = known.setdefault(part, {})
+            for what, plan, budget in questions(part, prepared.graph, costs):
+                if what in rows:
+                    continue
+                expected = simulate(prepared.graph, lower(prepared.graph, plan), costs)
+                seen = harness.measure(plan)
+                rows[what] = row(plan, expected, seen, budget)
+                print(f"{model}, {part}, {what}: {_cells(rows[what])}", flush=True)
+                save()
+
+
+def search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) -> dict[str, Any]:
+    """What `autotune tune` picks with every store at hand, at a budget that it cannot keep for nothing."""
+    command = [
+        *(sys.executable, "-m", "autotune", "tune", name, "--budget", SEARCHED, "--time", "4m", "--json"),
+        *(part for key, value in arguments.items() for part in ("--set", f"{key}={value}")),
+        *(part for store, directory in stores.items() for part in ("--store", f"{store}={directory}")),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"budget": SEARCHED, "failed": done.stderr.strip().splitlines()[-1]}
+    document = json.loads(done.stdout)
+    picked = document["best"]
+    plan = from_json(Plan, picked["plan"], where="plan")
+    expected = from_json(Estimate, picked["estimate"], where="estimate")
+    seen = from_json(Measurement, picked["measurement"], where="measurement")
+    return {"budget": SEARCHED, "settings": picked["settings"], "row": row(plan, expected, seen, 0)}
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def mib(key: str) -> str:
+        return "" if row[key] is None else f"{row[key] / 2**20:.1f}"
+
+    error = f"{row['predicted_peak_bytes'] / row['peak_bytes'] - 1:+.2%}" if row["peak_bytes"] else row["outcome"]
+    return [
+        mib("predicted_peak_bytes"), mib("peak_bytes"), error, mib("charged_bytes"),
+        f"{row['time_ratio']:.3f}" if row["time_ratio"] else "",
+        f"{row['transfer_bytes'] / 2**20:.0f}" if row["transfer_bytes"] else "0",
+        f"{1e3 * row['predicted_stall_seconds']:.1f}",
+        "" if row["stall_seconds"] is None else f"{1e3 * row['stall_seconds']:.1f}",
+        "" if row["hidden"] is None else f"{row['hidden']:.1%}",
+        str(row["recomputed"]), str(row["offloaded"]),
+    ]  # fmt: skip
+
+
+HEAD = (
+    "plan", "predicted MiB", "peak MiB", "error", "charged MiB", "time to eager", "moved MiB", "stall predicted ms",
+    "stall ms", "hidden", "recomputed", "offloaded",
+)  # fmt: skip
+
+
+def summary(results: dict[str, Any]) -> str:
+    """A table for each model and part."""
+    device = results["device"]
+    lines = [
+        f"{device['silicon']}, cores: {device['cores']}, torch {device['torch']}; measured by"
+        f" {', then by '.join(results['commands'])}",
+        "",
+        "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
+        "Hidden: of the store's time what execution did not wait for, in one step. Plans run in the arena.",
+    ]
+    for model, known in results["models"].items():
+        for part in ("windows", "media", "joint"):
+            if not known.get(part):
+                continue
+            rates = "; ".join(
+                f"{name} {cost['write_bytes_per_second'] / 1e9:.2f} GB/s write, {cost['read_bytes_per_second'] / 1e9:.2f} read,"
+                f" ops beside it {cost['contention']:.2f} times as long"
+                for name, cost in known["stores"].items()
+            )
+            lines += ["", f"## {model}, {part}", "", rates, ""]
+            lines += ["| " + " | ".join(HEAD) + " |", "|---" + "|--:" * (len(HEAD) - 1) + "|"]
+            lines += [f"| {what} | " + " | ".join(_cells(row)) + " |" for what, row in known[part].items()]
+        if "row" in known.get("search", {}):
+            found = known["search"]
+            lines += ["", f"## {model}, what `tune --budget {found['budget']}` picks with both stores at hand", ""]
+            lines += [f"offload {found['settings']['offload']}, recompute {found['settings']['recompute']}", ""]
+            lines += ["| " + " | ".join(HEAD) + " |", "|---" + "|--:" * (len(HEAD) - 1) + "|"]
+            lines += ["| picked | " + " | ".join(_cells(found["row"])) + " |"]
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: dict[str, Any], out: Path) -> None:
+    """N against peak and time, a picture for each model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    for model, known in results["models"].items():
+        rows = {
+            what: row for what, row in known.get("windows", {}).items() if what.startswith("N = ") and "," not in what
+        }
+        if not rows:
+            continue
+        windows = [int(what.removeprefix("N = ")) for what in rows]
+        figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+        axes.plot(
+            windows, [row["peak_bytes"] / 2**20 for row in rows.values()], "o-", color="C0", label="peak, measured"
+        )
+        axes.plot(
+            windows, [row["predicted_peak_bytes"] / 2**20 for row in rows.values()], "x:", color="C0", label="predicted"
+        )
+        axes.set(xlabel="N, layers in memory", ylabel="peak of the step, MiB", title=model)
+        axes.axhline(known["windows"]["none"]["peak_bytes"] / 2**20, color="C0", lw=0.8, ls="--", label="no offload")
+        other = axes.twinx()
+        other.plot(windows, [row["time_ratio"] for row in rows.values()], "s-", color="C1", label="time")
+        other.axhline(known["windows"]["none"]["time_ratio"], color="C1", lw=0.8, ls="--")
+        other.set(ylabel="step time to eager's")
+        axes.legend(fontsize=7)
+        figure.savefig(out / f"{model}.png", dpi=120, metadata={"Software": None})
+        pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ssd", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk")
+    parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a directory on a tmpfs")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "results.json"
+    results = json.loads(path.read_text()) if path.exists() else {"models": {}, "commands": []}
+    results["device"] = to_json(this_device("cpu"))
+    command = shlex.join(["python", "experiments/offload/run.py", *sys.argv[1:]])
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    results["commands"].append(f"`{command}` ({started}, load {os.getloadavg()[0]:.2f})")
+
+    def save() -> None:
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(results, indent=1) + "\n")
+        draft.replace(path)
+
+    for model in options.models:
+        measure(model, options.parts, {"ssd": options.ssd, "ramdisk": options.ramdisk}, results["models"], save)
+    save()
+    (options.out / "summary.md").write_text(summary(results))
+    plot(results, options.out)
+    print(summary(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The offload experiments: what they move, and what they say of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.costs import Costs, StoreCost
+from autotune.measurement import Lanes, Measurement, Outcome
+from autotune.plan import Plan
+from autotune.schedule import lower
+from autotune.simulate import peak_bytes, simulate
+from tests.experiments.scripts import script
+from tests.graphs import training_chain
+
+table = script("nntrainer_offload/run.py")
+offload = script("offload/run.py")
+
+
+@pytest.fixture
+def deep() -> Any:
+    graph = training_chain(20, nbytes=100_000, param_bytes=80_000)
+    stores = {name: StoreCost(1e6, 1e6, 5e5, 5e5, holds_memory=name == "ramdisk") for name in ("ssd", "ramdisk")}
+    return graph, Costs((1.0,) * len(graph.ops), (0,) * len(graph.ops), stores)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_the_thread_s_table_counts_what_really_moved(overlapped: bool, tmp_path: Path):
+    run = table.measure(batch=2, size=32, medium="ssd", directory=str(tmp_path), overlapped=overlapped, iterations=3)
+    assert run["bytes_each_way"] > 0
+    assert run["values"] >= 40  # weights and momentum among them
+    assert [len(run["seconds"][key]) for key in table.KEYS] == [3] * 4
+    assert all(seconds > 0 for key in table.KEYS[:3] for seconds in run["seconds"][key])
+    if not overlapped:
+        moved = zip(run["seconds"]["offload"], run["seconds"]["onload"], strict=True)
+        assert run["seconds"]["waiting"] == [pytest.approx(sum(both)) for both in moved]
+
+
+def test_the_thread_s_averages_stand_beside_the_batch_and_the_medium_that_they_are_of():
+    seconds = {key: [0.5, 1.5] for key in table.KEYS}
+    runs = [
+        {"batch": batch, "size": 32, "medium": medium, "overlapped": False, "bytes_each_way": 2**20, "seconds": seconds}
+        for batch, medium in ((10, "ssd"), (10, "ramdisk"), (7, "ssd"))
+    ]
+    device = {"silicon": "x", "cores": 2, "torch": "2"}
+    lines = table.summary({"device": device, "load": [0, 0], "command": "c", "runs": runs}).splitlines()
+    offloads = [line for line in lines if "| offload |" in line]
+    assert ["164734" in line for line in offloads] == [True, False, False]
+    assert ["351008 | 32.4%" in line for line in offloads] == [False, True, False]
+    assert "| 1000000 | 500000 | 1500000 | 2000000 | 100.0% |" in offloads[2]
+
+
+def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(deep: Any):
+    graph, costs = deep
+    windows = {name: plan for name, plan, _ in offload.questions("windows", graph, costs)}
+    assert list(windows) == ["none", *(f"N = {n}" for n in offload.WINDOWS), "N = 1, weights too"]
+    peaks = [peak_bytes(graph, windows[f"N = {n}"], costs) for n in offload.WINDOWS]
+    assert peaks == sorted(peaks)
+    assert (
+        peak_bytes(graph, windows["N = 1, weights too"], costs) < peaks[0] < peak_bytes(graph, windows["none"], costs)
+    )
+    media = {name: plan for name, plan, _ in offload.questions("media", graph, costs)}
+    assert media["ramdisk"].offload == media["ssd"].offload
+    assert peak_bytes(graph, media["ramdisk"], costs) > peak_bytes(graph, media["ssd"], costs)
+
+
+def test_alone_and_together_each_keeps_to_its_own_means(deep: Any):
+    graph, costs = deep
+    for name, plan, budget in offload.questions("joint", graph, costs):
+        if name.startswith("recompute"):
+            assert not plan.offload
+        if name.startswith("offload"):
+            assert not plan.recomputed
+        assert budget >= graph.static_bytes
+
+
+def test_a_row_tells_what_was_predicted_and_seen(deep: Any):
+    graph, costs = deep
+    plan = Plan.traced(graph)
+    expected = simulate(graph, lower(graph, plan), costs)
+    lanes = Lanes(10.0, saves=((0.0, 3.0),), loads=((4.0, 5.0),), load_stalls=((4.5, 5.0),))
+    seen = Measurement(
+        Outcome.OK, peak_bytes=expected.peak_bytes + 2**30, charged_bytes=2**31, floor_bytes=2**30, step_seconds=(2.0,),
+        baseline_seconds=(1.0,), stall_seconds=0.5, transfer_bytes=2**20, lanes=lanes,
+    )  # fmt: skip
+    row = offload.row(plan, expected, seen, 0)
+    assert (row["time_ratio"], row["transfer_seconds"], row["hidden"]) == (2.0, 4.0, 1 - 0.5 / 4)
+    cells = offload._cells(row)
+    assert cells[2] == "+0.00%"
+    assert len(cells) == len(offload.HEAD) - 1
