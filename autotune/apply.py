@@ -10,18 +10,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune import planfile
+from autotune.adapt import Adapter, variants
 from autotune.arena import Arena
 from autotune.capture import capture
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots, seed_gradient
 from autotune.graph import TrainGraph
+from autotune.measurement import Lanes
 from autotune.memory_format import convert_batch, convert_model
 from autotune.plan import Plan, Swap, check, early_updates, events
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.program import Program, reads
-from autotune.schedule import away, layer_runs, lower
+from autotune.schedule import around, away, layer_runs, lower
+from autotune.simulate import peak_bytes
 from autotune.stores import SwapStore, measured, open_store
 from autotune.units import fmt_bytes
 from autotune.workload import LossFn, Workload, infer
@@ -29,15 +32,45 @@ from autotune.workload import LossFn, Workload, infer
 OtherShapes = Literal["replan", "eager", "error"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ready:
-    """One batch signature's program and its executor."""
+    """One batch signature's program, and its executors by plan: more than one where the window adapts."""
 
     program: Program
     plan: Plan
-    run: Executor
+    runs: Mapping[Plan, tuple[Executor, Arena | None]]
     store: SwapStore | None
-    arena: Arena | None
+    adapter: Adapter | None
+
+    @property
+    def run(self) -> Executor:
+        return self.runs[self.plan][0]
+
+    @property
+    def arena(self) -> Arena | None:
+        return self.runs[self.plan][1]
+
+    def rest(self) -> None:
+        """Give the arena's memory back until the next step."""
+        if self.arena is not None:
+            self.arena.rest()
+
+    def adapt(self) -> None:
+        """Take the window for the next step."""
+        if self.adapter is None:
+            return
+        self.adapter.saw(self.run.lanes)
+        if self.adapter.now.plan != self.plan:
+            self.rest()
+            self.plan = self.adapter.now.plan
+
+    def close(self) -> None:
+        """Give the store's space and the arenas back."""
+        if self.store is not None:
+            self.store.close()
+        for _, arena in self.runs.values():
+            if arena is not None:
+                arena.close()
 
 
 class TrainStep:
@@ -58,6 +91,10 @@ class TrainStep:
 
     `accumulate` steps make one update. A batch of another shape is planned anew with the same settings ("replan"), run
     in plain eager ("eager") or refused ("error"). `on_gradient(name, gradient)` sees each gradient before its update.
+
+    `adapt` lets a plan that offloads change its window between steps, within its budget, by what the steps wait for.
+    A write that fails leaves its value in memory, with a warning. A read that fails ends the step with a StoreError, and
+    weights are brought back first; updates that stand beside their gradients may have been made by then.
     """
 
     def __init__(
@@ -73,6 +110,7 @@ class TrainStep:
         before_update: Callable[[], Any] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         other_shapes: OtherShapes = "replan",
+        adapt: bool = False,
     ) -> None:
         if accumulate < 1:
             raise ConfigError(
@@ -86,7 +124,7 @@ class TrainStep:
         self._stores = dict(stores or {})
         self._accumulate, self._taken = accumulate, 0
         self._before_update, self._scaler = before_update, scaler
-        self._other_shapes = other_shapes
+        self._other_shapes, self._adapt = other_shapes, adapt
         self._warned = self._told = False
         self._file = (
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else None
@@ -97,6 +135,7 @@ class TrainStep:
         if self._memory_format:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
+        self._last_run: Executor | None = None
         self._first = self._signature(batch)
         self._ready = {self._first: self._prepare(batch, plan if isinstance(plan, Plan) else None)}
         self._last = self._ready[self._first]
@@ -114,12 +153,17 @@ class TrainStep:
     @property
     def stall_seconds(self) -> float:
         """Of the last step: waited for a store."""
-        return self._last.run.stall_seconds
+        return self.lanes.stall_seconds
 
     @property
     def transfer_bytes(self) -> int:
         """Of the last step: written to a store and read back."""
-        return self._last.run.transfer_bytes
+        return self._last_run.transfer_bytes if self._last_run is not None else 0
+
+    @property
+    def lanes(self) -> Lanes:
+        """Of the last step: what the store read and wrote beside it, and when the step waited for that."""
+        return self._last_run.lanes if self._last_run is not None else Lanes()
 
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
@@ -137,19 +181,19 @@ class TrainStep:
             if self._other_shapes == "eager":
                 return self._eager(batch)
             self._ready[signature] = self._prepare(batch, None)
-        if self._last.arena is not None and self._last is not self._ready[signature]:
-            self._last.arena.rest()  # else shapes that take turns would hold a block each
+        if self._last is not self._ready[signature]:
+            self._last.rest()  # else shapes that take turns would hold a block each
         self._last = self._ready[signature]
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        return self._planned(self._last, tensors)
+        self._last_run = self._last.run
+        results = self._planned(self._last, self._last_run, tensors)
+        self._last.adapt()
+        return results
 
     def close(self) -> None:
         """Give the stores' space back. The model and the optimizer stay as they are."""
         for ready in self._ready.values():
-            if ready.store is not None:
-                ready.store.close()
-            if ready.arena is not None:
-                ready.arena.close()
+            ready.close()
 
     def __enter__(self) -> Self:
         return self
@@ -169,22 +213,22 @@ class TrainStep:
         }
         return " and ".join(name for name, asks in asked.items() if asks)
 
-    def _planned(self, ready: _Ready, tensors: list[torch.Tensor]) -> Any:
+    def _planned(self, ready: _Ready, run: Executor, tensors: list[torch.Tensor]) -> Any:
         updates = ready.program.updates
         if self._scaler is not None:
             one = seed_gradient(ready.program)
-            ready.run.tangent = self._scaler.scale(one).to(one.dtype)
+            run.tangent = self._scaler.scale(one).to(one.dtype)
         if updates is None:
-            return ready.run(tensors)
+            return run(tensors)
         updates.on_gradient = self.on_gradient
         if self._keeps_gradients:
-            results = ready.run(tensors)
+            results = run(tensors)
             self._taken += 1
             if self._taken % self._accumulate == 0:
                 self._update_all()
             return results
         with updates.step():
-            return ready.run(tensors)
+            return run(tensors)
 
     def _update_all(self) -> None:
         assert self.optimizer is not None
@@ -260,14 +304,24 @@ class TrainStep:
         if self._keeps_gradients and program.updates is not None:
             self._tell_of_veto(program.graph, plan)
             program, plan = _gradients_kept(program, plan)
-        schedule = lower(program.graph, plan)
+        adapter = self._adapter(program, plan) if self._adapt and plan.offload else None
+        plans = [one.plan for one in adapter.known] if adapter is not None else [plan]
+        schedules = [lower(program.graph, one) for one in plans]
         store = None
-        if schedule.store:
-            store = open_store(schedule.store, self._directory(schedule.store), open_slots(program, schedule))
+        if plan.offload:
+            store = open_store(plan.store, self._directory(plan.store), open_slots(program, *schedules))
         # gradients that add up over several steps live longer than any one step's places
         places = plan.allocator == "arena" and program.device.type == "cpu" and self._accumulate == 1
-        arena = Arena() if places else None
-        return _Ready(program, plan, Executor(program, schedule, store, arena=arena), store, arena)
+        runs: dict[Plan, tuple[Executor, Arena | None]] = {}
+        for one, schedule in zip(plans, schedules, strict=True):
+            arena = Arena() if places else None
+            runs[one] = Executor(program, schedule, store, arena=arena), arena
+        return _Ready(program, plan, runs, store, adapter)
+
+    def _adapter(self, program: Program, plan: Plan) -> Adapter:
+        costs = measured(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)
+        budget = self._file.budget_bytes if self._file is not None else peak_bytes(program.graph, plan, costs)
+        return Adapter(variants(program.graph, plan, budget, costs), budget)
 
     def _tell_of_veto(self, graph: TrainGraph, plan: Plan) -> None:
         early = [graph.ops[op] for op in early_updates(graph, plan.order)]
@@ -287,7 +341,8 @@ class TrainStep:
         settings = file.settings
         if self._keeps_gradients:
             settings = {**settings, "update": {"planner": "at_end"}}
-        plan = make_plan(program.graph, settings, file.budget_bytes, measured(profile(program), directories))
+        costs = measured(profile(program), directories, program.device.type)
+        plan = make_plan(program.graph, settings, file.budget_bytes, costs)
         return replace(plan, memory_format=self._memory_format)
 
     def _directory(self, name: str) -> Path:
@@ -343,8 +398,7 @@ def _still_away(graph: TrainGraph, plan: Plan) -> Iterator[Swap]:
     """What leaves memory in the plan's order: without updates between them two runs of a layer may have become one."""
     layers, happened = layer_runs(graph, plan.order), events(graph, plan.order)
     for swap in plan.offload:
-        (here, _), (there, _) = happened[swap.value][swap.gap : swap.gap + 2]
-        if away(layers[here], layers[there], plan.window):
+        if away(*around(layers, happened[swap.value], swap.gap), plan.window):
             yield swap
 
 

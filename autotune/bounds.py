@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from autotune.costs import Costs
 from autotune.graph import Op, TrainGraph
+from autotune.plan import MAY_LEAVE
 from autotune.reach import bit, blocks, closure, reach, sums, turned
 
 MOMENTS, DEAREST = 32, 6
@@ -29,7 +30,8 @@ def peak_lower_bound(graph: TrainGraph, costs: Costs) -> tuple[int, int]:
     An op needs its inputs, its outputs and its scratch at once, and its inputs together a history (`_history`). Beside an
     op stands what crosses it and can never be made again: results of ops that run once, or whose inputs are changed in
     place by then. What crosses and can be made again stands too, or else whatever cuts it off from such results
-    (`_least_bytes`). Where a store is at hand anything may be away, and only an op's own needs hold.
+    (`_least_bytes`). Where a store is at hand anything may be away, weights and optimizer state too, and only an op's own
+    needs hold; the user's own stands together before the step and after it.
     """
     return _peak(graph, costs.scratch_bytes, bool(costs.stores))
 
@@ -40,8 +42,9 @@ def _peak(graph: TrainGraph, scratch_bytes: tuple[int, ...], stores: bool) -> tu
         return graph.static_bytes, -1
     own = _own_bytes(graph, scratch_bytes)
     if stores:
+        own += _standing_bytes(graph)
         worst = int(np.argmax(own))
-        return graph.static_bytes + int(own[worst]), worst
+        return max(graph.static_bytes, int(own[worst])), worst
     crossing = _crossing(graph)
     found = own + crossing.fixed_bytes
     worst = int(np.argmax(found))
@@ -124,6 +127,14 @@ def _own_bytes(graph: TrainGraph, scratch_bytes: tuple[int, ...]) -> npt.NDArray
 
     made = [needs(op) for op in graph.ops]
     return np.array(made, dtype=np.int64) + np.array(scratch_bytes, dtype=np.int64)
+
+
+def _standing_bytes(graph: TrainGraph) -> npt.NDArray[np.int64]:
+    """Per op what stands of the user's own while it runs, whatever may be away."""
+    leaves = {value for value in graph.static if graph.values[value].role in MAY_LEAVE}
+    stays = sum(graph.values[value].nbytes for value in graph.static - leaves)
+    touched = ({*op.inputs, *op.writes} & leaves for op in graph.ops)
+    return np.array([stays + sum(graph.values[value].nbytes for value in values) for values in touched], dtype=np.int64)
 
 
 def shared_bytes(graph: TrainGraph, op: Op, free: frozenset[int], scratch_bytes: tuple[int, ...]) -> int:

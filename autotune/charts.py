@@ -112,8 +112,8 @@ def memory(traced: Band, best: Band | None, roles: Mapping[str, Sequence[float]]
     return svg.text
 
 
-def lanes(tracks: Mapping[str, Iterable[tuple[float, float, str]]], colours: Mapping[str, str]) -> str:
-    """One row a track; each bar (start, end, what), coloured by what."""
+def lanes(tracks: Mapping[str, Iterable[tuple[float, float, str]]], colours: Mapping[str, str], seen: str) -> str:
+    """One row a track; each bar (start, end, what), coloured by what; `seen`: simulated or measured."""
     with _axes(9.4, 0.9 + 0.42 * len(tracks)) as (axes, svg):
         labelled: set[str] = set()
         for row, bars in enumerate(tracks.values()):
@@ -127,7 +127,7 @@ def lanes(tracks: Mapping[str, Iterable[tuple[float, float, str]]], colours: Map
         axes.set_yticks(range(len(tracks)), list(tracks))
         axes.set_ylim(len(tracks) - 0.4, -0.6)
         axes.grid(False, axis="y")
-        axes.set_xlabel("time of one step, simulated, ms")
+        axes.set_xlabel(f"time of one step, {seen}, ms")
         axes.margins(x=0)
         _legend(axes, 7)
     return svg.text

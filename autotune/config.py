@@ -15,7 +15,7 @@ from autotune.planfile import WorkloadRef
 from autotune.planners import KINDS
 from autotune.units import parse_bytes, parse_seconds
 
-StoreName = Literal["ssd", "ramdisk"]
+StoreName = Literal["ssd", "ramdisk", "host"]
 
 
 class Section(BaseModel):

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.measurement import Measurement
+from autotune.order_bound import order_lower_bound
 from autotune.planfile import PlanFile
 from autotune.simulate import Estimate
 from autotune.table import COLUMNS, FIGURES, Row, mib, words
@@ -89,9 +90,7 @@ def describe(file: PlanFile, graph: TrainGraph | None = None, costs: Costs | Non
         if expected.lower_bound_bytes
         else "no lower bound is known"
     )
-    if graph is not None and costs is not None and len(costs.scratch_bytes) == len(graph.ops):
-        from autotune.order_bound import order_lower_bound
-
+    if graph is not None and costs is not None:
         low, op = order_lower_bound(graph, costs, inplace=True)
         lines.append(
             f"with nothing computed again or moved away no order peaks below {fmt_bytes(low)}, for {graph.ops[op].name}"
@@ -178,9 +177,10 @@ def graph_beside(path: Path, digest: str) -> TrainGraph | None:
     return graph if graph is not None and graph.digest == digest else None
 
 
-def costs_beside(path: Path) -> Costs | None:
-    """What was measured of the ops of a plan that still lies in its run directory."""
-    return _beside(path, "costs.json", Costs)
+def costs_beside(path: Path, graph: TrainGraph | None) -> Costs | None:
+    """What was measured of the graph's ops, for a plan that still lies in its run directory."""
+    costs = _beside(path, "costs.json", Costs)
+    return costs if costs is not None and graph is not None and costs.belong_to(graph) else None
 
 
 def _beside(path: Path, name: str, kind: type[T]) -> T | None:

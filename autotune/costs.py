@@ -18,6 +18,8 @@ class StoreCost:
     """Bounce buffers that the store holds as long as it is open."""
     holds_memory: bool = False
     """Its bytes lie in this device's own memory (a RAM-disk on a CPU): offloading there frees nothing."""
+    contention: float = 1.0
+    """Seconds that an op takes beside a transfer, over its seconds alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,12 @@ class Costs:
     """Bytes that an op takes on top of its outputs and gives back before it ends; below 0 where it is planned with what
     it will make in the buffer of an input."""
     stores: dict[str, StoreCost] = field(default_factory=dict)
-    contention: float = 1.0
-    """Seconds that an op takes beside a transfer, over its seconds alone."""
 
     @classmethod
     def unit(cls, graph: TrainGraph) -> "Costs":
         """One second and no scratch for every op: for graphs that nobody ran."""
         return cls((1.0,) * len(graph.ops), (0,) * len(graph.ops))
+
+    def belong_to(self, graph: TrainGraph) -> bool:
+        """Whether there is one figure for each of its ops: files of two runs may lie beside each other."""
+        return len(self.seconds) == len(self.scratch_bytes) == len(graph.ops)

@@ -1,26 +1,21 @@
 """Run a schedule for real: straight-line Python, generated once, that frees every value at its last use."""
 
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import nullcontext
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from autotune.arena import Arena
+from autotune.engine import Engine, Store, slot
+from autotune.errors import PlanError
+from autotune.graph import Role
 from autotune.inplace import overwriting
-from autotune.program import Call, Program, Read, View
+from autotune.measurement import Lanes
+from autotune.program import Call, Program, Read, View, reads
 from autotune.schedule import Free, Offload, Prefetch, Run, Schedule
-
-
-class Store(Protocol):
-    """The part of a store that a step talks to; see `autotune.stores`."""
-
-    def put(self, key: int, tensor: torch.Tensor) -> "Future[None]": ...
-
-    def fetch(self, key: int) -> "Future[torch.Tensor]": ...
 
 
 class Executor:
@@ -41,47 +36,45 @@ class Executor:
         self.program = program
         self.schedule = schedule
         self._arena = arena
-        self.stall_seconds = 0.0
-        """Of the last step: waited for the store."""
-        self.transfer_bytes = 0
-        """Of the last step: handed to and asked from the store."""
+        self._engine = (
+            None if store is None else Engine(store, own_tensors(program, schedule), len(program.graph.values))
+        )
         self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)
         scope: dict[str, Any] = {
             **writer.names,
-            "wait": self._wait,
-            "put": None,
-            "fetch": None,
+            "engine": self._engine,
             "after": after_instruction,
         }
-        if store is not None:
-            scope |= {"put": self._counted(store.put), "fetch": self._counted(store.fetch)}
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
 
     def __call__(self, batch: list[torch.Tensor]) -> Any:
         """Run the step; what it returns has the structure that the workload's loss function returned."""
-        self.stall_seconds, self.transfer_bytes = 0.0, 0
-        with torch.no_grad(), self._arena.step() if self._arena else nullcontext():
+        with torch.no_grad(), self._arena.step() if self._arena else nullcontext(), self._engine or nullcontext():
             results = self._step(self.tangent, *batch)
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
-    def _wait(self, future: "Future[Any]") -> Any:
-        if future.done():
-            return future.result()
-        start = time.perf_counter()
-        try:
-            return future.result()
-        finally:
-            self.stall_seconds += time.perf_counter() - start
+    @property
+    def lanes(self) -> Lanes:
+        """Of the last step: what the store did beside it, and when the step waited for that."""
+        return self._engine.lanes if self._engine else Lanes()
 
-    def _counted(self, transfer: Callable[..., "Future[Any]"]) -> Callable[..., "Future[Any]"]:
-        def counted(key: int, *tensor: torch.Tensor) -> "Future[Any]":
-            self.transfer_bytes += self.program.graph.values[key].nbytes
-            return transfer(key, *tensor)
+    @property
+    def stall_seconds(self) -> float:
+        """Of the last step: waited for the store."""
+        return self.lanes.stall_seconds
 
-        return counted
+    @property
+    def transfer_bytes(self) -> int:
+        """Of the last step: handed to and asked from the store."""
+        return self._engine.transfer_bytes if self._engine else 0
+
+    @property
+    def problem(self) -> str:
+        """Why something of the last step stayed in memory that was to leave; empty if nothing did."""
+        return self._engine.problem if self._engine else ""
 
 
 def seed_gradient(program: Program) -> torch.Tensor:
@@ -107,23 +100,27 @@ class _Writer:
         lines = [f"def step({', '.join([tangent, *parameters])}):"]
         loading: set[int] = set()
         leaving: set[int] = set()
+        static = self._program.graph.static
         for index, instruction in enumerate(self._schedule.instructions):
             match instruction:
-                case Run(op, takes):
-                    due = [value for value in self._program.graph.ops[op].inputs if value in loading]
-                    lines += [f" v{value} = wait(f{value}); del f{value}" for value in due]
+                case Run(number, takes):
+                    op = self._program.graph.ops[number]
+                    due = [value for value in dict.fromkeys((*op.inputs, *op.writes)) if value in loading]
+                    # the user's own have no name here: they are the same objects, with their memory back
+                    lines += [f" {'' if value in static else f'v{value} = '}engine.arrived({value})" for value in due]
                     loading.difference_update(due)
-                    lines.append(f" {self._call(self._program.calls[op], takes)}")
+                    lines.append(f" {self._call(self._program.calls[number], takes)}")
                 case Offload(value):
-                    lines.append(f" w{value} = put({value}, v{value})")
+                    lines.append(f" engine.save({value}{'' if value in static else f', v{value}'})")
                     leaving.add(value)
-                case Free(value) if value in leaving:
-                    lines.append(f" wait(w{value}); del w{value}, v{value}")
-                    leaving.remove(value)
                 case Free(value):
-                    lines.append(f" del v{value}")
+                    if value in leaving:
+                        lines.append(f" engine.gone({value})")
+                        leaving.remove(value)
+                    if value not in static:
+                        lines.append(f" del v{value}")
                 case Prefetch(value):
-                    lines.append(f" f{value} = fetch({value})")
+                    lines.append(f" engine.load({value})")
                     loading.add(value)
             if traced:
                 lines.append(f" after({index})")
@@ -175,7 +172,53 @@ class _Writer:
         return self._targets[id(thing)]
 
 
-def open_slots(program: Program, schedule: Schedule) -> Mapping[int, int]:
-    """What a store must hold for a schedule: bytes per value."""
+def open_slots(program: Program, *schedules: Schedule) -> Mapping[int, int]:
+    """What a store must hold for schedules of one program: bytes per slot."""
     values = program.graph.values
-    return {made.value: values[made.value].nbytes for made in schedule.instructions if isinstance(made, Offload)}
+    found: dict[int, int] = {}
+    for schedule in schedules:
+        for value in offloaded(schedule):
+            parts = [values[value].nbytes]
+            if values[value].role is Role.STATE and program.updates is not None:
+                parts = program.updates.state_sizes(_parameter_of(program, value))
+            found |= {slot(value, part, len(values)): nbytes for part, nbytes in enumerate(parts)}
+    return found
+
+
+def offloaded(schedule: Schedule) -> list[int]:
+    """Values that leave memory at all."""
+    return list(dict.fromkeys(made.value for made in schedule.instructions if isinstance(made, Offload)))
+
+
+def own_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callable[[], list[torch.Tensor]]]:
+    """For what leaves of the user's own, how to get at its tensors; state may come to be in the first step only.
+
+    PlanError for a weight whose memory is not its own to give back.
+    """
+    found: dict[int, Callable[[], list[torch.Tensor]]] = {}
+    for value in offloaded(schedule):
+        match program.graph.values[value].role:
+            case Role.PARAM:
+                _refuse_shared(program, value)
+                found[value] = partial(list, (program.tensors[value],))
+            case Role.STATE if program.updates is not None:
+                found[value] = partial(program.updates.state_tensors, _parameter_of(program, value))
+    return found
+
+
+def _parameter_of(program: Program, state: int) -> torch.Tensor:
+    """The parameter whose optimizer state a value is."""
+    update = program.calls[program.graph.consumers[state][0]]
+    return program.tensors[next(reads(update.args))]
+
+
+def _refuse_shared(program: Program, value: int) -> None:
+    named, storage = program.graph.values[value], program.tensors[value].untyped_storage()
+    others = [v for v, t in program.tensors.items() if v != value and t.untyped_storage()._cdata == storage._cdata]
+    problem = ""
+    if others:
+        problem = f"shares its memory with {program.graph.values[others[0]].name}"
+    elif storage.nbytes() != named.nbytes:
+        problem = "is a part of something larger"
+    if problem:
+        raise PlanError(f"{named.name} {problem}: it cannot leave; tune with offload's what: activations, or clone it")

@@ -288,7 +288,7 @@ class JointTrace:
             if self._values[value].role is Role.ACTIVATION:
                 old = self._values[value]
                 self._values[value] = Value(old.id, f"{target}.grad", old.nbytes, Role.GRAD)
-        state_bytes = self._updates.state_bytes(self._tensors[parameter])
+        state_bytes = sum(self._updates.state_sizes(self._tensors[parameter]))
         state = len(self._values)
         self._values.append(Value(state, f"{target}.state", state_bytes, Role.STATE))
         self._metas.append(None)

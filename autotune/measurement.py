@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,6 +75,40 @@ class Outcome(StrEnum):
     NOISY = "noisy"
 
 
+Span = tuple[float, float]
+"""(start, end), in seconds from the step's begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """What a step's lanes did."""
+
+    seconds: float = 0.0
+    """Of the whole step."""
+    saves: tuple[Span, ...] = ()
+    loads: tuple[Span, ...] = ()
+    save_stalls: tuple[Span, ...] = ()
+    """Execution waited at the bound, for memory that a write still held."""
+    load_stalls: tuple[Span, ...] = ()
+    """Execution waited for a value that it needed."""
+
+    @property
+    def stall_seconds(self) -> float:
+        """Waited in all."""
+        return busy(self.save_stalls) + busy(self.load_stalls)
+
+    @property
+    def hidden(self) -> float | None:
+        """Part of the store's time that execution did not wait for; None where the store did nothing."""
+        moving = busy(self.saves) + busy(self.loads)
+        return 1 - min(1.0, self.stall_seconds / moving) if moving else None
+
+
+def busy(lane: Iterable[Span]) -> float:
+    """Seconds of all pieces of a lane."""
+    return sum(end - start for start, end in lane)
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One plan, run for real. Bytes of the whole process, as the meter saw them; None where it was not seen."""
@@ -96,6 +131,8 @@ class Measurement:
     """Of one step: waited for a store."""
     transfer_bytes: int | None = None
     """Of one step: really written to and read from the store."""
+    lanes: Lanes | None = None
+    """Of one step that offloads."""
     max_error: float | None = None
     """Largest absolute difference to the reference over loss, gradients, parameters, state and buffers."""
     meter: str = ""

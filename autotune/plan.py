@@ -7,13 +7,16 @@ from typing import Self
 from autotune.errors import PlanError
 from autotune.graph import Phase, Role, TrainGraph
 
+MAY_LEAVE = (Role.PARAM, Role.STATE)
+"""Of the user's own, what may be away during a step; all of it is back when the step ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Swap:
     """A value away in the store during one gap.
 
     A value's events are its runs and reads in the plan's order, counted from 0; gap `g` lies between event `g` and
-    event `g + 1`, which must be a read.
+    event `g + 1`, which must be a read. Gap -1, of a weight or of optimizer state, lies before the first event.
     """
 
     value: int
@@ -38,7 +41,7 @@ class Plan:
     """Ops as they run; an op listed again is recomputed there, and readers take its latest run."""
     offload: tuple[Swap, ...] = ()
     window: int = 1
-    """Layers whose offloaded values are resident: the running one and the `window - 1` next."""
+    """Layers beside which a value is saved after its own has run, and that it is loaded ahead of the one that reads it."""
     store: str = ""
     """Name of the store that offloaded values go to; empty when none do."""
     allocator: str = "system"
@@ -59,11 +62,11 @@ class Plan:
 
 
 def events(graph: TrainGraph, order: tuple[int, ...]) -> list[list[tuple[int, bool]]]:
-    """Per value its events in `order`: (position, whether it is a run)."""
+    """Per value its events in `order`: (position, whether it is a run). A change in place counts as a read."""
     found: list[list[tuple[int, bool]]] = [[] for _ in graph.values]
     for position, op_id in enumerate(order):
         op = graph.ops[op_id]
-        for value in op.inputs:
+        for value in dict.fromkeys((*op.inputs, *op.writes)):
             found[value].append((position, False))
         for value in op.outputs:
             found[value].append((position, True))
@@ -162,9 +165,10 @@ def _check_offload(graph: TrainGraph, plan: Plan) -> None:
         if not 0 <= swap.value < len(graph.values):
             raise PlanError(f"the plan offloads value {swap.value}; {graph.name} has {len(graph.values)} values")
         value = graph.values[swap.value]
-        if value.id in graph.static or value.role not in (Role.ACTIVATION, Role.GRAD):
+        own = value.id in graph.static
+        if (value.role not in MAY_LEAVE) if own else (value.role not in (Role.ACTIVATION, Role.GRAD)):
             raise PlanError(f"{value.name} is the user's own {value.role}: it stays in memory")
-        if not 0 <= swap.gap < len(happened[value.id]) - 1:
+        if not -own <= swap.gap < len(happened[value.id]) - 1:
             last = len(happened[value.id]) - 2
             those = f"its last is {last}" if last >= 0 else "nothing reads it again"
             raise PlanError(f"{value.name} has no gap {swap.gap} in this order; {those}")

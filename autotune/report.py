@@ -13,7 +13,7 @@ from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
 from autotune.judge import Rules, baseline_step_bytes, winner
-from autotune.measurement import Budget, Device, Outcome
+from autotune.measurement import Budget, Device, Lanes, Outcome
 from autotune.order_bound import order_lower_bound
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
@@ -23,6 +23,7 @@ from autotune.units import fmt_bytes, fmt_seconds
 from autotune.walk import Walk
 
 PHASE_COLOURS = {
+    "executing": charts.SKY,
     "forward": charts.SKY,
     "backward": charts.BLUE,
     "recompute": charts.ORANGE,
@@ -31,6 +32,10 @@ PHASE_COLOURS = {
     "write": charts.PURPLE,
     "read": charts.GREY,
 }
+
+
+DRIVE_BYTES = 600 * 10**12
+"""Written over its life, that drives of 1 TB are commonly rated for."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,22 @@ def _memory(records: Records) -> str:
 def _lanes(records: Records) -> str:
     if records.chosen is None or not records.chosen.schedule.store:
         return ""
-    return charts.lanes(records.chosen.tracks(), PHASE_COLOURS)
+    drawn = charts.lanes(records.chosen.tracks(), PHASE_COLOURS, "simulated")
+    seen = records.best.measurement.lanes if records.best and records.best.measurement else None
+    return drawn + (charts.lanes(_measured_tracks(seen), PHASE_COLOURS, "measured") if seen is not None else "")
+
+
+def _measured_tracks(seen: Lanes) -> dict[str, list[tuple[float, float, str]]]:
+    """As `Walk.tracks`: what one step's lanes did on the device."""
+    waits = sorted((*seen.save_stalls, *seen.load_stalls))
+    ends = [0.0, *(end for _, end in waits)]
+    begins = [*(begin for begin, _ in waits), seen.seconds]
+    ran = [(end, begin, "executing") for end, begin in zip(ends, begins, strict=True)]
+    return {
+        "compute": [*ran, *((*wait, "waiting") for wait in waits)],
+        "write": [(*span, "write") for span in seen.saves],
+        "read": [(*span, "read") for span in seen.loads],
+    }
 
 
 def _layers(records: Records, top: int = 15) -> list[tuple[str, str, str, float]]:
@@ -299,12 +319,31 @@ def _certificate(records: Records) -> list[tuple[str, str]]:
         ("of it waiting for a store", fmt_seconds(expected.stall_seconds)),
         ("no plan within the budget is faster than", f"{fmt_seconds(expected.lower_bound_seconds)} ({slower})"),
         ("through the store", fmt_bytes(expected.transfer_bytes)),
+        *_store_use(records),
+    ]
+
+
+def _store_use(records: Records) -> list[tuple[str, str]]:
+    """What one step's offloading did on the device, and to it."""
+    seen = records.best.measurement if records.best else None
+    if seen is None or seen.lanes is None or not seen.transfer_bytes or not seen.median_seconds:
+        return []
+    hidden = seen.lanes.hidden
+    written = seen.transfer_bytes / 2  # what is written comes back
+    daily = written / seen.median_seconds * 86400
+    return [
+        ("measured beside the step", f"{(hidden or 0.0):.0%} of the store's time hidden"),
+        (
+            "written to the drive",
+            f"{fmt_bytes(int(written))} a step, {daily / 1e12:.1f} TB a day: one rated for {DRIVE_BYTES // 10**12} TB written"
+            f" lasts {DRIVE_BYTES / daily:.0f} days of such steps",
+        ),
     ]
 
 
 def _order_bound(records: Records) -> list[tuple[str, str]]:
     graph, costs = records.graph, records.costs
-    if graph is None or costs is None or len(costs.scratch_bytes) != len(graph.ops):
+    if graph is None or costs is None or not costs.belong_to(graph):
         return []
     low, op = order_lower_bound(graph, costs, inplace=True)
     return [

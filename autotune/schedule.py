@@ -1,5 +1,6 @@
 """A plan as the instructions that it becomes; the simulator and the executor walk the same list."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import PlanError
@@ -60,14 +61,19 @@ def layer_runs(graph: TrainGraph, order: tuple[int, ...]) -> list[int]:
 def away(save_layer: int, load_layer: int, window: int) -> bool:
     """Whether a value last used in one layer and next in another leaves memory at all in between.
 
-    It is saved beside the layer after its own, and loaded beside the layer `window` before its reader; between the two
-    at least one layer must run.
+    It is saved beside the `window` layers after its own, and loaded beside the layer `window` before its reader; between
+    the two at least one layer must run.
     """
-    return load_layer - window > save_layer + 2
+    return load_layer - window > save_layer + window + 1
+
+
+def around(layers: Sequence[int], happened: Sequence[tuple[int, bool]], gap: int) -> tuple[int, int]:
+    """Layers of the events on both sides of a gap; -1 is where the step begins."""
+    return layers[happened[gap][0]] if gap >= 0 else -1, layers[happened[gap + 1][0]]
 
 
 def lower(graph: TrainGraph, plan: Plan) -> Schedule:
-    """Make the instructions of a plan: free at last use, save beside the next layer, load `window` layers ahead."""
+    """Make the instructions of a plan: free at last use, save beside the next `window` layers, load so many ahead."""
     order = plan.order
     layers = layer_runs(graph, order)
     first = {layer: position for position, layer in reversed(list(enumerate(layers)))}
@@ -80,25 +86,28 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
         swaps.setdefault(swap.value, set()).add(swap.gap)
 
     late_frees: dict[int, list[Instruction]] = {}
+    instructions: list[Instruction] = []
     for value_id, happened in enumerate(events(graph, order)):
+        gone = swaps.get(value_id, set())
+        for gap in sorted(gone.intersection(range(-1, len(happened) - 1))):
+            save, load = around(layers, happened, gap)
+            if not away(save, load, plan.window):
+                name = graph.values[value_id].name
+                raise PlanError(
+                    f"{name} returns inside the window of {plan.window} layers: offloading it saves nothing"
+                )
+            begun = after.setdefault(happened[gap][0], []) if gap >= 0 else instructions
+            begun.append(Offload(value_id))
+            late_frees.setdefault(last[save + plan.window], []).append(Free(value_id))
+            before.setdefault(first[load - plan.window], []).append((happened[gap + 1][0], Prefetch(value_id)))
         for gap, (position, _) in enumerate(happened):
             following = happened[gap + 1] if gap + 1 < len(happened) else None
-            if gap in swaps.get(value_id, ()) and following is not None:
-                save, load = layers[position], layers[following[0]]
-                if not away(save, load, plan.window):
-                    name = graph.values[value_id].name
-                    raise PlanError(
-                        f"{name} returns inside the window of {plan.window} layers: offloading it saves nothing"
-                    )
-                after.setdefault(position, []).append(Offload(value_id))
-                late_frees.setdefault(last[save + 1], []).append(Free(value_id))
-                before.setdefault(first[load - plan.window], []).append((following[0], Prefetch(value_id)))
-            elif value_id in graph.static or (following is None and value_id in graph.outputs):
+            stays = value_id in graph.static or (following is None and value_id in graph.outputs)
+            if stays or (gap in gone and following is not None):
                 continue
-            elif (following is None or following[1]) and takes.get(position) != value_id:
+            if (following is None or following[1]) and takes.get(position) != value_id:
                 after.setdefault(position, []).append(Free(value_id))
 
-    instructions: list[Instruction] = []
     for position, op in enumerate(order):
         prefetches = sorted(before.get(position, ()), key=lambda item: item[0])
         instructions.extend(prefetch for _, prefetch in prefetches)

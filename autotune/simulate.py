@@ -112,7 +112,7 @@ def simulate(
 ) -> Estimate:
     """Predict one step: the spans of its instructions, summed up. The budget is the certificate's alone."""
     costs = costs or Costs.unit(graph)
-    clock = _Clock(_store(schedule, costs) if schedule.store else None, costs.contention)
+    clock = _Clock(_store(schedule, costs) if schedule.store else None)
     peak, peak_op, current = graph.static_bytes, "", ""
     area, recompute, transfer = 0.0, 0.0, 0
     ran: set[int] = set()
@@ -147,7 +147,7 @@ def simulate(
 
 def spans(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Span]:
     """Walk the schedule with one engine that computes and one for each direction of the store."""
-    clock = _Clock(_store(schedule, costs) if schedule.store else None, costs.contention)
+    clock = _Clock(_store(schedule, costs) if schedule.store else None)
     return _spans(graph, schedule, costs, clock)
 
 
@@ -157,7 +157,7 @@ def _spans(graph: TrainGraph, schedule: Schedule, costs: Costs, clock: "_Clock")
         transfer = None
         match moment.instruction:
             case Run(op):
-                clock.run(graph.ops[op].inputs, costs.seconds[op])
+                clock.run((*graph.ops[op].inputs, *graph.ops[op].writes), costs.seconds[op])
             case Offload(value):
                 transfer = clock.write(value, graph.values[value].nbytes)
             case Free(value):
@@ -179,11 +179,11 @@ def _store(schedule: Schedule, costs: Costs) -> StoreCost:
 class _Clock:
     """Time of the executing thread, and when each direction of the store is free again."""
 
-    def __init__(self, store: StoreCost | None, contention: float) -> None:
+    def __init__(self, store: StoreCost | None) -> None:
         self.now = 0.0
         self.stalled = 0.0
         self._store = store
-        self._contention = contention
+        self._contention = store.contention if store is not None else 1.0
         self._write_free = self._read_free = 0.0
         self._written: dict[int, float] = {}
         self._loaded: dict[int, float] = {}
@@ -192,8 +192,8 @@ class _Clock:
         self.stalled += max(0.0, until - self.now)
         self.now = max(self.now, until)
 
-    def run(self, inputs: tuple[int, ...], seconds: float) -> None:
-        for value in inputs:
+    def run(self, touched: tuple[int, ...], seconds: float) -> None:
+        for value in touched:
             self._wait(self._loaded.pop(value, 0.0))
         # work beside a transfer goes `contention` times slower until the transfer ends
         beside = max(self._write_free, self._read_free) - self.now

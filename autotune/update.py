@@ -78,8 +78,13 @@ class Updates:
         stand_in.grad = gradient
         self._run(stand_in, self._group_of[id(parameter)], state)
 
-    def state_bytes(self, parameter: torch.Tensor) -> int:
-        """Bytes of optimizer state that the parameter has, or will have after its first update."""
+    def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """Optimizer state that the parameter has; before its first update often none."""
+        found = pytree.tree_leaves(self.optimizer.state.get(parameter, {}))
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+
+    def state_sizes(self, parameter: torch.Tensor) -> list[int]:
+        """Bytes of each tensor of optimizer state that the parameter has, or will have after its first update."""
         try:
             state = self._first_state(parameter, torch.empty_like(parameter, device="meta"))
         except Exception:  # noqa: BLE001 - some look at their numbers, or want a real device: each says so otherwise
@@ -88,7 +93,7 @@ class Updates:
         if parameter in self.optimizer.state:
             state = {parameter: self.optimizer.state[parameter]}
         leaves = pytree.tree_leaves(list(state.values()))
-        return sum(leaf.untyped_storage().nbytes() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return [leaf.untyped_storage().nbytes() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def _first_state(self, parameter: torch.Tensor, like: torch.Tensor) -> dict[Any, Any]:
         """What a first update makes of a stand-in for the parameter."""

@@ -57,10 +57,7 @@ class Walk:
         """The same bytes, role by role."""
         graph, at_slice = self.graph, set(self.slices)
         found: dict[str, list[int]] = {role: [] for role in ROLES}
-        standing = Counter(dict.fromkeys(found, 0))
-        for value in graph.inputs:
-            standing[_role(graph, graph.values[value])] += graph.values[value].nbytes
-        standing["store's own"] = resident_bytes(graph, self.schedule, self.costs) - graph.static_bytes
+        standing = Counter({"store's own": resident_bytes(graph, self.schedule, self.costs) - graph.static_bytes})
         for at, live in enumerate(self._live()):
             if at not in at_slice:
                 continue
@@ -78,14 +75,13 @@ class Walk:
         """Bytes that live at the peak, by the layer that made them; the user's own under their roles."""
         graph = self.graph
         alive: Counter[str] = Counter()
-        for value in graph.inputs:
-            alive[f"({_role(graph, graph.values[value])})"] += graph.values[value].nbytes
         for at, live in enumerate(self._live()):
             if at == self.peak_at:
                 for value in live:
                     maker = graph.producer[value]
-                    assert maker is not None
-                    alive[graph.ops[maker].layer or "(no layer)"] += graph.values[value].nbytes
+                    own = f"({_role(graph, graph.values[value])})"
+                    layer = own if maker is None else graph.ops[maker].layer or "(no layer)"
+                    alive[layer] += graph.values[value].nbytes
         match self.spans[self.peak_at].moment.instruction if self.spans else None:
             case Run(op) if self.costs.scratch_bytes[op]:
                 alive["(scratch of the running op)"] += self.costs.scratch_bytes[op]
@@ -95,13 +91,14 @@ class Walk:
         """Per engine its bars; neighbours of one kind are one bar."""
         found: dict[str, list[tuple[float, float, str]]] = {"compute": [], "write": [], "read": []}
         ran: set[int] = set()
+        contention = self.costs.stores[self.schedule.store].contention if self.schedule.store else 1.0
         for span in self.spans:
             start, end = span.start_seconds, span.end_seconds
             match span.moment.instruction:
                 case Run(op):
                     what = "recompute" if op in ran else self.graph.ops[op].phase.value
                     ran.add(op)
-                    began = max(start, end - self.costs.seconds[op] * self.costs.contention)
+                    began = max(start, end - self.costs.seconds[op] * contention)
                     _join(found["compute"], start, began, "waiting")
                     _join(found["compute"], began, end, what)
                 case Free(_):
@@ -113,8 +110,8 @@ class Walk:
         return found
 
     def _live(self) -> Iterator[set[int]]:
-        """Values of the step itself that live during each instruction; one set, changed in place."""
-        live: set[int] = set()
+        """Values that live during each instruction; one set, changed in place."""
+        live = set(self.graph.inputs)
         for span in self.spans:
             match span.moment.instruction:
                 case Run(op, takes):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autotune.errors import PlanError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.plan import InPlace, Plan, Swap, check, events
-from autotune.schedule import away, layer_runs
+from autotune.schedule import around, away, layer_runs
 
 
 class Builder:
@@ -176,8 +176,8 @@ def random_plan(graph: TrainGraph, rng: random.Random, *, repeat: int = 4, offlo
     gaps = [
         Swap(value, gap)
         for value, happened in enumerate(found)
-        for gap in range(len(happened) - 1)
-        if away(layers[happened[gap][0]], layers[happened[gap + 1][0]], window)
+        for gap in range(-1 if value in graph.static else 0, len(happened) - 1)
+        if away(*around(layers, happened, gap), window)
     ]
     swaps = tuple(
         swap for swap in gaps if rng.random() < 0.6 and _valid(graph, Plan(plan.order, (swap,), window, "ssd"))

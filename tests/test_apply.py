@@ -14,7 +14,7 @@ from autotune import planfile
 from autotune.apply import TrainStep
 from autotune.capture import capture
 from autotune.costs import Costs, StoreCost
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.graph import Role
 from autotune.plan import Plan, early_updates
 from autotune.planfile import PlanFile, WorkloadRef
@@ -423,6 +423,19 @@ def test_autocast_around_the_step_is_refused():
         for call in (lambda: step(workload.batch), lambda: step_for(workload)):
             with pytest.raises(ConfigError, match="enter it in the loss function"):
                 call()
+
+
+def test_an_exception_in_the_loss_is_told_with_its_line_and_leaves_nothing_behind(tmp_path: Path):
+    def broken(model: nn.Module, batch: Any) -> Tensor:
+        raise ZeroDivisionError("no tokens in this batch")
+
+    workload, _ = pair()
+    file = plan_file(workload, SMALLEST)
+    with pytest.raises(CaptureError, match=r'test_apply\.py", line \d+, in broken'):
+        TrainStep(workload.model, broken, workload.optimizer, workload.batch, file, stores={"ssd": tmp_path})
+    assert not list(tmp_path.iterdir())
+    with step_for(workload, file, stores={"ssd": tmp_path}) as step:
+        assert step(workload.batch).isfinite()
 
 
 def test_a_plan_of_another_graph_is_refused_with_both_named():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune import bounds, reach
 from autotune.bounds import peak_lower_bound, seconds_lower_bound
 from autotune.costs import Costs, StoreCost
 from autotune.graph import Phase, Role, TrainGraph
@@ -43,6 +44,22 @@ def sandwich(mask_bytes: int = 30, *, draws: bool = True) -> TrainGraph:
     built.op("loss", ["top"], [("loss", 1)])
     built.op("back", ["mask", "loss"], [("g", 1)], phase=Phase.BACKWARD)
     return built.graph("loss")
+
+
+@pytest.mark.parametrize("block", [1, 3, 8, 64])
+def test_bounds_looked_at_in_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, block: int):
+    for seed in range(20):
+        rng = random.Random(seed)
+        graph = random_graph(rng, 20)
+        costs = random_costs(rng, graph)
+        tight = (graph.static_bytes + simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes) // 2
+        found = []
+        for width in (reach.BLOCK, block):
+            monkeypatch.setattr(reach, "BLOCK", width)
+            for known in (bounds._crossing, bounds._peak, bounds._extra_seconds):
+                known.cache_clear()
+            found.append((peak_lower_bound(graph, costs), seconds_lower_bound(graph, costs, tight)))
+        assert found[0] == found[1]
 
 
 def test_the_bound_of_a_chain_is_reached():

@@ -96,7 +96,7 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
         ),
         (
             "workload: a\nstores:\n  sdd: x",
-            "my.yaml:3: unknown key 'sdd' in stores; known: ssd, ramdisk; did you mean 'ssd'?",
+            "my.yaml:3: unknown key 'sdd' in stores; known: ssd, ramdisk, host; did you mean 'ssd'?",
         ),
         ("budget: 65%", "my.yaml: no workload; give a zoo name, package.module:factory or path/file.py:factory"),
         ("workload: a\ntime: 90", "my.yaml:2: time: cannot read '90' as a time; write 90s, 10m or 1.5h"),
@@ -137,7 +137,7 @@ def test_an_unknown_planner_is_named_with_the_known(refusal):
         ({"overrides": {"budget": "x"}}, "--budget: cannot read 'x' as a budget; write 65%, 6GiB, 512MiB or 123456B"),
         (
             {"overrides": {"stores": {"ramdik": "/y"}}},
-            "--store: unknown key 'ramdik' in stores; known: ssd, ramdisk; did you mean 'ramdisk'?",
+            "--store: unknown key 'ramdik' in stores; known: ssd, ramdisk, host; did you mean 'ramdisk'?",
         ),
         ({"arguments": {"x": "a: b"}}, "--set x: 'a: b' is a mapping; write it into a YAML file"),
         ({"arguments": {"x": "*.py"}}, "--set x: cannot read '*.py' as a YAML value; put it in double quotes"),

@@ -127,8 +127,21 @@ def test_a_swapped_value_exists(value: int):
     refused(skip(), swapped(Swap(value, 0)), f"the plan offloads value {value}; skip has 7 values")
 
 
-def test_the_users_own_values_stay():
-    refused(skip(), swapped(Swap(0, 0)), "w is the user's own param: it stays in memory")
+@pytest.mark.parametrize("role", [Role.BATCH, Role.BUFFER])
+def test_batch_and_buffers_stay(role: Role):
+    built = Builder()
+    built.value("own", 1, role)
+    for i in range(6):
+        built.op(f"op{i}", ["own"] if i in (0, 5) else [], [(f"v{i}", 1)])
+    graph = built.graph()
+    refused(graph, Plan(tuple(range(6)), (Swap(0, 0),), 1, "ssd"), f"own is the user's own {role}: it stays in memory")
+
+
+def test_a_weight_may_be_away_before_its_first_use_and_between_two_but_not_after_the_last():
+    check(skip(), swapped(Swap(0, -1)))
+    last = len(events(skip(), (0, 1, 2, 3, 4, 5))[0]) - 1
+    refused(skip(), swapped(Swap(0, last)), f"w has no gap {last} in this order")
+    refused(skip(), swapped(Swap(0, -2)), "w has no gap -2 in this order")
 
 
 @pytest.mark.parametrize("gap", [2, -1])

@@ -24,6 +24,8 @@ def test_a_default_that_the_device_lacks_gives_way():
         "window": 1,
         "store": "ramdisk",
         "share": 1.0,
+        "what": "activations",
+        "least_bytes": 1,
     }
 
 

@@ -14,6 +14,7 @@ from autotune.judge import Rules
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
 from autotune.planners import KINDS
+from autotune.planners.auto import first
 from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import simulate
@@ -23,17 +24,6 @@ from autotune.units import fmt_seconds
 if TYPE_CHECKING:
     from autotune.config import Config
     from autotune.harness.run import Surveyed
-
-
-FIRST = {
-    "order": "traced",
-    "update": "with_gradient",
-    "recompute": "greedy",
-    "reorder": "keep",
-    "inplace": "greedy",
-    "offload": "keep",
-}
-"""What is tried before anything else: it needs no store and seconds at most."""
 
 
 def run(config: "Config", *, out: Path | None, json: bool) -> None:
@@ -78,8 +68,7 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     if (error := impossible(config, rules, graph, costs)) is not None:
         raise error
     searched = chosen_space(config.planners.model_dump(), surveyed.device.kind, costs.stores)
-    first = {kind: FIRST[kind] if FIRST.get(kind) in known else next(iter(known)) for kind, known in searched.items()}
-    made = candidate(graph, costs, preset(KINDS, searched, first), step)
+    made = candidate(graph, costs, preset(KINDS, searched, first(searched)), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
         made = min(others, key=lambda one: _rank(one, step))

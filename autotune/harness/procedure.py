@@ -13,7 +13,7 @@ import torch
 from autotune import malloc
 from autotune.arena import Arena
 from autotune.capture import capture
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError, PlanError, StoreError
 from autotune.execute import Executor, open_slots
 from autotune.harness.eager import Eager, OnGradient, tensors_of, trim
 from autotune.harness.limit import limit_data, limit_fraction
@@ -68,7 +68,7 @@ class Bench:
         from autotune.devices import this_device
 
         cache = Path(self._spec.profile_cache) if self._spec.profile_cache else None
-        costs = measured(profile(self._program, cache=cache), self._stores)
+        costs = measured(profile(self._program, cache=cache), self._stores, self._spec.device_kind)
         return {
             "graph": to_json(self._program.graph),
             "costs": to_json(costs),
@@ -157,6 +157,7 @@ class Bench:
             "seconds": [seconds for seconds, _ in block],
             "stalls": [stalled for _, stalled in block],
             "transfer_bytes": timed.executor.transfer_bytes if timed.executor is not None else 0,
+            "lanes": to_json(timed.executor.lanes) if timed.executor is not None and timed.plan["store"] else None,
             "charged_bytes": max(timed.charged_bytes, meter.peak_bytes),
             "meter": meter.name,
         }
@@ -239,7 +240,10 @@ class Bench:
 
         def step() -> list[torch.Tensor]:
             with updates.step() if updates is not None else contextlib.nullcontext():
-                return tensors_of(executor(self._own.batch()))
+                made = tensors_of(executor(self._own.batch()))
+            if executor.problem:  # the step went right, but not as planned: its bytes say nothing of the plan
+                raise StoreError(executor.problem)
+            return made
 
         try:
             yield step, executor

@@ -15,7 +15,7 @@ from autotune.harness.children import Children
 from autotune.harness.messages import Failed, Spec
 from autotune.harness.numerics import Numerics, find_numerics, plan_tolerance
 from autotune.judge import held_to
-from autotune.measurement import Device, Measurement, Outcome
+from autotune.measurement import Device, Lanes, Measurement, Outcome
 from autotune.meters.cgroup import remove_stale
 from autotune.plan import Plan
 from autotune.planfile import WorkloadRef
@@ -252,6 +252,7 @@ class Harness:
             baseline_seconds=tuple(found["baseline_seconds"]),
             stall_seconds=found["stall_seconds"],
             transfer_bytes=found["transfer_bytes"],
+            lanes=found["lanes"] and from_json(Lanes, found["lanes"], where="lanes"),
             meter=found["meter"],
         )
 
@@ -286,6 +287,7 @@ class Harness:
             "charged_bytes": charged,
             "stall_seconds": statistics.median(stalls),
             "transfer_bytes": block["transfer_bytes"],
+            "lanes": block["lanes"],
             "meter": block["meter"],
         } | self._children.ask(mine, {"do": "finish"})
 

@@ -1,6 +1,6 @@
 """One planner for a budget: it chooses planners of every kind together, by what the simulator says of their plans."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -13,9 +13,20 @@ from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
 from autotune.trial import Settings
 
+FIRST = {
+    "order": "traced",
+    "update": "with_gradient",
+    "recompute": "greedy",
+    "reorder": "keep",
+    "inplace": "greedy",
+    "offload": "keep",
+}
+"""What is tried before anything else: it needs no store and seconds at most."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the bytes over the budget that are computed again where a store takes the rest; then halfway to either side."""
-WINDOWS = (1, 2, 4)
+WINDOWS = (1, 2, 4, 8)
+WORTH_MOVING = 2**16
+"""Bytes of a weight, at least: a transfer of less takes the disk as long."""
 SWEEPS = 3
 
 Choices = Mapping[str, Sequence[str]]
@@ -73,7 +84,7 @@ def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
     store for nothing, and the simulator shows where that ends.
     """
     choices = {kind: [name for name in known if _open(kind, name, plans.costs)] for kind, known in choices.items()}
-    names = {kind: known[0] for kind, known in choices.items()}
+    names = first(choices)
     best = named(names)
     yield best
     for _ in range(SWEEPS):
@@ -89,6 +100,11 @@ def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
     for made in _shared(plans, choices, named, names):
         best = min(best, made, key=plans.rank)
         yield best
+
+
+def first(choices: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """The planners that are tried first, of those to choose from."""
+    return {kind: FIRST[kind] if FIRST.get(kind) in known else next(iter(known)) for kind, known in choices.items()}
 
 
 def _shared(plans: Plans, choices: Choices, named: Named, names: Mapping[str, str]) -> Iterator[Settings]:
@@ -107,7 +123,11 @@ def _shared(plans: Plans, choices: Choices, named: Named, names: Mapping[str, st
                 found = [best, *(made for made in beside if 0 < float(made["recompute"]["share"]) < 1)]
                 best = min(found, key=plans.rank)
                 wider = [_turned(best, "offload", window=window) for window in WINDOWS if "window" in best["offload"]]
-                yield min((best, *wider), key=plans.rank)
+                best = min((best, *wider), key=plans.rank)
+                yield best
+                if "what" in best["offload"]:
+                    weights = _turned(best, "offload", what="all", least_bytes=WORTH_MOVING)
+                    yield min((best, weights), key=plans.rank)
 
 
 def _turned(settings: Settings, kind: str, **knobs: KnobValue) -> Settings:

@@ -16,6 +16,7 @@ from autotune.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from autotune.stores.host import HostStore
     from autotune.stores.slab_store import SlabStore
 
 
@@ -35,17 +36,21 @@ class SwapStore(Protocol):
     pool_bytes: int
     """Memory that it holds as long as it is open, whatever is in it."""
     written_bytes: int
+    """Since it was opened."""
     read_bytes: int
-    write_seconds: float
-    """Seconds that the writer was busy."""
-    read_seconds: float
 
     def put(self, key: int, tensor: "Tensor") -> "Future[None]":
         """Begin to write the tensor's whole storage; it is let go the moment before the future is done."""
         ...
 
-    def fetch(self, key: int) -> "Future[Tensor]":
-        """Allocate, in this thread, what the last put of this key holds, and begin to read into it."""
+    def fetch(self, key: int, into: "Tensor | None" = None) -> "Future[Tensor]":
+        """Begin to read what the last put of this key holds: into memory that this thread allocates now, or into the
+        storage of a tensor that has as many bytes.
+        """
+        ...
+
+    def transfers(self) -> list[tuple[str, float, float]]:
+        """(`write` or `read`, start, end) of every transfer since this was asked last; seconds of `time.perf_counter`."""
         ...
 
     def held_bytes(self) -> int:
@@ -73,7 +78,15 @@ def _ramdisk(directory: Path, slots: Mapping[int, int], **options: Any) -> "Slab
     return SlabStore("ramdisk", directory, slots, only_memory=True, **options)
 
 
-STORES: dict[str, Callable[..., SwapStore]] = {"ssd": _ssd, "ramdisk": _ramdisk}
+def _host(directory: Path, slots: Mapping[int, int], **options: Any) -> "HostStore":
+    from autotune.stores.host import HostStore
+
+    return HostStore("host", directory, slots, **options)
+
+
+STORES: dict[str, Callable[..., SwapStore]] = {"ssd": _ssd, "ramdisk": _ramdisk, "host": _host}
+FOR = {"ssd": "cpu", "ramdisk": "cpu", "host": "cuda"}
+"""The kind of device whose tensors a store takes."""
 
 
 def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **options: Any) -> SwapStore:
@@ -86,12 +99,16 @@ def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **opt
     return STORES[name](Path(directory), slots, **options)
 
 
-def measured(costs: Costs, directories: Mapping[str, Path]) -> Costs:
+def measured(costs: Costs, directories: Mapping[str, Path], device: str = "cpu") -> Costs:
     """The costs with what each store does in its directory, and how much it slows computing: see `rates`."""
     from autotune.stores import rates
 
-    return replace(
-        costs,
-        stores={name: rates.probe(name, directory) for name, directory in directories.items()},
-        contention=max((rates.contention(name, directory) for name, directory in directories.items()), default=1.0),
-    )
+    for name in directories:
+        if FOR[name] != device:
+            fits = ", ".join(f"--store {other}=DIR" for other, kind in FOR.items() if kind == device)
+            raise ConfigError(f"the store {name!r} takes no tensors of device {device}; use {fits}")
+    found = {
+        name: replace(rates.probe(name, directory), contention=rates.contention(name, directory))
+        for name, directory in directories.items()
+    }
+    return replace(costs, stores=found)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.costs import StoreCost
 from autotune.errors import StoreError
 from autotune.simulate import PAGE_BYTES
-from autotune.stores import SwapStore, open_store
+from autotune.stores import FOR, SwapStore, open_store
 from autotune.stores.slab import free_bytes
 from autotune.units import fmt_bytes
 
@@ -41,12 +41,12 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
     with open_store(name, directory, dict.fromkeys(range(_PIECES), piece)) as store:
         if piece == 0:
             raise StoreError(f"{name} store: {fmt_bytes(room or 0)} free in {directory} are too few to measure it")
-        tensor = torch.zeros(piece, dtype=torch.uint8)
+        tensor = torch.zeros(piece, dtype=torch.uint8, device=FOR[name])
         begun = time.perf_counter()
         keys: list[int] = []
         # the first write to fresh extents is slower; and what is read must have been put
         while len(keys) < _PIECES and (len(keys) < 4 or time.perf_counter() - begun < 2 * _PASS_SECONDS):
-            store.put(len(keys), tensor).result()
+            _end(store.put(len(keys), tensor))
             keys.append(len(keys))
         front, back = keys[: len(keys) // 2], keys[len(keys) // 2 :]
         write, read = partial(_transfer, _put(store, tensor)), partial(_transfer, store.fetch)
@@ -75,19 +75,20 @@ def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats:
     import torch
 
     piece = 8 * 2**20
-    left = torch.randn(512, 512)
-    tensor = torch.zeros(piece, dtype=torch.uint8)
+    left = torch.randn(512, 512, device=FOR[name])
+    tensor = torch.zeros(piece, dtype=torch.uint8, device=FOR[name])
 
     def product_seconds() -> float:
         begin, count = time.perf_counter(), 0
         while (spent := time.perf_counter() - begin) < seconds:
             torch.mm(left, left)
+            _settle(left)
             count += 1
         return spent / count
 
     with open_store(name, directory, {0: piece, 1: piece}) as store:
         for key in (0, 1):
-            store.put(key, tensor).result()
+            _end(store.put(key, tensor))
         product_seconds()
         ratios = []
         for begin in (_put(store, tensor), store.fetch) * (repeats // 2):
@@ -96,6 +97,14 @@ def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats:
                 beside = product_seconds()
             ratios.append(beside / ((alone + product_seconds()) / 2))
     return max(1.0, statistics.median(ratios))
+
+
+def _settle(tensor: "Tensor") -> None:
+    """Until a GPU has done what it was given: its clock, not the host's, is looked at."""
+    import torch
+
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
 
 
 def _put(store: SwapStore, tensor: "Tensor") -> Callable[[int], "Future[Any]"]:
@@ -111,14 +120,21 @@ def _transfer(
     for key in keys:
         flying.append(begin(key))
         if len(flying) == 2:
-            flying.pop(0).result()
+            _end(flying.pop(0))
             done += 1
             if enough() if enough is not None else time.perf_counter() - begun > _PASS_SECONDS:
                 break
     while flying:
-        flying.pop(0).result()
+        _end(flying.pop(0))
         done += 1
     return done / (time.perf_counter() - begun)
+
+
+def _end(transfer: "Future[Any]") -> None:
+    """Until it really is over: a GPU's stream only promises to wait."""
+    transfer.result()
+    while not transfer.done():
+        time.sleep(1e-5)
 
 
 @contextlib.contextmanager

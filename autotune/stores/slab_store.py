@@ -1,27 +1,33 @@
 """Tensors in one slab file: written by one thread, read back by another, checked on the way."""
 
+import ctypes
 import errno
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
 from autotune.errors import StoreError
+from autotune.stores.form import Form
 from autotune.stores.lane import Lane
 from autotune.stores.slab import Bytes, Slab, Transfer, padded
 
 Checksums = Literal["all", "sampled", "off"]
 _SAMPLE = 16
+_REMEMBERED = 100_000
+"""Transfers that nobody asked for; older ones are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,21 +35,12 @@ class _Saved:
     """One generation of a slot: what the tensor was, and how its write went."""
 
     generation: int
-    nbytes: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    storage_offset: int
+    form: Form
     checked: bool
     written: int = 0
     """Ticket of the write."""
     digest: bytes = b""
     problem: str = ""
-
-    def empty(self) -> Tensor:
-        """Fresh memory of exactly as many bytes, seen as the tensor was."""
-        storage = torch.empty(self.nbytes, dtype=torch.uint8).untyped_storage()
-        return torch.empty(0, dtype=self.dtype).set_(storage, self.storage_offset, self.size, self.stride)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +73,7 @@ class SlabStore:
     ) -> None:
         self.name, self.directory, self.checksums = name, directory, checksums
         self.written_bytes = self.read_bytes = 0
-        self.write_seconds = self.read_seconds = 0.0
+        self._moved: deque[tuple[str, float, float]] = deque(maxlen=_REMEMBERED)
         self._slots: dict[int, _Slot] = {}
         end = 0
         for key, nbytes in slots.items():
@@ -99,14 +96,20 @@ class SlabStore:
             future, saved.written = self._writer.submit(partial(self._save, slot, saved, slot.last_read, [tensor]))
             return future
 
-    def fetch(self, key: int) -> "Future[Tensor]":
-        """Allocate in this thread, and begin to read."""
+    def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
+        """Allocate in this thread, or take a tensor of as many bytes, and begin to read."""
         with self._lock:
             slot = self._slot(key)
             if slot.saved is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
-            future, slot.last_read = self._reader.submit(partial(self._load, slot, slot.saved, [slot.saved.empty()]))
+            box = [slot.saved.form.memory(into, f"{self.name} store: slot {key}")]
+            future, slot.last_read = self._reader.submit(partial(self._load, slot, slot.saved, box))
             return future
+
+    def transfers(self) -> list[tuple[str, float, float]]:
+        """Every transfer since this was asked last."""
+        with self._lock:
+            return [self._moved.popleft() for _ in range(len(self._moved))]
 
     def held_bytes(self) -> int:
         """Bytes of the file in memory right now: in the tmpfs, or in the page cache."""
@@ -141,9 +144,7 @@ class SlabStore:
         checked = self.checksums == "all" or (
             self.checksums == "sampled" and (slot.key + slot.generation) % _SAMPLE == 0
         )
-        return _Saved(
-            slot.generation, nbytes, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()), checked
-        )
+        return _Saved(slot.generation, Form.of(tensor), checked)
 
     def _save(self, slot: _Slot, saved: _Saved, last_read: int, box: list[Tensor]) -> None:
         self._reader.wait(last_read)  # of the generation that this one overwrites
@@ -164,14 +165,15 @@ class SlabStore:
     def _write(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> str:
         begin = time.perf_counter()
         hasher = xxhash.xxh3_128() if saved.checked else None
+        tensor = box.pop()
         try:
-            self._slab.write(slot.offset, _storage_bytes(box.pop()), hasher)
+            self._slab.write(slot.offset, _storage_bytes(tensor), hasher)
         except OSError as error:
             return self._problem("write", slot, error)
         if hasher is not None:
             saved.digest = hasher.digest()
-        self.write_seconds += time.perf_counter() - begin
-        self.written_bytes += saved.nbytes
+        self._moved.append(("write", begin, time.perf_counter()))
+        self.written_bytes += saved.form.nbytes
         return ""
 
     def _read(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> str:
@@ -181,8 +183,8 @@ class SlabStore:
             self._slab.read(slot.offset, _storage_bytes(box[0]), hasher)
         except OSError as error:
             return self._problem("read", slot, error)
-        self.read_seconds += time.perf_counter() - begin
-        self.read_bytes += saved.nbytes
+        self._moved.append(("read", begin, time.perf_counter()))
+        self.read_bytes += saved.form.nbytes
         if hasher is not None and hasher.digest() != saved.digest:
             return (
                 f"{self.name} store in {self.directory}: slot {slot.key}, generation {saved.generation}, came back with "
@@ -200,8 +202,15 @@ class SlabStore:
 
 
 def _storage_bytes(tensor: Tensor) -> Bytes:
-    # numpy, which knows no bfloat16, copies in the calling thread; torch would wake its own pool beside the compute
-    return cast("Bytes", torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy())
+    """The tensor's memory, as long as it lives.
+
+    numpy copies in the calling thread; torch would wake its own pool beside the compute. By address: `Tensor.numpy` makes
+    the storage unresizable for ever, and a weight's memory could never be given back.
+    """
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return np.empty(0, np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()))
 
 
 def _finish(slab: Slab, lanes: tuple[Lane, ...]) -> None:

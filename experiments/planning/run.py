@@ -20,7 +20,6 @@ from typing import Any, cast
 
 from graphs import graphs, random_training, randwire
 
-from autotune.commands.plan import FIRST
 from autotune.costs import Costs
 from autotune.devices import this_device
 from autotune.errors import AutotuneError
@@ -28,7 +27,7 @@ from autotune.graph import TrainGraph
 from autotune.order_bound import order_lower_bound
 from autotune.plan import Plan, check
 from autotune.planners import KINDS, make_plan
-from autotune.planners.auto import auto
+from autotune.planners.auto import FIRST, auto
 from autotune.planners.order.best import best_order
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes, simulate
@@ -92,12 +91,12 @@ def answer(row: Row, graph: TrainGraph, placed: Plan, costs: Costs) -> Row:
     """
     budget = row.budget_bytes or graph.static_bytes
     start = Plan.traced(graph) if row.kind == "order" else placed
-    if row.kind == "reorder":
-        start = KINDS["recompute"]["greedy"]().plan(graph, placed, budget, costs)
-    gc.collect()
-    began = time.perf_counter()
     bound = None
     try:
+        if row.kind == "reorder":
+            start = KINDS["recompute"]["greedy"]().plan(graph, placed, budget, costs)
+        gc.collect()
+        began = time.perf_counter()
         if row.kind == "whole":
             plan = whole(row.planner, graph, costs, budget)
         elif (row.kind, row.planner) == ("order", "best"):

@@ -21,6 +21,7 @@ from tests.graphs import random_graph, random_order, random_plan, training_chain
 STORES = {
     "ssd": StoreCost(50.0, 25.0, 20.0, 10.0, pool_bytes=4),
     "ramdisk": StoreCost(500.0, 500.0, 400.0, 400.0, holds_memory=True),
+    "host": StoreCost(500.0, 500.0, 400.0, 400.0),
 }
 RESTORES = {
     ("order", "traced"): "it restores the user's order",

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from autotune.costs import Costs
 from autotune.errors import ConfigError
-from autotune.graph import Role, TrainGraph
+from autotune.graph import Role, TrainGraph, Value
 from autotune.knobs import Choice, Float, Int, Knob
-from autotune.plan import Plan, Swap, events
+from autotune.plan import MAY_LEAVE, Plan, Swap, events
 from autotune.planners.offload.keep import Keep
-from autotune.schedule import Run, away, layer_runs, lower
+from autotune.schedule import Run, around, away, layer_runs, lower
 from autotune.simulate import peak_bytes, timeline
 
 Bytes = npt.NDArray[np.int64]
@@ -33,20 +33,26 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Keep the values of the running layer and the `window - 1` next; of the others send away what the budget needs.
+    """Keep the values of the running layer and the `window` before or after it; of the others send away what the budget needs.
 
-    At most `share` of the bytes that may leave do. Longest away first: a byte costs the same transfer however long it
-    stays away. When no budget can be met, as much leaves as lowers the peak, and no more.
+    At most `share` of the bytes that may leave do, values of at least `least_bytes` each. Longest away first: a byte costs
+    the same transfer however long it stays away. When no budget can be met, as much leaves as lowers the peak, and no more.
+    What is read back within the window never leaves, so the last layers before backward keep theirs.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {
         "window": Int(1, 8),
-        "store": Choice(("ssd", "ramdisk")),
+        "store": Choice(("ssd", "ramdisk", "host")),
         "share": Float(0.0, 1.0),
+        "what": Choice(("activations", "all")),
+        "least_bytes": Int(1, 2**23, log=True),
     }
     window: int = 1
     store: str = "ssd"
     share: float = 1.0
+    what: str = "activations"
+    """`all`: weights and optimizer state too, while their layers are far from running."""
+    least_bytes: int = 1
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         if self.store not in costs.stores:
@@ -71,15 +77,22 @@ class Window:
         clock = [0.0, *itertools.accumulate(costs.seconds[op] for op in plan.order)]
         gaps = []
         for value, happened in zip(graph.values, events(graph, plan.order), strict=True):
-            if value.role not in (Role.ACTIVATION, Role.GRAD) or value.id in graph.static or not value.nbytes:
+            own = value.id in graph.static
+            if value.nbytes < self.least_bytes or not self._may_leave(value, own):
                 continue
-            for gap, ((here, _), (there, again)) in enumerate(itertools.pairwise(happened)):
-                if again or not away(layers[here], layers[there], self.window):
+            for gap in range(-own, len(happened) - 1):
+                here, there = around(layers, happened, gap)
+                if happened[gap + 1][1] or not away(here, there, self.window):
                     continue
-                # gone from the end of the layer after its own until the window reaches its reader
-                start, stop = first[layers[here] + 2], first[layers[there] - self.window]
+                # gone from the end of the window behind its layer until the window before its reader begins
+                start, stop = first[here + self.window + 1], first[there - self.window]
                 gaps.append(_Gap(Swap(value.id, gap), value.nbytes, start, stop, clock[stop] - clock[start]))
         return sorted(gaps, key=lambda gap: (-gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap))
+
+    def _may_leave(self, value: Value, own: bool) -> bool:
+        if own:
+            return self.what == "all" and value.role in MAY_LEAVE
+        return value.role in (Role.ACTIVATION, Role.GRAD)
 
 
 def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float) -> tuple[Swap, ...]:

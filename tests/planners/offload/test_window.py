@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.costs import Costs, StoreCost
-from autotune.graph import TrainGraph
+from autotune.graph import Role, TrainGraph
 from autotune.plan import Plan, Swap, events
 from autotune.planners.offload.keep import Keep
 from autotune.planners.offload.window import Window
@@ -139,6 +139,36 @@ def test_on_a_training_chain_only_the_window_stays():
     seen = simulate(graph, lower(graph, made), with_store(graph))
     assert seen.peak_bytes - graph.static_bytes < 8 * 100
     assert seen.transfer_bytes == 2 * sum(graph.values[swap.value].nbytes for swap in made.offload)
+
+
+def test_on_equal_layers_each_layer_of_the_window_costs_one_layer_of_memory():
+    graph = training_chain(40, nbytes=100, param_bytes=0)
+    costs = with_store(graph)
+    peaks = [
+        peak_bytes(graph, Window(window).plan(graph, Plan.traced(graph), 0, costs), costs) for window in range(1, 9)
+    ]
+    assert [wider - peak for peak, wider in itertools.pairwise(peaks)] == [100] * 7
+    # the window, one being saved, one being loaded, and two gradients beside them; the loss takes a byte
+    assert peaks[0] - graph.static_bytes <= (1 + 2 + 2) * 100 + 1
+
+
+def test_weights_and_state_leave_only_where_asked_for_and_from_their_size_on():
+    graph = training_chain(12, nbytes=100, param_bytes=50)
+    costs = with_store(graph)
+    roles = {}
+    for what, least in (("activations", 1), ("all", 1), ("all", 51), ("all", 101)):
+        made = Window(what=what, least_bytes=least).plan(graph, Plan.traced(graph), 0, costs)
+        roles[what, least] = {graph.values[swap.value].role for swap in made.offload}
+    assert roles["activations", 1].isdisjoint({Role.PARAM, Role.STATE})
+    assert roles["all", 1] >= {Role.PARAM, Role.STATE}
+    assert roles["all", 51].isdisjoint({Role.PARAM, Role.STATE})
+    assert roles["all", 51]
+    assert roles["all", 101] == set()
+    lower_peak, peak = (
+        peak_bytes(graph, Window(what=what).plan(graph, Plan.traced(graph), 0, costs), costs)
+        for what in ("all", "activations")
+    )
+    assert lower_peak < peak
 
 
 def gaps_of(graph: TrainGraph, plan: Plan, window: int) -> list[Swap]:
