@@ -1,7 +1,7 @@
 """What a training loop calls: one object that runs the whole step under a plan."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,14 +16,15 @@ from autotune.capture import capture
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots, seed_gradient
 from autotune.graph import TrainGraph
+from autotune.keep_gradients import gradients_kept
 from autotune.measurement import Lanes
 from autotune.memory_format import convert_batch, convert_model
-from autotune.plan import Plan, Swap, check, early_updates, events
+from autotune.plan import Plan, check, early_updates
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
 from autotune.profile import profile
-from autotune.program import Program, reads
-from autotune.schedule import around, away, layer_runs, lower
+from autotune.program import Program
+from autotune.schedule import lower
 from autotune.simulate import peak_bytes
 from autotune.stores import SwapStore, measured, open_store
 from autotune.units import fmt_bytes
@@ -303,7 +304,7 @@ class TrainStep:
         check(program.graph, plan)
         if self._keeps_gradients and program.updates is not None:
             self._tell_of_veto(program.graph, plan)
-            program, plan = _gradients_kept(program, plan)
+            program, plan = gradients_kept(program, plan)
         adapter = self._adapter(program, plan) if self._adapt and plan.offload else None
         plans = [one.plan for one in adapter.known] if adapter is not None else [plan]
         schedules = [lower(program.graph, one) for one in plans]
@@ -361,45 +362,6 @@ def _match(file: PlanFile, graph: TrainGraph) -> None:
 
 def _shapes(signature: tuple[Any, ...]) -> str:
     return ", ".join("x".join(map(str, part[0])) or "scalar" for part in signature[0] if isinstance(part, tuple))
-
-
-def _gradients_kept(program: Program, plan: Plan) -> tuple[Program, Plan]:
-    """The program with each update replaced by keeping the gradient in `.grad`, right where the gradient is made."""
-    calls = list(program.calls)
-    sinks: dict[int, list[int]] = {}
-    position = {op: at for at, op in enumerate(plan.order)}
-    assert program.updates is not None
-    update = program.updates.update
-    for op in program.graph.ops:
-        if program.calls[op.id].target != update:
-            continue
-        calls[op.id] = replace(calls[op.id], target=program.updates.keep)
-        needed = [
-            position[made]
-            for value in reads(calls[op.id].args[2])
-            if (made := program.graph.producer[value]) is not None
-        ]
-        sinks.setdefault(max(needed, default=-1), []).append(op.id)
-    moved = {op for ops in sinks.values() for op in ops}
-    order = [*sinks.get(-1, ())]
-    now_at: dict[int, int] = {}
-    for at, op_id in enumerate(plan.order):
-        now_at[at] = len(order)
-        order += [] if op_id in moved else [op_id]
-        order += sinks.get(at, ())
-    inplace = tuple(replace(made, position=now_at[made.position]) for made in plan.inplace)
-    kept = {value for op in moved for value in program.graph.ops[op].inputs}
-    moved_plan = replace(plan, order=tuple(order), inplace=inplace)
-    offload = tuple(swap for swap in _still_away(program.graph, moved_plan) if swap.value not in kept)
-    return replace(program, calls=tuple(calls)), replace(moved_plan, offload=offload)
-
-
-def _still_away(graph: TrainGraph, plan: Plan) -> Iterator[Swap]:
-    """What leaves memory in the plan's order: without updates between them two runs of a layer may have become one."""
-    layers, happened = layer_runs(graph, plan.order), events(graph, plan.order)
-    for swap in plan.offload:
-        if away(*around(layers, happened[swap.value], swap.gap), plan.window):
-            yield swap
 
 
 def _refuse_autocast() -> None:

@@ -122,23 +122,32 @@ def _install_late_hooks(step: torch.nn.Module) -> bool:
 def _reason(error: Exception) -> str:
     """In one line: the exception, what the tracer says of it, and the user's line that it came from."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    cause = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
     frames = [line for line in lines if line.startswith("File ")]
     where = f" (at {frames[-1].removeprefix('File ')})" if frames else ""
+    if raised := _after("Developer debug context: raised exception ", lines):
+        return f"the step raised {raised}{where}"
+    cause = _after("Explanation: ", lines)
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}. {cause}".rstrip(". ") + where
+
+
+def _after(label: str, lines: list[str]) -> str:
+    return next((line.removeprefix(label) for line in lines if line.startswith(label)), "")
+
+
+_FAKE = "torch._subclasses.fake_tensor"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tracer warns of side effects that every model has; errors still come through."""
-    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._functorch")]
-    levels = [logger.level for logger in loggers]
+    """The tracer warns of side effects that every model has, and prints the traceback of errors that it also raises."""
+    names = {"torch._dynamo": logging.ERROR, "torch._functorch": logging.ERROR, _FAKE: logging.CRITICAL}
+    levels = {name: logging.getLogger(name).level for name in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        for name, level in names.items():
+            logging.getLogger(name).setLevel(level)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

@@ -389,6 +389,26 @@ def test_a_branch_on_data_is_refused_in_one_line_with_its_place():
     assert f"line {line}" in said
 
 
+def test_an_exception_of_the_loss_is_told_in_its_own_words_with_its_place():
+    def picky(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if len(batch[0]) != 7:
+            raise ValueError(f"expected 7 rows, not {len(batch[0])}")
+        return summed(model, batch)
+
+    with pytest.raises(CaptureError, match=r"the step raised ValueError\('expected 7 rows, not 6'\).*in picky"):
+        capture(make(mlp, loss_fn=picky))
+
+
+def test_an_operator_that_refuses_its_inputs_is_told_in_one_line_and_prints_nothing(capfd):
+    def wrong(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), torch.zeros(len(batch[0])))
+
+    with pytest.raises(CaptureError, match="Expected dtype int32/int64 for index") as caught:
+        capture(make(mlp, loss_fn=wrong))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_loss_of_half_or_double_precision_seeds_its_own_gradient():
     def scaled(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (model(batch[0].to(model[0].weight.dtype)) * 0.5).mean()

@@ -14,7 +14,7 @@ from autotune.judge import Rules
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
 from autotune.planners import KINDS
-from autotune.planners.auto import first
+from autotune.planners.auto import tried_first
 from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import simulate
@@ -68,7 +68,7 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
     if (error := impossible(config, rules, graph, costs)) is not None:
         raise error
     searched = chosen_space(config.planners.model_dump(), surveyed.device.kind, costs.stores)
-    made = candidate(graph, costs, preset(KINDS, searched, first(searched)), step)
+    made = candidate(graph, costs, preset(KINDS, searched, tried_first(searched)), step)
     if made.estimate.peak_bytes > step:
         others = (*answers(graph, costs, searched, step), smallest(graph, costs, searched))
         made = min(others, key=lambda one: _rank(one, step))

@@ -26,7 +26,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the bytes over the budget that are computed again where a store takes the rest; then halfway to either side."""
 WINDOWS = (1, 2, 4, 8)
 WORTH_MOVING = 2**16
-"""Bytes of a weight, at least: a transfer of less takes the disk as long."""
+"""Bytes of a weight, at least: the many vectors of norms and biases would cost a transfer each and free next to nothing."""
 SWEEPS = 3
 
 Choices = Mapping[str, Sequence[str]]
@@ -84,7 +84,7 @@ def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
     store for nothing, and the simulator shows where that ends.
     """
     choices = {kind: [name for name in known if _open(kind, name, plans.costs)] for kind, known in choices.items()}
-    names = first(choices)
+    names = tried_first(choices)
     best = named(names)
     yield best
     for _ in range(SWEEPS):
@@ -102,7 +102,7 @@ def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
         yield best
 
 
-def first(choices: Mapping[str, Collection[str]]) -> dict[str, str]:
+def tried_first(choices: Mapping[str, Collection[str]]) -> dict[str, str]:
     """The planners that are tried first, of those to choose from."""
     return {kind: FIRST[kind] if FIRST.get(kind) in known else next(iter(known)) for kind, known in choices.items()}
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autotune.errors import StoreError
 from autotune.stores.form import Form, storage_of
-from autotune.stores.slab import padded
+from autotune.stores.slots import Slotted, end_to_end
 from autotune.units import fmt_bytes
 
 
@@ -54,7 +54,7 @@ class _Copy(Future[Any]):
         return super().exception(timeout)
 
 
-class HostStore:
+class HostStore(Slotted[_Slot]):
     """A SwapStore for the current GPU's tensors; its directory is of no use. `cuda` stands for `torch.cuda`."""
 
     direct, holds_memory, pool_bytes = True, False, 0
@@ -65,11 +65,8 @@ class HostStore:
         if not self._cuda.is_available():
             raise StoreError(f"{name} store: it keeps a GPU's values, and torch sees no GPU; use --store ssd=DIR")
         self.written_bytes = self.read_bytes = 0
-        self._slots: dict[int, _Slot] = {}
-        end = 0
-        for key, nbytes in slots.items():
-            self._slots[key] = _Slot(end, nbytes)
-            end += padded(nbytes)
+        offsets, end = end_to_end(slots)
+        self._slots = {key: _Slot(offsets[key], nbytes) for key, nbytes in slots.items()}
         self._slab, unpin = _pinned(self._cuda, name, end)
         self._streams = {"write": self._cuda.Stream(), "read": self._cuda.Stream()}
         self._lock = threading.Lock()
@@ -121,19 +118,6 @@ class HostStore:
             if self._finish.alive:
                 self._cuda.synchronize()
                 self._finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _slot(self, key: int) -> _Slot:
-        if not self._finish.alive:
-            raise StoreError(f"{self.name} store is closed; open it again")
-        if key not in self._slots:
-            raise StoreError(f"{self.name} store: no slot {key}; it was opened with {len(self._slots)} others")
-        return self._slots[key]
 
     def _place(self, slot: _Slot) -> Tensor:
         assert slot.form is not None

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from torch import Tensor
 from autotune.errors import StoreError
 from autotune.stores.form import Form
 from autotune.stores.lane import Lane
-from autotune.stores.slab import Bytes, Slab, Transfer, padded
+from autotune.stores.slab import Bytes, Slab, Transfer
+from autotune.stores.slots import Slotted, end_to_end
 
 Checksums = Literal["all", "sampled", "off"]
 _SAMPLE = 16
@@ -54,7 +55,7 @@ class _Slot:
     """Ticket of the latest read."""
 
 
-class SlabStore:
+class SlabStore(Slotted[_Slot]):
     """A SwapStore over one anonymous file, for CPU tensors that own their storage.
 
     `checksums`: every transfer, one in 16 (each slot in turn), or none.
@@ -74,11 +75,8 @@ class SlabStore:
         self.name, self.directory, self.checksums = name, directory, checksums
         self.written_bytes = self.read_bytes = 0
         self._moved: deque[tuple[str, float, float]] = deque(maxlen=_REMEMBERED)
-        self._slots: dict[int, _Slot] = {}
-        end = 0
-        for key, nbytes in slots.items():
-            self._slots[key] = _Slot(key, end, nbytes)
-            end += padded(nbytes)
+        offsets, end = end_to_end(slots)
+        self._slots = {key: _Slot(key, offsets[key], nbytes) for key, nbytes in slots.items()}
         self._slab = Slab(name, directory, end, only_memory=only_memory, pwritev=pwritev, preadv=preadv)
         self.direct, self.holds_memory = self._slab.direct, self._slab.holds_memory
         self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
@@ -120,19 +118,6 @@ class SlabStore:
         """Fail what is not begun, end what is under way, give everything back."""
         with self._lock:
             self._finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _slot(self, key: int) -> _Slot:
-        if not self._finish.alive:
-            raise StoreError(f"{self.name} store in {self.directory} is closed; open it again")
-        if key not in self._slots:
-            raise StoreError(f"{self.name} store: no slot {key}; it was opened with {len(self._slots)} others")
-        return self._slots[key]
 
     def _describe(self, slot: _Slot, tensor: Tensor) -> _Saved:
         where = f"{self.name} store: slot {slot.key}"
