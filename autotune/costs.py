@@ -14,12 +14,16 @@ class StoreCost:
     write_beside_read_bytes_per_second: float
     """Writing while a read is under way."""
     read_beside_write_bytes_per_second: float
+    latency_seconds: float = 0.0
+    """What a transfer takes beyond its bytes."""
     pool_bytes: int = 0
     """Bounce buffers that the store holds as long as it is open."""
     holds_memory: bool = False
     """Its bytes lie in this device's own memory (a RAM-disk on a CPU): offloading there frees nothing."""
     contention: float = 1.0
     """Seconds that an op takes beside a transfer, over its seconds alone."""
+    slowed: float = 1.0
+    """Seconds that a transfer takes beside an op, over its seconds alone."""
 
 
 @dataclass(frozen=True, slots=True)

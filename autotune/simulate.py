@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.bounds import peak_lower_bound, seconds_lower_bound
+from autotune.clock import Clock, Transfer
 from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
@@ -62,6 +63,8 @@ class Span:
 
     moment: Moment
     start_seconds: float
+    ready_seconds: float
+    """When the waiting, for a value on its way, is over."""
     end_seconds: float
     transfer: tuple[float, float] | None = None
     """(start, end) on the store's own engine, of an `Offload` or a `Prefetch`."""
@@ -112,12 +115,13 @@ def simulate(
 ) -> Estimate:
     """Predict one step: the spans of its instructions, summed up. The budget is the certificate's alone."""
     costs = costs or Costs.unit(graph)
-    clock = _Clock(_store(schedule, costs) if schedule.store else None)
+    clock = _clock(schedule, costs)
     peak, peak_op, current = graph.static_bytes, "", ""
     area, recompute, transfer = 0.0, 0.0, 0
     ran: set[int] = set()
-    for span in _spans(graph, schedule, costs, clock):
-        moment = span.moment
+    for moment in timeline(graph, schedule, costs):
+        before = clock.now
+        _tick(graph, costs, clock, moment.instruction)
         match moment.instruction:
             case Run(op):
                 current = graph.ops[op].name
@@ -127,7 +131,7 @@ def simulate(
                 transfer += graph.values[value].nbytes
             case Free(_):
                 pass
-        area += moment.during_bytes * (span.end_seconds - span.start_seconds)
+        area += moment.during_bytes * (clock.now - before)
         if moment.during_bytes > peak:
             peak, peak_op = moment.during_bytes, current
     bound, forbids = peak_lower_bound(graph, costs)
@@ -147,24 +151,34 @@ def simulate(
 
 def spans(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Iterator[Span]:
     """Walk the schedule with one engine that computes and one for each direction of the store."""
-    clock = _Clock(_store(schedule, costs) if schedule.store else None)
-    return _spans(graph, schedule, costs, clock)
-
-
-def _spans(graph: TrainGraph, schedule: Schedule, costs: Costs, clock: "_Clock") -> Iterator[Span]:
+    clock = _clock(schedule, costs)
+    seen = []
     for moment in timeline(graph, schedule, costs):
-        before = clock.now
-        transfer = None
-        match moment.instruction:
-            case Run(op):
-                clock.run((*graph.ops[op].inputs, *graph.ops[op].writes), costs.seconds[op])
-            case Offload(value):
-                transfer = clock.write(value, graph.values[value].nbytes)
-            case Free(value):
-                clock.free(value)
-            case Prefetch(value):
-                transfer = clock.read(value, graph.values[value].nbytes)
-        yield Span(moment, before, clock.now, transfer)
+        start = clock.now
+        ready, transfer = _tick(graph, costs, clock, moment.instruction)
+        seen.append((moment, start, ready, clock.now, transfer))
+    clock.settle()  # only now is it known when a transfer ended
+    for moment, start, ready, end, transfer in seen:
+        moved = None if transfer is None or transfer.end is None else (transfer.start, transfer.end)
+        yield Span(moment, start, ready, end, moved)
+
+
+def _tick(graph: TrainGraph, costs: Costs, clock: Clock, instruction: Instruction) -> tuple[float, Transfer | None]:
+    """One instruction: when the waiting that it may begin with is over, and the transfer that it begins."""
+    match instruction:
+        case Run(op):
+            return clock.run((*graph.ops[op].inputs, *graph.ops[op].writes), costs.seconds[op]), None
+        case Offload(value):
+            return clock.now, clock.write(value, graph.values[value].nbytes)
+        case Prefetch(value):
+            return clock.now, clock.read(value, graph.values[value].nbytes)
+        case Free(value):
+            clock.free(value)
+            return clock.now, None
+
+
+def _clock(schedule: Schedule, costs: Costs) -> Clock:
+    return Clock(_store(schedule, costs) if schedule.store else None)
 
 
 def _store(schedule: Schedule, costs: Costs) -> StoreCost:
@@ -174,48 +188,3 @@ def _store(schedule: Schedule, costs: Costs) -> StoreCost:
             f"the plan needs the store {schedule.store!r}; given: {known}. Add --store {schedule.store}=DIR"
         )
     return costs.stores[schedule.store]
-
-
-class _Clock:
-    """Time of the executing thread, and when each direction of the store is free again."""
-
-    def __init__(self, store: StoreCost | None) -> None:
-        self.now = 0.0
-        self.stalled = 0.0
-        self._store = store
-        self._contention = store.contention if store is not None else 1.0
-        self._write_free = self._read_free = 0.0
-        self._written: dict[int, float] = {}
-        self._loaded: dict[int, float] = {}
-
-    def _wait(self, until: float) -> None:
-        self.stalled += max(0.0, until - self.now)
-        self.now = max(self.now, until)
-
-    def run(self, touched: tuple[int, ...], seconds: float) -> None:
-        for value in touched:
-            self._wait(self._loaded.pop(value, 0.0))
-        # work beside a transfer goes `contention` times slower until the transfer ends
-        beside = max(self._write_free, self._read_free) - self.now
-        slowed = min(max(beside, 0.0), seconds * self._contention)
-        self.now += slowed + seconds - slowed / self._contention
-
-    def write(self, value: int, nbytes: int) -> tuple[float, float]:
-        assert self._store is not None
-        start = max(self.now, self._write_free)
-        alone = self._read_free <= start
-        rate = self._store.write_bytes_per_second if alone else self._store.write_beside_read_bytes_per_second
-        self._write_free = self._written[value] = start + nbytes / rate
-        return start, self._write_free
-
-    def read(self, value: int, nbytes: int) -> tuple[float, float]:
-        assert self._store is not None
-        start = max(self.now, self._read_free)
-        alone = self._write_free <= start
-        rate = self._store.read_bytes_per_second if alone else self._store.read_beside_write_bytes_per_second
-        self._read_free = self._loaded[value] = start + nbytes / rate
-        return start, self._read_free
-
-    def free(self, value: int) -> None:
-        self._wait(self._written.pop(value, 0.0))
-        self._loaded.pop(value, None)

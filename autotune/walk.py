@@ -91,16 +91,14 @@ class Walk:
         """Per engine its bars; neighbours of one kind are one bar."""
         found: dict[str, list[tuple[float, float, str]]] = {"compute": [], "write": [], "read": []}
         ran: set[int] = set()
-        contention = self.costs.stores[self.schedule.store].contention if self.schedule.store else 1.0
         for span in self.spans:
             start, end = span.start_seconds, span.end_seconds
             match span.moment.instruction:
                 case Run(op):
                     what = "recompute" if op in ran else self.graph.ops[op].phase.value
                     ran.add(op)
-                    began = max(start, end - self.costs.seconds[op] * contention)
-                    _join(found["compute"], start, began, "waiting")
-                    _join(found["compute"], began, end, what)
+                    _join(found["compute"], start, span.ready_seconds, "waiting")
+                    _join(found["compute"], span.ready_seconds, end, what)
                 case Free(_):
                     _join(found["compute"], start, end, "waiting")
                 case Offload(_) if span.transfer:

@@ -99,6 +99,21 @@ def test_an_op_that_outlasts_the_transfer_is_slowed_for_its_part_only():
     assert ends[Run(1)] == pytest.approx(1 + 2 + 2)
 
 
+def test_a_transfer_is_slowed_by_ops_and_goes_on_at_its_own_rate_where_they_wait():
+    # op1 runs 1..2: of the write's 100 B at 50 B/s it lets 25 B through; the other 75 B take 1.5 s of waiting
+    graph = long_gap()
+    costs = with_store(graph, dataclasses.replace(SSD, slowed=2.0))
+    transfers = [s.transfer for s in spans(graph, lower(graph, away_v0(graph)), costs) if s.transfer]
+    assert transfers[0] == (1.0, pytest.approx(3.5))
+
+
+def test_every_transfer_takes_the_latency_too():
+    graph = long_gap()
+    costs = with_store(graph, dataclasses.replace(SSD, latency_seconds=0.5))
+    first, second = (s.transfer for s in spans(graph, lower(graph, away_v0(graph)), costs) if s.transfer)
+    assert (first[1] - first[0], second[1] - second[0]) == (pytest.approx(2.5), pytest.approx(4.5))
+
+
 def crossing() -> tuple[TrainGraph, Plan]:
     """`b` is written while `a` comes back: both at layer 6 of single-op layers."""
     built = Builder("crossing")
@@ -116,20 +131,21 @@ def crossing() -> tuple[TrainGraph, Plan]:
 
 
 def test_a_write_beside_a_read_goes_at_the_rate_measured_beside():
-    # write of a 1..3 (2 s, 1 s of it waited for); `b` begins at 7, with the read of a (4 s): 7..11. b ends at 8: its write
-    # at 20 B/s takes 5 s: 8..13. use_a waits until 11, ends at 12, then b's Free waits until 13.
+    # write of a 1..3 (2 s, 1 s of it waited for); `b` begins at 7, with the read of a: 25 B until 8. There b's write begins,
+    # at 20 B/s: 8..13, and beside it the read goes on at 10 B/s: 75 B until 13, the last 25 B until 14. use_a waits until
+    # then, ends at 15, and b has long been written; its read is waited for 3 s
     graph, plan = crossing()
     found = list(spans(graph, lower(graph, plan), with_store(graph)))
     transfers = [(type(s.moment.instruction), s.transfer) for s in found if s.transfer]
-    assert transfers[:3] == [(Offload, (1.0, 3.0)), (Prefetch, (7.0, 11.0)), (Offload, (8.0, 13.0))]
+    assert transfers[:3] == [(Offload, (1.0, 3.0)), (Prefetch, (7.0, 14.0)), (Offload, (8.0, 13.0))]
     use_a = next(s for s in found if s.moment.instruction == Run(7))
-    assert (use_a.start_seconds, use_a.end_seconds) == (8.0, 12.0)
-    assert simulate(graph, lower(graph, plan), with_store(graph)).stall_seconds == pytest.approx(1 + 3 + 1 + 3)
+    assert (use_a.start_seconds, use_a.ready_seconds, use_a.end_seconds) == (8.0, 14.0, 15.0)
+    assert simulate(graph, lower(graph, plan), with_store(graph)).stall_seconds == pytest.approx(1 + 6 + 3)
 
 
 def test_a_read_beside_a_write_goes_at_the_rate_measured_beside():
-    # op0 ends at 1, its write at 3 (1 s of it waited for), op2..op4 at 6, `b` at 7; its write alone takes 2 s: 7..9. The
-    # read of `a` begins at 7 too, beside it: 10 s at 10 B/s
+    # op0 ends at 1, its write at 3 (1 s of it waited for), op2..op4 at 6, `b` at 7; its write and the read of `a` begin
+    # beside each other: at 20 B/s until 12, at 10 B/s until then and 25 B/s for the other 50 B
     built = Builder("reading")
     built.op("a", makes=[("a", 100)])
     for i in range(1, 5):
@@ -143,7 +159,7 @@ def test_a_read_beside_a_write_goes_at_the_rate_measured_beside():
     graph = built.graph("x", "y")
     plan = Plan(Plan.traced(graph).order, (Swap(built.ids["a"], 0), Swap(built.ids["b"], 0)), 1, "ssd")
     transfers = [s.transfer for s in spans(graph, lower(graph, plan), with_store(graph)) if s.transfer]
-    assert transfers[:3] == [(1.0, 3.0), (7.0, 9.0), (7.0, 17.0)]
+    assert transfers[:3] == [(1.0, 3.0), (7.0, 12.0), (7.0, 14.0)]
 
 
 @given(plans(), st.floats(1.0, 3.0))

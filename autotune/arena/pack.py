@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 ALIGNMENT = 64
 """Bytes; what torch gives its CPU tensors."""
+WIDE, WIDE_ALIGNMENT = 2**16, 512
+"""Buffers of so many bytes lie where a disk can read and write them itself: a sector is what most of them ask for."""
 _WORK = 1e8
 """How long to look, in units of about 10 ns: work is counted, not time, so that the same lives give the same layout."""
 _ROUNDS = 8
@@ -23,12 +25,19 @@ Numbers = npt.NDArray[np.int64]
 
 
 def pack(
-    sizes: Sequence[int], born: Sequence[int], died: Sequence[int], *, alignment: int = ALIGNMENT
+    sizes: Sequence[int],
+    born: Sequence[int],
+    died: Sequence[int],
+    *,
+    alignment: int = ALIGNMENT,
+    wide_alignment: int = WIDE_ALIGNMENT,
 ) -> tuple[list[int], int]:
     """Offsets, and the bytes that hold them all. Lives are half-open: one that dies at 5 may share with one born at 5."""
     if not len(sizes):
         return [], 0
-    lives = _Lives(-(-np.array(sizes, np.int64) // alignment) * alignment, np.array(born), np.array(died))
+    asked = np.array(sizes, np.int64)
+    aligned = np.where(asked < WIDE, alignment, max(alignment, wide_alignment))
+    lives = _Lives(-(-asked // aligned) * aligned, np.array(born), np.array(died), aligned)
     best: _Layout | None = None
     for found in islice(_layouts(lives), max(4, int(_WORK / lives.placing))):
         best = found if best is None else min(best, found, key=lambda layout: layout.bytes)
@@ -53,8 +62,8 @@ class _Layout:
 class _Lives:
     """Buffers as arrays, with what all orders need to know of them."""
 
-    def __init__(self, sizes: Numbers, born: Numbers, died: Numbers) -> None:
-        self.sizes, self.born, self.died = sizes, born, died
+    def __init__(self, sizes: Numbers, born: Numbers, died: Numbers, aligned: Numbers) -> None:
+        self.sizes, self.born, self.died, self.aligned = sizes, born, died, aligned
         moments, live = _profile(sizes, born, died)
         self.limit = int(live.max())
         spans = np.stack((np.searchsorted(moments, born), np.searchsorted(moments, died)), axis=1)
@@ -106,12 +115,13 @@ def _place(lives: _Lives, order: Numbers, tight: bool) -> _Layout:
     offsets = np.zeros(len(order), np.int64)
     placed = np.zeros((4, len(order)), np.int64)  # rows: offset, end, born, died; sorted by offset
     sizes, births, deaths = lives.sizes.tolist(), lives.born.tolist(), lives.died.tolist()
+    aligned = lives.aligned.tolist()
     top = 0
     for count, item in enumerate(order.tolist()):
         size, born, died = sizes[item], births[item], deaths[item]
         begins, ends, others_born, others_died = placed[:, :count]
         beside = (others_born < died) & (others_died > born)
-        offset = _gap(begins[beside], ends[beside], size, tight)
+        offset = _gap(begins[beside], ends[beside], size, aligned[item], tight)
         at = int(np.searchsorted(begins, offset))
         placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
         placed[:, at] = (offset, offset + size, born, died)
@@ -120,11 +130,11 @@ def _place(lives: _Lives, order: Numbers, tight: bool) -> _Layout:
     return _Layout(offsets, top)
 
 
-def _gap(begins: Numbers, ends: Numbers, size: int, tight: bool) -> int:
-    """Where a gap begins that holds the size between intervals sorted by their begin."""
+def _gap(begins: Numbers, ends: Numbers, size: int, aligned: int, tight: bool) -> int:
+    """Where a gap begins that holds the size, aligned, between intervals sorted by their begin."""
     if not len(begins):
         return 0
-    ends = np.maximum.accumulate(ends)
+    ends = -(-np.maximum.accumulate(ends) // aligned) * aligned
     starts = np.concatenate(([0], ends[:-1]))
     gaps = begins - starts
     fits = np.flatnonzero(gaps >= size)

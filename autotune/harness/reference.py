@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import xxhash
 
+from autotune.raw import element_bytes
+
 _CHUNK = 1 << 20
 _ALIGNMENT = 64
 
@@ -33,7 +35,8 @@ class Writer:
         self._entries: dict[str, list[Any]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        data = _bytes(tensor)
+        flat = _flat(tensor)
+        data = element_bytes(flat).data
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._entries[name] = [
@@ -90,13 +93,13 @@ class Reference:
 
 def digest(tensor: torch.Tensor) -> str:
     """Hash of a tensor's elements."""
-    return xxhash.xxh3_128_hexdigest(_bytes(tensor))
+    flat = _flat(tensor)
+    return xxhash.xxh3_128_hexdigest(element_bytes(flat).data)
 
 
-def _bytes(tensor: torch.Tensor) -> Any:
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Without a copy if the tensor is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy()
+    return tensor.detach().cpu().contiguous().reshape(-1)
 
 
 def _distance(expected: torch.Tensor, found: torch.Tensor) -> float:

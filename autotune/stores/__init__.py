@@ -107,8 +107,8 @@ def measured(costs: Costs, directories: Mapping[str, Path], device: str = "cpu")
         if FOR[name] != device:
             fits = ", ".join(f"--store {other}=DIR" for other, kind in FOR.items() if kind == device)
             raise ConfigError(f"the store {name!r} takes no tensors of device {device}; use {fits}")
-    found = {
-        name: replace(rates.probe(name, directory), contention=rates.contention(name, directory))
-        for name, directory in directories.items()
-    }
+    found = {}
+    for name, directory in directories.items():
+        contention, slowed = rates.contention(name, directory)
+        found[name] = replace(rates.probe(name, directory), contention=contention, slowed=slowed)
     return replace(costs, stores=found)

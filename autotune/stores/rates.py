@@ -1,13 +1,14 @@
 """What a store does on this device, measured through the store itself: the numbers that planners work with."""
 
 import contextlib
+import mmap
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PIECES = 32
+_SMALL = range(_PIECES, _PIECES + 8)
+"""Slots of a byte, for what a transfer takes beyond its bytes."""
 _PASS_SECONDS = 0.5
 """No pass takes longer than this and two pieces, however slow the disk."""
 _ENOUGH_SECONDS = 4.0
@@ -37,11 +40,14 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
     import torch
 
     room = free_bytes(Path(directory))
-    piece = min(nbytes, nbytes if room is None else room // 2) // _PIECES // PAGE_BYTES * PAGE_BYTES
-    with open_store(name, directory, dict.fromkeys(range(_PIECES), piece)) as store:
+    taken = min(nbytes, nbytes if room is None else room // 2) - len(_SMALL) * PAGE_BYTES
+    piece = max(0, taken // _PIECES // PAGE_BYTES * PAGE_BYTES)
+    slots = dict.fromkeys(range(_PIECES), piece) | dict.fromkeys(_SMALL, 1)
+    with open_store(name, directory, slots) as store:
         if piece == 0:
             raise StoreError(f"{name} store: {fmt_bytes(room or 0)} free in {directory} are too few to measure it")
-        tensor = torch.zeros(piece, dtype=torch.uint8, device=FOR[name])
+        tensor, into = _memory(piece, FOR[name]), _memory(piece, FOR[name])
+        few = torch.zeros(1, dtype=torch.uint8, device=FOR[name])
         begun = time.perf_counter()
         keys: list[int] = []
         # the first write to fresh extents is slower; and what is read must have been put
@@ -49,9 +55,10 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
             _end(store.put(len(keys), tensor))
             keys.append(len(keys))
         front, back = keys[: len(keys) // 2], keys[len(keys) // 2 :]
-        write, read = partial(_transfer, _put(store, tensor)), partial(_transfer, store.fetch)
-        alone_write, alone_read, beside_write, beside_read = [], [], [], []
+        write, read = partial(_transfer, _put(store, tensor)), partial(_transfer, _fetch(store, into))
+        latency, alone_write, alone_read, beside_write, beside_read = [], [], [], [], []
         for _ in range(repeats):
+            latency.append(1 / _transfer(_put(store, few), islice(cycle(_SMALL), 64)))
             alone_write.append(piece * write(keys))
             alone_read.append(piece * read(keys))
             with _beside(read, back):
@@ -65,18 +72,22 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
             read_bytes_per_second=statistics.median(alone_read),
             write_beside_read_bytes_per_second=statistics.median(beside_write),
             read_beside_write_bytes_per_second=statistics.median(beside_read),
+            latency_seconds=statistics.median(latency),
             pool_bytes=store.pool_bytes,
             holds_memory=store.holds_memory,
         )
 
 
-def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4) -> float:
-    """Seconds of a matrix product beside transfers, writes and reads in turn, over its seconds alone; at least 1."""
+def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4) -> tuple[float, float]:
+    """What a matrix product and transfers, writes and reads in turn, take beside each other over what they take alone.
+
+    Of the product and of the transfers; each at least 1.
+    """
     import torch
 
     piece = 8 * 2**20
     left = torch.randn(512, 512, device=FOR[name])
-    tensor = torch.zeros(piece, dtype=torch.uint8, device=FOR[name])
+    tensor, into = _memory(piece, FOR[name]), _memory(piece, FOR[name])
 
     def product_seconds() -> float:
         begin, count = time.perf_counter(), 0
@@ -90,13 +101,16 @@ def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats:
         for key in (0, 1):
             _end(store.put(key, tensor))
         product_seconds()
-        ratios = []
-        for begin in (_put(store, tensor), store.fetch) * (repeats // 2):
+        contended, slowed = [], []
+        for begin in (_put(store, tensor), _fetch(store, into)) * (repeats // 2):
             alone = product_seconds()
-            with _beside(partial(_transfer, begin), (0, 1)):
+            with _beside(partial(_transfer, begin), (0, 1)) as transfers:
                 beside = product_seconds()
-            ratios.append(beside / ((alone + product_seconds()) / 2))
-    return max(1.0, statistics.median(ratios))
+            with _beside(partial(_transfer, begin), (0, 1)) as transfers_alone:
+                time.sleep(seconds)
+            contended.append(beside / ((alone + product_seconds()) / 2))
+            slowed.append(transfers_alone.result() / transfers.result())
+    return max(1.0, statistics.median(contended)), max(1.0, statistics.median(slowed))
 
 
 def _settle(tensor: "Tensor") -> None:
@@ -109,6 +123,21 @@ def _settle(tensor: "Tensor") -> None:
 
 def _put(store: SwapStore, tensor: "Tensor") -> Callable[[int], "Future[Any]"]:
     return partial(store.put, tensor=tensor)
+
+
+def _fetch(store: SwapStore, into: "Tensor") -> Callable[[int], "Future[Any]"]:
+    return partial(store.fetch, into=into)
+
+
+def _memory(nbytes: int, device: str) -> "Tensor":
+    """As an arena's tensors lie, so that a disk can read and write it itself."""
+    import torch
+
+    if device != "cpu":
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    return torch.frombuffer(
+        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+    ).zero_()
 
 
 def _transfer(
@@ -138,13 +167,15 @@ def _end(transfer: "Future[Any]") -> None:
 
 
 @contextlib.contextmanager
-def _beside(transfer: Callable[[Iterable[int], Callable[[], bool]], float], keys: Sequence[int]) -> Iterator[None]:
-    """Transfers of these keys, over and over, as long as the context is open."""
+def _beside(
+    transfer: Callable[[Iterable[int], Callable[[], bool]], float], keys: Sequence[int]
+) -> Iterator["Future[float]"]:
+    """Transfers of these keys, over and over, as long as the context is open; then their number per second."""
     enough = threading.Event()
     with ThreadPoolExecutor(1) as driver:
         busy = driver.submit(transfer, cycle(keys), enough.is_set)
         try:
-            yield
+            yield busy
         finally:
             enough.set()
             busy.result()

@@ -1,9 +1,10 @@
 """One anonymous file, allocated in full, whose bytes go past the page cache.
 
 No name in the directory ever points to it, or only for the moment between create and unlink, so nothing of it survives
-the process, however that ends. O_DIRECT needs page-aligned memory, which tensors are not: bytes pass through one
-bounce buffer per direction. Where a file system refuses O_DIRECT, every chunk is flushed and dropped from the page
-cache at once; on a tmpfs neither would mean anything.
+the process, however that ends. The disk reads and writes memory that lies as O_DIRECT wants it, as an arena's tensors do;
+the bytes of other memory pass through one bounce buffer per direction, and their copying slows the cores that compute.
+Where a file system refuses O_DIRECT, every chunk is flushed and dropped from the page cache at once; on a tmpfs neither
+would mean anything.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import struct
 from collections.abc import Callable, Iterator
@@ -19,21 +21,26 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.errors import StoreError
+from autotune.raw import Bytes
 from autotune.simulate import PAGE_BYTES
 from autotune.units import fmt_bytes
 
 CHUNK_BYTES = 2 * 2**20
-"""Of one system call, and of one bounce buffer."""
+"""Of one bounce buffer, and of one system call on it."""
+DIRECT_BYTES = 8 * 2**20
+"""Of one system call on memory that the disk reads and writes itself."""
 
 _TMPFS, _RAMFS = 0x01021994, 0x858458F6
 _CACHESTAT = 451  # the number of the system call on every architecture but alpha
+_AT_EMPTY_PATH, _STATX_DIOALIGN, _DIO_MEM_ALIGN = 0x1000, 0x2000, 152  # linux/stat.h; the last is the field's place
+_PINS = (6, 5)
+"""The Linux whose direct transfers pin their pages: before it a fork, as of a data loader, in the middle of a direct read
+could leave the disk writing to the child's copy."""
 _REFUSES_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-Bytes = NDArray[np.uint8]
 Transfer = Callable[[int, list[memoryview], int], int]
 """`os.pwritev` or `os.preadv`: file, buffers, offset, giving the bytes that were moved."""
 
@@ -73,6 +80,7 @@ class Slab:
             _allocate(self._file, name, directory, self.nbytes)
             self.direct = not self.holds_memory and _bypass_page_cache(self._file)
             """Whether O_DIRECT is in force."""
+            self._alignment = _memory_alignment(self._file) if self.direct else 0
             self._outgoing, self._incoming = (_bounce_buffer() if self.direct else None for _ in range(2))
             self._close = undo.pop_all()
         # without O_DIRECT the page cache holds the chunk on its way
@@ -80,21 +88,21 @@ class Slab:
 
     def write(self, offset: int, data: Bytes, hasher: Hasher | None = None) -> None:
         """Write all of `data` at a page-aligned offset, or raise OSError."""
-        for start, piece in _chunks(data):
+        for start, piece, fits in self._pieces(data):
             if hasher is not None:
                 hasher.update(piece.data)
             staged = piece
-            if self._outgoing is not None:
+            if self._outgoing is not None and not fits:
                 self._outgoing[: len(piece)] = piece
                 staged = self._outgoing[: padded(len(piece))]
             self._move(self._pwritev, staged, offset + start, "write")
 
     def read(self, offset: int, into: Bytes, hasher: Hasher | None = None) -> None:
         """Fill `into` from a page-aligned offset, or raise OSError."""
-        for start, piece in _chunks(into):
-            staged = piece if self._incoming is None else self._incoming[: padded(len(piece))]
+        for start, piece, fits in self._pieces(into):
+            staged = piece if self._incoming is None or fits else self._incoming[: padded(len(piece))]
             self._move(self._preadv, staged, offset + start, "read")
-            if self._incoming is not None:
+            if staged is not piece:
                 piece[:] = staged[: len(piece)]
             if hasher is not None:
                 hasher.update(piece.data)
@@ -109,6 +117,16 @@ class Slab:
         """Give the file's space and the buffers back."""
         self._close.close()
         self._outgoing = self._incoming = None
+
+    def _pieces(self, data: Bytes) -> Iterator[tuple[int, Bytes, bool]]:
+        """(start, bytes, whether the disk can take them where they lie): whole pages, and what is left."""
+        body = 0
+        if self.direct and self._alignment and data.ctypes.data % self._alignment == 0:
+            body = len(data) // PAGE_BYTES * PAGE_BYTES
+        for start in range(0, body, DIRECT_BYTES):
+            yield start, data[start : min(start + DIRECT_BYTES, body)], True
+        for start in range(body, len(data), CHUNK_BYTES):
+            yield start, data[start : start + CHUNK_BYTES], False
 
     def _move(self, call: Transfer, data: Bytes, offset: int, verb: str) -> None:
         done = 0
@@ -163,11 +181,6 @@ def page_cache_bytes_by_page(file: int, nbytes: int) -> int:
     if asked != 0:
         raise OSError(ctypes.get_errno(), "mincore")
     return int((resident & 1).sum()) * PAGE_BYTES
-
-
-def _chunks(data: Bytes) -> Iterator[tuple[int, Bytes]]:
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield start, data[start : start + CHUNK_BYTES]
 
 
 def _bounce_buffer() -> Bytes:
@@ -236,3 +249,15 @@ def _bypass_page_cache(file: int) -> bool:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead into the page cache
         return False
     return True
+
+
+def _memory_alignment(file: int) -> int:
+    """What the address of memory must be a multiple of for the disk to read and write it; 0 where that is not safe."""
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if release is None or tuple(map(int, release.groups())) < _PINS:
+        return 0
+    told = ctypes.create_string_buffer(256)
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    if statx is None or statx(file, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, told):
+        return PAGE_BYTES
+    return struct.unpack_from("I", told, _DIO_MEM_ALIGN)[0] or PAGE_BYTES

@@ -1,6 +1,5 @@
 """Tensors in one slab file: written by one thread, read back by another, checked on the way."""
 
-import ctypes
 import errno
 import os
 import threading
@@ -14,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
 from autotune.errors import StoreError
+from autotune.raw import storage_bytes
 from autotune.stores.form import Form
 from autotune.stores.lane import Lane
-from autotune.stores.slab import Bytes, Slab, Transfer
+from autotune.stores.slab import Slab, Transfer
 from autotune.stores.slots import Slotted, end_to_end
 
 Checksums = Literal["all", "sampled", "off"]
@@ -152,7 +151,7 @@ class SlabStore(Slotted[_Slot]):
         hasher = xxhash.xxh3_128() if saved.checked else None
         tensor = box.pop()
         try:
-            self._slab.write(slot.offset, _storage_bytes(tensor), hasher)
+            self._slab.write(slot.offset, storage_bytes(tensor), hasher)
         except OSError as error:
             return self._problem("write", slot, error)
         if hasher is not None:
@@ -165,7 +164,7 @@ class SlabStore(Slotted[_Slot]):
         begin = time.perf_counter()
         hasher = xxhash.xxh3_128() if saved.digest else None
         try:
-            self._slab.read(slot.offset, _storage_bytes(box[0]), hasher)
+            self._slab.read(slot.offset, storage_bytes(box[0]), hasher)
         except OSError as error:
             return self._problem("read", slot, error)
         self._moved.append(("read", begin, time.perf_counter()))
@@ -184,18 +183,6 @@ class SlabStore(Slotted[_Slot]):
             f"{self.name} store in {self.directory}: cannot {verb} slot {slot.key} of {slot.nbytes} bytes "
             f"({error.strerror}); {move}, or name another directory with --store {self.name}=DIR"
         )
-
-
-def _storage_bytes(tensor: Tensor) -> Bytes:
-    """The tensor's memory, as long as it lives.
-
-    numpy copies in the calling thread; torch would wake its own pool beside the compute. By address: `Tensor.numpy` makes
-    the storage unresizable for ever, and a weight's memory could never be given back.
-    """
-    storage = tensor.untyped_storage()
-    if not storage.nbytes():
-        return np.empty(0, np.uint8)
-    return np.ctypeslib.as_array((ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()))
 
 
 def _finish(slab: Slab, lanes: tuple[Lane, ...]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.arena.pack import max_live, pack
+from autotune.arena.pack import WIDE, WIDE_ALIGNMENT, max_live, pack
 
 FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
 """Size, birth, death. Sharing whole objects they need 10 bytes; memonger's dynamic program finds 11."""
@@ -99,6 +99,18 @@ def test_one_that_dies_as_another_is_born_leaves_its_place():
 
 def test_a_buffer_of_1_byte_takes_64():
     assert laid_out([(1, 0, 5), (1, 0, 5)], alignment=64)[1] == 128
+
+
+@given(st.lists(st.tuples(buffers, st.booleans()), min_size=1, max_size=16))
+def test_what_is_wide_lies_where_a_disk_can_read_it_and_shares_no_byte(drawn):
+    lives = [(size + WIDE * wide, born, died) for (size, born, died), wide in drawn]
+    sizes, born, died = zip(*lives, strict=True)
+    offsets, top = pack(sizes, born, died)
+    assert all(at % (WIDE_ALIGNMENT if size >= WIDE else 64) == 0 for at, size in zip(offsets, sizes, strict=True))
+    for (one, at), (other, there) in itertools.combinations(zip(lives, offsets, strict=True), 2):
+        together = one[1] < other[2] and other[1] < one[2]
+        assert not together or at + one[0] <= there or there + other[0] <= at
+    assert max(at + size for at, size in zip(offsets, sizes, strict=True)) <= top
 
 
 def test_the_same_lives_get_the_same_layout():

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import mmap
 import os
 import shutil
 import stat
@@ -83,6 +84,20 @@ def test_every_size_comes_back_bit_for_bit(opener: Opener, nbytes: int) -> None:
         tensor = random_tensor(nbytes)
         store.put(5, tensor).result()
         assert same_bits(store.fetch(5).result(), tensor)
+
+
+def lying_well(nbytes: int, seed: int = 0) -> torch.Tensor:
+    """As an arena's tensors lie: on a page."""
+    tensor = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+    return tensor.copy_(random_tensor(nbytes, seed))
+
+
+@pytest.mark.parametrize("nbytes", [*SIZES, slab.DIRECT_BYTES - 4096, slab.DIRECT_BYTES, 2 * slab.DIRECT_BYTES + 4097])
+def test_every_size_comes_back_where_the_disk_may_take_it_itself(opener: Opener, nbytes: int) -> None:
+    with opener({5: nbytes}, checksums="all") as store:
+        tensor, into = lying_well(nbytes), lying_well(nbytes, seed=1)
+        store.put(5, tensor).result()
+        assert same_bits(store.fetch(5, into).result(), tensor)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

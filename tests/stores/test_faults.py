@@ -1,21 +1,27 @@
 """What a store does when the disk, the directory or the process fails."""
 
+import ctypes
 import errno
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from autotune.errors import StoreError
 from autotune.stores import open_store, slab
+from autotune.stores.slab import Transfer
 
 MIB = 2**20
 
@@ -281,6 +287,52 @@ def test_only_a_file_without_o_direct_ever_fills_the_page_cache(
             store.fetch(key).result()
         assert max(seen) == slab.CHUNK_BYTES, "one chunk on its way, and no more"
         assert store.held_bytes() == 0
+
+
+def alone(part: torch.Tensor) -> torch.Tensor:
+    """The same memory, as a storage of its own."""
+    return torch.frombuffer((ctypes.c_uint8 * part.nbytes).from_address(part.data_ptr()), dtype=torch.uint8)
+
+
+def test_the_disk_takes_memory_that_lies_well_itself_and_copies_of_other_memory(tmp_path: Path) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {"write": [], "read": []}
+
+    def watching(verb: str, call: Transfer) -> Transfer:
+        def watched(file: int, buffers: list[memoryview], offset: int) -> int:
+            seen[verb].append((np.frombuffer(buffers[0], np.uint8).ctypes.data, len(buffers[0])))
+            return call(file, buffers, offset)
+
+        return watched
+
+    nbytes = 3 * MIB + 5
+    memory = torch.frombuffer(mmap.mmap(-1, 2 * 4 * MIB), dtype=torch.uint8)
+    transfers = {"pwritev": watching("write", os.pwritev), "preadv": watching("read", os.preadv)}
+    with open_store("ssd", tmp_path, {0: nbytes}, **transfers) as store:
+        if not store.direct:
+            pytest.skip("this file system has no O_DIRECT")
+        for shift, own in ((0, 3 * MIB), (64, 0)):
+            one, other = (memory[at * 4 * MIB + shift :][:nbytes] for at in range(2))
+            one, other = alone(one), alone(other)
+            store.put(0, one).result()
+            store.fetch(0, other).result()
+            assert torch.equal(one, other)
+            for verb, tensor in (("write", one), ("read", other)):
+                inside = range(tensor.data_ptr(), tensor.data_ptr() + nbytes)
+                assert sum(length for at, length in seen[verb] if at in inside) == own
+                seen[verb].clear()
+
+
+def test_before_linux_6_5_the_disk_never_reads_or_writes_tensors_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryFile() as file:
+        for release, safe in (
+            ("6.4.99-generic", False),
+            ("5.15.0", False),
+            ("6.5.0", True),
+            ("7.1-rc2", True),
+            ("odd", False),
+        ):
+            monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
+            assert (slab._memory_alignment(file.fileno()) > 0) == safe
 
 
 def test_both_ways_to_ask_for_the_page_cache_agree(tmp_path: Path) -> None:
