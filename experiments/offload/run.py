@@ -30,6 +30,7 @@ from autotune.planners.auto import auto
 from autotune.records import from_json, to_json
 from autotune.schedule import lower
 from autotune.simulate import Estimate, peak_bytes, simulate
+from autotune.stores import measured
 from autotune.trial import Settings
 
 HERE = Path(__file__).parent
@@ -139,16 +140,25 @@ def measure(model: str, parts: list[str], stores: dict[str, Path], results: dict
         if "search" in parts and "search" not in known:
             known["search"] = search(name, arguments, stores)
             save()
-        for part in (part for part in parts if part != "search"):
+        for part in sorted({"windows", *parts} - {"search"}, key=PARTS.index):  # the others need its first row
             rows = known.setdefault(part, {})
             for what, plan, budget in questions(part, prepared.graph, costs):
-                if what in rows:
+                if what in rows or (part not in parts and what != "none"):
                     continue
-                expected = simulate(prepared.graph, lower(prepared.graph, plan), costs)
+                stores_now = measured(costs, stores)
                 seen = harness.measure(plan)
-                rows[what] = row(plan, expected, seen, budget)
+                now = at_pace(stores_now, seen, known["windows"]["none"]["time_ratio"] if plan.offload else None)
+                rows[what] = row(plan, simulate(prepared.graph, lower(prepared.graph, plan), now), seen, budget)
                 print(f"{model}, {part}, {what}: {_cells(rows[what])}", flush=True)
                 save()
+
+
+def at_pace(costs: Costs, seen: Measurement, traced: float | None) -> Costs:
+    """The costs as they were in this run: eager ran beside the plan, and the traced step takes `traced` times as long."""
+    if traced is None or seen.time_ratio is None or seen.median_seconds is None:
+        return costs
+    pace = traced * seen.median_seconds / seen.time_ratio / sum(costs.seconds)
+    return replace(costs, seconds=tuple(pace * seconds for seconds in costs.seconds))
 
 
 def search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) -> dict[str, Any]:
@@ -200,7 +210,9 @@ def summary(results: dict[str, Any]) -> str:
         f" {', then by '.join(results['commands'])}",
         "",
         "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
-        "Hidden: of the store's time what execution did not wait for, in one step. Plans run in the arena.",
+        "Hidden: of the store's time what execution did not wait for, in one step. Plans run in the arena. Predicted: with what",
+        "the store did just before, and ops at the pace of the run, which changes by a third within minutes here: as profiled,",
+        "times what the traced step took then over what the profile says of it.",
     ]
     for model, known in results["models"].items():
         for part in ("windows", "media", "joint"):

@@ -127,6 +127,20 @@ def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step
     assert seen.step_charged_bytes == pytest.approx(predicted, abs=MIB)
 
 
+def test_weights_leave_for_the_store_and_come_back_under_the_harness(tmp_path: Path) -> None:
+    offload = {"planner": "window", "store": "ssd", "window": 1, "share": 1.0, "what": "all"}
+    with harness(tmp_path, "wide", {"batch": 64, "width": 1024}, stores={"ssd": tmp_path}) as runner:
+        prepared = runner.prepare()
+        graph = prepared.graph
+        plan = make_plan(graph, {"offload": offload, "update": {"planner": "with_gradient"}}, 0, prepared.costs)
+        predicted = simulate(graph, lower(graph, plan), prepared.costs)
+        seen = runner.measure(plan)
+    assert {swap.value for swap in plan.offload} & set(graph.static)
+    assert (seen.outcome, seen.max_error) == (Outcome.OK, 0.0)
+    assert seen.transfer_bytes == predicted.transfer_bytes
+    assert seen.step_peak_bytes == pytest.approx(predicted.peak_bytes, abs=MIB)
+
+
 def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:
     runner, switch = tripping
     switch.write_text("kill")

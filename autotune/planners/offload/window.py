@@ -18,6 +18,8 @@ from autotune.schedule import Run, around, away, layer_runs, lower
 from autotune.simulate import peak_bytes, timeline
 
 Bytes = npt.NDArray[np.int64]
+_SLACK = 1 / 500
+"""Above the lowest peak there is: the last part of a thousand may need a hundred transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Window:
     """Keep the values of the running layer and the `window` before or after it; of the others send away what the budget needs.
 
     At most `share` of the bytes that may leave do, values of at least `least_bytes` each. Longest away first: a byte costs
-    the same transfer however long it stays away. When no budget can be met, as much leaves as lowers the peak, and no more.
+    the same transfer however long it stays away; but values so small that the store takes longer to begin than to move
+    them come after all others. When no budget can be met, as much leaves as lowers the peak, to a part in 500, and no more.
     What is read back within the window never leaves, so the last layers before backward keep theirs.
     """
 
@@ -87,7 +90,11 @@ class Window:
                 # gone from the end of the window behind its layer until the window before its reader begins
                 start, stop = first[here + self.window + 1], first[there - self.window]
                 gaps.append(_Gap(Swap(value.id, gap), value.nbytes, start, stop, clock[stop] - clock[start]))
-        return sorted(gaps, key=lambda gap: (-gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap))
+        store = costs.stores[self.store]
+        small = store.latency_seconds * store.write_bytes_per_second
+        return sorted(
+            gaps, key=lambda gap: (gap.nbytes < small, -gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap)
+        )
 
     def _may_leave(self, value: Value, own: bool) -> bool:
         if own:
@@ -103,7 +110,7 @@ def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float) -
     lowest = profile.copy()
     for gap in gaps:
         lowest[gap.start : gap.stop] -= gap.nbytes
-    target = max(budget_bytes, int(lowest.max()))
+    target = max(budget_bytes, int(lowest.max() * (1 + _SLACK)))
     allowance = share * sum(gap.nbytes for gap in gaps)
     taken: list[_Gap] = []
     now = profile.copy()

@@ -57,6 +57,25 @@ def test_a_budget_out_of_reach_gets_the_lowest_peak():
     assert away_at(0) == ["old", "young"]
 
 
+def test_what_the_store_takes_longer_to_begin_than_to_move_leaves_last():
+    graph = two_long_lives()
+    costs = with_store(graph, dataclasses.replace(SSD, latency_seconds=0.4))  # 20 bytes, written meanwhile
+    for budget, names in ((139, ["young"]), (110, ["young"]), (100, ["old", "young"])):
+        made = Window().plan(graph, Plan.traced(graph), budget, costs)
+        assert [graph.values[swap.value].name for swap in made.offload] == names
+
+
+def test_the_last_part_of_500_of_the_lowest_peak_is_worth_no_transfer():
+    graph = two_long_lives()
+    costs = with_store(graph)
+    wide = dataclasses.replace(graph, values=tuple(dataclasses.replace(v, nbytes=200 * v.nbytes) for v in graph.values))
+    few = dataclasses.replace(
+        wide, values=tuple(dataclasses.replace(v, nbytes=40 if v.name == "old" else v.nbytes) for v in wide.values)
+    )
+    assert len(Window().plan(wide, Plan.traced(wide), 0, costs).offload) == 2
+    assert [swap.value for swap in Window().plan(few, Plan.traced(few), 0, costs).offload] == [1]
+
+
 def test_a_share_bounds_the_bytes_that_leave():
     assert away_at(0, share=0.0) == []
     assert away_at(0, share=0.25) == ["old"]  # 10 of 40 bytes
