@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from autotune.errors import StoreError
 from autotune.stores.form import Form, storage_of
-from autotune.stores.slots import Slotted, end_to_end
+from autotune.stores.slots import Slots, end_to_end
 from autotune.units import fmt_bytes
 
 
@@ -54,7 +54,7 @@ class _Copy(Future[Any]):
         return super().exception(timeout)
 
 
-class HostStore(Slotted[_Slot]):
+class HostStore:
     """A SwapStore for the current GPU's tensors; its directory is of no use. `cuda` stands for `torch.cuda`."""
 
     direct, holds_memory, pool_bytes = True, False, 0
@@ -66,7 +66,6 @@ class HostStore(Slotted[_Slot]):
             raise StoreError(f"{name} store: it keeps a GPU's values, and torch sees no GPU; use --store ssd=DIR")
         self.written_bytes = self.read_bytes = 0
         offsets, end = end_to_end(slots)
-        self._slots = {key: _Slot(offsets[key], nbytes) for key, nbytes in slots.items()}
         self._slab, unpin = _pinned(self._cuda, name, end)
         self._streams = {"write": self._cuda.Stream(), "read": self._cuda.Stream()}
         self._lock = threading.Lock()
@@ -75,11 +74,12 @@ class HostStore(Slotted[_Slot]):
         self._cuda.synchronize()
         self._begun_seconds = time.perf_counter()
         self._finish = weakref.finalize(self, unpin)
+        self._slots = Slots(name, {key: _Slot(offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish)
 
     def put(self, key: int, tensor: Tensor) -> "Future[None]":
         """Begin to copy the tensor's whole storage, once the computing stream has made it."""
         with self._lock:
-            slot = self._slot(key)
+            slot = self._slots[key]
             form = Form.of(tensor)
             if form.nbytes > slot.nbytes:
                 raise StoreError(
@@ -93,7 +93,7 @@ class HostStore(Slotted[_Slot]):
     def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
         """Allocate on the computing stream, or take a tensor of as many bytes, and begin to copy back."""
         with self._lock:
-            slot = self._slot(key)
+            slot = self._slots[key]
             if slot.form is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
             tensor = slot.form.memory(into, f"{self.name} store: slot {key}")
@@ -118,6 +118,12 @@ class HostStore(Slotted[_Slot]):
             if self._finish.alive:
                 self._cuda.synchronize()
                 self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _place(self, slot: _Slot) -> Tensor:
         assert slot.form is not None

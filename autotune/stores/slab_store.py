@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 import xxhash
@@ -22,7 +22,7 @@ from autotune.raw import storage_bytes
 from autotune.stores.form import Form
 from autotune.stores.lane import Lane
 from autotune.stores.slab import Slab, Transfer
-from autotune.stores.slots import Slotted, end_to_end
+from autotune.stores.slots import Slots, end_to_end
 
 Checksums = Literal["all", "sampled", "off"]
 _SAMPLE = 16
@@ -54,7 +54,7 @@ class _Slot:
     """Ticket of the latest read."""
 
 
-class SlabStore(Slotted[_Slot]):
+class SlabStore:
     """A SwapStore over one anonymous file, for CPU tensors that own their storage.
 
     `checksums`: every transfer, one in 16 (each slot in turn), or none.
@@ -75,18 +75,20 @@ class SlabStore(Slotted[_Slot]):
         self.written_bytes = self.read_bytes = 0
         self._moved: deque[tuple[str, float, float]] = deque(maxlen=_REMEMBERED)
         offsets, end = end_to_end(slots)
-        self._slots = {key: _Slot(key, offsets[key], nbytes) for key, nbytes in slots.items()}
         self._slab = Slab(name, directory, end, only_memory=only_memory, pwritev=pwritev, preadv=preadv)
         self.direct, self.holds_memory = self._slab.direct, self._slab.holds_memory
         self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
         self._writer, self._reader = Lane(f"{name}-write"), Lane(f"{name}-read")
         self._lock = threading.Lock()
         self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader))
+        self._slots = Slots(
+            name, {key: _Slot(key, offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish
+        )
 
     def put(self, key: int, tensor: Tensor) -> "Future[None]":
         """Begin to write the tensor's whole storage."""
         with self._lock:
-            slot = self._slot(key)
+            slot = self._slots[key]
             saved = self._describe(slot, tensor)
             slot.saved, slot.generation = saved, slot.generation + 1
             # a list, so that the job can empty it: its frame must not keep the tensor
@@ -96,7 +98,7 @@ class SlabStore(Slotted[_Slot]):
     def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
         """Allocate in this thread, or take a tensor of as many bytes, and begin to read."""
         with self._lock:
-            slot = self._slot(key)
+            slot = self._slots[key]
             if slot.saved is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
             box = [slot.saved.form.memory(into, f"{self.name} store: slot {key}")]
@@ -117,6 +119,12 @@ class SlabStore(Slotted[_Slot]):
         """Fail what is not begun, end what is under way, give everything back."""
         with self._lock:
             self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _describe(self, slot: _Slot, tensor: Tensor) -> _Saved:
         where = f"{self.name} store: slot {slot.key}"

@@ -1,9 +1,9 @@
-"""What every store of slots in one slab does alike."""
+"""The slots of a store, which lie end to end in one slab."""
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from autotune.errors import StoreError
 from autotune.stores.slab import padded
@@ -11,29 +11,20 @@ from autotune.stores.slab import padded
 S = TypeVar("S")
 
 
-class Slotted(ABC, Generic[S]):
-    """Open until it is closed, and knows its slots by their keys. `_finish` gives everything back, once."""
+@dataclass(frozen=True, slots=True)
+class Slots(Generic[S]):
+    """By key, as long as the store is open: until `finish` has given everything back."""
 
     name: str
-    _slots: dict[int, S]
-    _finish: "weakref.finalize[..., Any]"
+    of: Mapping[int, S]
+    finish: "weakref.finalize[..., Any]"
 
-    @abstractmethod
-    def close(self) -> None:
-        """Give everything back. Twice is once."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _slot(self, key: int) -> S:
-        if not self._finish.alive:
+    def __getitem__(self, key: int) -> S:
+        if not self.finish.alive:
             raise StoreError(f"{self.name} store is closed; open it again")
-        if key not in self._slots:
-            raise StoreError(f"{self.name} store: no slot {key}; it was opened with {len(self._slots)} others")
-        return self._slots[key]
+        if key not in self.of:
+            raise StoreError(f"{self.name} store: no slot {key}; it was opened with {len(self.of)} others")
+        return self.of[key]
 
 
 def end_to_end(slots: Mapping[int, int]) -> tuple[dict[int, int], int]:

@@ -129,7 +129,7 @@ def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step
 
 def test_weights_leave_for_the_store_and_come_back_under_the_harness(tmp_path: Path) -> None:
     offload = {"planner": "window", "store": "ssd", "window": 1, "share": 1.0, "what": "all"}
-    with harness(tmp_path, "wide", {"batch": 64, "width": 1024}, stores={"ssd": tmp_path}) as runner:
+    with harness(tmp_path, "wide", {"batch": 1024, "width": 1024}, stores={"ssd": tmp_path}) as runner:
         prepared = runner.prepare()
         graph = prepared.graph
         plan = make_plan(graph, {"offload": offload, "update": {"planner": "with_gradient"}}, 0, prepared.costs)

@@ -69,7 +69,8 @@ class Window:
             return kept
         # an open store's own buffers stand beside every op
         opened = np.array(profile, dtype=np.int64) + store.pool_bytes
-        swaps = _choose(self._gaps(graph, kept, costs), opened, budget_bytes, self.share)
+        small = int(store.latency_seconds * store.write_bytes_per_second)
+        swaps = _choose(self._gaps(graph, kept, costs), opened, budget_bytes, self.share, small)
         away_too = replace(kept, offload=swaps, store=self.store, window=self.window) if swaps else kept
         return min(kept, away_too, key=lambda made: peak_bytes(graph, made, costs))
 
@@ -90,11 +91,7 @@ class Window:
                 # gone from the end of the window behind its layer until the window before its reader begins
                 start, stop = first[here + self.window + 1], first[there - self.window]
                 gaps.append(_Gap(Swap(value.id, gap), value.nbytes, start, stop, clock[stop] - clock[start]))
-        store = costs.stores[self.store]
-        small = store.latency_seconds * store.write_bytes_per_second
-        return sorted(
-            gaps, key=lambda gap: (gap.nbytes < small, -gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap)
-        )
+        return sorted(gaps, key=lambda gap: (-gap.seconds, -gap.nbytes, gap.swap.value, gap.swap.gap))
 
     def _may_leave(self, value: Value, own: bool) -> bool:
         if own:
@@ -102,16 +99,16 @@ class Window:
         return value.role in (Role.ACTIVATION, Role.GRAD)
 
 
-def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float) -> tuple[Swap, ...]:
+def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float, small: int) -> tuple[Swap, ...]:
     """Take gaps in turn while they lower what stands above the target, then give back those that proved needless.
 
-    `profile`: bytes at each position of the order with nothing away.
+    `profile`: bytes at each position of the order with nothing away. Values of less than `small` bytes stay if others do.
     """
-    lowest = profile.copy()
-    for gap in gaps:
-        lowest[gap.start : gap.stop] -= gap.nbytes
-    target = max(budget_bytes, int(lowest.max() * (1 + _SLACK)))
+    target = max(budget_bytes, int(_without(gaps, profile).max() * (1 + _SLACK)))
     allowance = share * sum(gap.nbytes for gap in gaps)
+    wide = [gap for gap in gaps if gap.nbytes >= small]
+    enough = _without(wide, profile).max() <= target
+    gaps = wide if enough else [*wide, *(gap for gap in gaps if gap.nbytes < small)]
     taken: list[_Gap] = []
     now = profile.copy()
     for gap in gaps:
@@ -127,3 +124,11 @@ def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float) -
         else:
             now[gap.start : gap.stop] += gap.nbytes
     return tuple(sorted((gap.swap for gap in needed), key=lambda swap: (swap.value, swap.gap)))
+
+
+def _without(gaps: list[_Gap], profile: Bytes) -> Bytes:
+    """The profile with all of these away."""
+    left = profile.copy()
+    for gap in gaps:
+        left[gap.start : gap.stop] -= gap.nbytes
+    return left
