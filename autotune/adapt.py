@@ -71,7 +71,9 @@ def _longest_away(graph: TrainGraph, plan: Plan, costs: Costs, share: float) -> 
     """Of what still leaves with the plan's window those that are away longest, up to a share of all bytes that left."""
     layers, happened = layer_runs(graph, plan.order), events(graph, plan.order)
     clock = [0.0, *itertools.accumulate(costs.seconds[op] for op in plan.order)]
-    leaving = [swap for swap in plan.offload if away(*around(layers, happened[swap.value], swap.gap), plan.window)]
+    # what the plan's own window left room for, another may not
+    bare = [Swap(swap.value, swap.gap) for swap in plan.offload]
+    leaving = [swap for swap in bare if away(*around(layers, happened[swap.value], swap.gap), plan.window)]
 
     def seconds(swap: Swap) -> float:
         own = happened[swap.value]

@@ -44,5 +44,6 @@ def _still_away(graph: TrainGraph, plan: Plan) -> Iterator[Swap]:
     """What leaves memory in the plan's order: without updates between them two runs of a layer may have become one."""
     layers, happened = layer_runs(graph, plan.order), events(graph, plan.order)
     for swap in plan.offload:
-        if away(*around(layers, happened[swap.value], swap.gap), plan.window):
+        save, load = around(layers, happened[swap.value], swap.gap)
+        if away(save + swap.late, load - swap.early, plan.window):
             yield swap

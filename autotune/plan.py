@@ -21,6 +21,10 @@ class Swap:
 
     value: int
     gap: int
+    late: int = 0
+    """Layers beside which it is saved beyond the plan's window: where memory is free its write may take longer."""
+    early: int = 0
+    """Layers that it is loaded ahead beyond the plan's window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +161,17 @@ def _check_offload(graph: TrainGraph, plan: Plan) -> None:
         raise PlanError(f"window is {plan.window}; it counts the running layer, so it is at least 1")
     if plan.offload and not plan.store:
         raise PlanError("the plan offloads values but names no store")
-    if len(set(plan.offload)) < len(plan.offload):
-        twice = next(swap for swap in plan.offload if plan.offload.count(swap) > 1)
-        raise PlanError(f"{graph.values[twice.value].name} is offloaded twice in gap {twice.gap}")
     happened = events(graph, plan.order)
+    seen: set[tuple[int, int]] = set()
     for swap in plan.offload:
         if not 0 <= swap.value < len(graph.values):
             raise PlanError(f"the plan offloads value {swap.value}; {graph.name} has {len(graph.values)} values")
         value = graph.values[swap.value]
+        if (swap.value, swap.gap) in seen:
+            raise PlanError(f"{value.name} is offloaded twice in gap {swap.gap}")
+        seen.add((swap.value, swap.gap))
+        if min(swap.late, swap.early) < 0:
+            raise PlanError(f"{value.name} is away for longer than the window allows: late and early are at least 0")
         own = value.id in graph.static
         if (value.role not in MAY_LEAVE) if own else (value.role not in (Role.ACTIVATION, Role.GRAD)):
             raise PlanError(f"{value.name} is the user's own {value.role}: it stays in memory")

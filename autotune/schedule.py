@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.errors import PlanError
 from autotune.graph import TrainGraph
-from autotune.plan import Plan, events
+from autotune.plan import Plan, Swap, events
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,10 @@ def around(layers: Sequence[int], happened: Sequence[tuple[int, bool]], gap: int
 
 
 def lower(graph: TrainGraph, plan: Plan) -> Schedule:
-    """Make the instructions of a plan: free at last use, save beside the next `window` layers, load so many ahead."""
+    """Make the instructions of a plan: free at last use, save beside the next `window` layers, load so many ahead.
+
+    A swap may add layers to either.
+    """
     order = plan.order
     layers = layer_runs(graph, order)
     first = {layer: position for position, layer in reversed(list(enumerate(layers)))}
@@ -81,16 +84,17 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
     before: dict[int, list[tuple[int, Instruction]]] = {}
     after: dict[int, list[Instruction]] = {}
     takes = {made.position: made.value for made in plan.inplace}
-    swaps: dict[int, set[int]] = {}
+    swaps: dict[int, dict[int, Swap]] = {}
     for swap in plan.offload:
-        swaps.setdefault(swap.value, set()).add(swap.gap)
+        swaps.setdefault(swap.value, {})[swap.gap] = swap
 
     late_frees: dict[int, list[Instruction]] = {}
     instructions: list[Instruction] = []
     for value_id, happened in enumerate(events(graph, order)):
-        gone = swaps.get(value_id, set())
-        for gap in sorted(gone.intersection(range(-1, len(happened) - 1))):
+        gone = swaps.get(value_id, {})
+        for gap in sorted(gone.keys() & set(range(-1, len(happened) - 1))):
             save, load = around(layers, happened, gap)
+            save, load = save + gone[gap].late, load - gone[gap].early
             if not away(save, load, plan.window):
                 name = graph.values[value_id].name
                 raise PlanError(

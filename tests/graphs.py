@@ -173,12 +173,13 @@ def random_plan(graph: TrainGraph, rng: random.Random, *, repeat: int = 4, offlo
         return plan
     window = rng.randint(1, 2)
     layers, found = layer_runs(graph, plan.order), events(graph, plan.order)
-    gaps = [
-        Swap(value, gap)
-        for value, happened in enumerate(found)
-        for gap in range(-1 if value in graph.static else 0, len(happened) - 1)
-        if away(*around(layers, happened, gap), window)
-    ]
+    gaps = []
+    for value, happened in enumerate(found):
+        for gap in range(-1 if value in graph.static else 0, len(happened) - 1):
+            save, load = around(layers, happened, gap)
+            late, early = rng.choice((0, 0, 1)), rng.choice((0, 0, 1))
+            if away(save + late, load - early, window):
+                gaps.append(Swap(value, gap, late, early))
     swaps = tuple(
         swap for swap in gaps if rng.random() < 0.6 and _valid(graph, Plan(plan.order, (swap,), window, "ssd"))
     )

@@ -211,14 +211,14 @@ def test_a_store_that_was_not_given_is_named_with_the_cure():
 def counted(graph: TrainGraph, plan: Plan, scratch: tuple[int, ...]) -> list[int]:
     """Bytes while each position of the order runs, value by value from the rules of a plan, without a schedule."""
     layers = layer_runs(graph, plan.order)
-    swaps = set(plan.offload)
+    swaps = {(swap.value, swap.gap): swap for swap in plan.offload}
     total = [graph.static_bytes + scratch[op] for op in plan.order]
     for value, happened in zip(graph.values, events(graph, plan.order), strict=True):
         if value.id in graph.static:
             for gap, (position, _) in enumerate([(-1, False), *happened[:-1]], start=-1):
-                if Swap(value.id, gap) in swaps:
-                    saved = (layers[position] if gap >= 0 else -1) + plan.window
-                    loaded = layers[happened[gap + 1][0]] - plan.window
+                if (swap := swaps.get((value.id, gap))) is not None:
+                    saved = (layers[position] if gap >= 0 else -1) + plan.window + swap.late
+                    loaded = layers[happened[gap + 1][0]] - plan.window - swap.early
                     for p in range(position + 1, happened[gap + 1][0]):
                         total[p] -= value.nbytes if saved < layers[p] < loaded else 0
             continue
@@ -233,8 +233,8 @@ def counted(graph: TrainGraph, plan: Plan, scratch: tuple[int, ...]) -> list[int
             if again:
                 continue
             between = range(position, following)
-            if Swap(value.id, gap) in swaps:
-                saved, loaded = layers[position] + plan.window, layers[following] - plan.window
+            if (swap := swaps.get((value.id, gap))) is not None:
+                saved, loaded = layers[position] + plan.window + swap.late, layers[following] - plan.window - swap.early
                 between = [p for p in between if layers[p] <= saved or layers[p] >= loaded]
             here.update(between)
         for position in here:

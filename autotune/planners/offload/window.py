@@ -14,6 +14,7 @@ from autotune.graph import Role, TrainGraph, Value
 from autotune.knobs import Choice, Float, Int, Knob
 from autotune.plan import MAY_LEAVE, Plan, Swap, events
 from autotune.planners.offload.keep import Keep
+from autotune.planners.offload.slack import stretched
 from autotune.schedule import Run, around, away, layer_runs, lower
 from autotune.simulate import peak_bytes, timeline
 
@@ -40,7 +41,8 @@ class Window:
     At most `share` of the bytes that may leave do, values of at least `least_bytes` each. Longest away first: a byte costs
     the same transfer however long it stays away; but values so small that the store takes longer to begin than to move
     them come after all others. When no budget can be met, as much leaves as lowers the peak, to a part in 500, and no more.
-    What is read back within the window never leaves, so the last layers before backward keep theirs.
+    What is read back within the window never leaves, so the last layers before backward keep theirs. Where memory is free
+    below the budget, or below the peak that is left, values are saved for longer and loaded earlier (`slack`).
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {
@@ -72,7 +74,9 @@ class Window:
         small = int(store.latency_seconds * store.write_bytes_per_second)
         swaps = _choose(self._gaps(graph, kept, costs), opened, budget_bytes, self.share, small)
         away_too = replace(kept, offload=swaps, store=self.store, window=self.window) if swaps else kept
-        return min(kept, away_too, key=lambda made: peak_bytes(graph, made, costs))
+        best = min(kept, away_too, key=lambda made: peak_bytes(graph, made, costs))
+        limit = max(budget_bytes, peak_bytes(graph, best, costs))
+        return stretched(graph, best, limit, costs) if best.offload else best
 
     def _gaps(self, graph: TrainGraph, plan: Plan, costs: Costs) -> list[_Gap]:
         """Every gap in which a value may leave and is then away, longest away first."""
