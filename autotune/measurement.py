@@ -161,7 +161,15 @@ class Measurement:
 
     @property
     def time_ratio(self) -> float | None:
-        """Median step over the median of the baseline's steps beside it; None where the baseline did not run."""
+        """The median of each step over the baseline's of the same turn; None where the baseline did not run.
+
+        A machine that others share changes its pace within minutes, but seldom within a turn. Where the two did not run
+        as often, the ratio of their medians.
+        """
         if not self.step_seconds or not self.baseline_seconds:
             return None
-        return statistics.median(self.step_seconds) / statistics.median(self.baseline_seconds)
+        if len(self.step_seconds) != len(self.baseline_seconds):
+            return statistics.median(self.step_seconds) / statistics.median(self.baseline_seconds)
+        return statistics.median(
+            step / eager for step, eager in zip(self.step_seconds, self.baseline_seconds, strict=True)
+        )

@@ -49,8 +49,13 @@ def test_step_bytes_are_those_above_the_floor():
     assert Measurement(Outcome.OK, floor_bytes=300).step_charged_bytes is None
 
 
-def test_the_time_ratio_is_of_medians_and_null_where_the_baseline_did_not_run():
-    seen = Measurement(Outcome.OK, step_seconds=(3.0, 2.0, 100.0), baseline_seconds=(1.0, 2.0, 3.0))
-    assert (seen.median_seconds, seen.time_ratio) == (3.0, 1.5)
+def test_the_time_ratio_is_the_median_of_the_turns_and_null_where_the_baseline_did_not_run():
+    # the machine slows down by a half after the second turn
+    seen = Measurement(Outcome.OK, step_seconds=(2.2, 2.2, 3.3, 3.3), baseline_seconds=(2.0, 2.0, 3.0, 3.0))
+    assert seen.time_ratio == pytest.approx(1.1)
+    drifting = Measurement(Outcome.OK, step_seconds=(2.0, 2.0, 3.0), baseline_seconds=(2.0, 3.0, 3.0))
+    assert drifting.time_ratio == 1.0
+    fewer = Measurement(Outcome.OK, step_seconds=(3.0, 2.0, 100.0), baseline_seconds=(1.0, 2.0))
+    assert (fewer.median_seconds, fewer.time_ratio) == (3.0, 2.0)
     assert Measurement(Outcome.OK, step_seconds=(1.0,)).time_ratio is None
     assert Measurement(Outcome.CRASHED).median_seconds is None

@@ -9,29 +9,34 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.apply import TrainStep
+from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.devices import this_device
 from autotune.graph import TrainGraph
 from autotune.harness.run import Harness
 from autotune.measurement import Measurement, busy
 from autotune.plan import Plan
-from autotune.planfile import WorkloadRef
+from autotune.planfile import PlanFile, WorkloadRef
 from autotune.planners import make_plan
 from autotune.planners.auto import auto
+from autotune.profile import profile
 from autotune.records import from_json, to_json
 from autotune.schedule import lower
 from autotune.simulate import Estimate, peak_bytes, simulate
 from autotune.stores import measured
 from autotune.trial import Settings
+from autotune.workload import load
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,7 +49,10 @@ SEARCHED = "30%"
 """Budget of the search."""
 JOINT = (0.5, 0.35, 0.0)
 """Of the traced step's bytes beside its static ones; 0 asks for the lowest."""
-PARTS = ("windows", "media", "joint", "search")
+PARTS = ("windows", "media", "joint", "adapt", "search")
+ADAPTED = ((1, 1.1), (8, 1.1), (8, 1.0))
+"""Of `adapt`: the window to begin with, and the budget over the lowest peak that it reaches."""
+STEPS = 40
 KEPT: Settings = {
     "order": {"planner": "traced"}, "update": {"planner": "at_end"}, "recompute": {"planner": "keep"},
     "reorder": {"planner": "keep"}, "inplace": {"planner": "never"}, "offload": {"planner": "keep"},
@@ -57,15 +65,18 @@ def offloading(store: str, window: int, **knobs: Any) -> Settings:
     return {**KEPT, "offload": {"planner": "window", "store": store, "window": window, "share": 1.0, **knobs}}
 
 
-def questions(part: str, graph: TrainGraph, costs: Costs) -> Iterator[tuple[str, Plan, int]]:
+def questions(
+    part: str, graph: TrainGraph, costs: Costs, widths: Sequence[int] = WINDOWS
+) -> Iterator[tuple[str, Plan, int]]:
     """(name, plan, budget) of everything to measure."""
     traced = make_plan(graph, KEPT, 0, costs)
     whole = peak_bytes(graph, traced, costs)
     match part:
         case "windows":
             yield "none", traced, 0
-            for window in WINDOWS:
+            for window in widths:
                 yield f"N = {window}", make_plan(graph, offloading("ssd", window), 0, costs), 0
+            yield "none, again", traced, 0  # how far two runs of one plan lie apart
             yield "N = 1, weights too", make_plan(graph, offloading("ssd", 1, what="all"), 0, costs), 0
         case "media":
             disk = make_plan(graph, offloading("ssd", 1), 0, costs)
@@ -124,9 +135,14 @@ def row(plan: Plan, expected: Estimate, seen: Measurement, budget: int) -> dict[
     }
 
 
-def measure(model: str, parts: list[str], stores: dict[str, Path], results: dict[str, Any], save: Any) -> None:
+def measure(
+    model: str, parts: list[str], widths: list[int], stores: dict[str, Path], *, results: dict[str, Any], save: Any
+) -> None:
     """Every question of these parts that has no answer yet."""
     name, arguments = MODELS[model]
+    if "adapt" in parts and "adapt" not in results.get(model, {}):
+        results.setdefault(model, {})["adapt"] = adapting(model, stores["ssd"])
+        save()
     with (
         tempfile.TemporaryDirectory() as logs,
         Harness(WorkloadRef(name, arguments), log_dir=Path(logs), stores=stores, samples=8) as harness,
@@ -140,9 +156,9 @@ def measure(model: str, parts: list[str], stores: dict[str, Path], results: dict
         if "search" in parts and "search" not in known:
             known["search"] = search(name, arguments, stores)
             save()
-        for part in sorted({"windows", *parts} - {"search"}, key=PARTS.index):  # the others need its first row
+        for part in sorted({"windows", *parts} - {"search", "adapt"}, key=PARTS.index):  # the others need its first row
             rows = known.setdefault(part, {})
-            for what, plan, budget in questions(part, prepared.graph, costs):
+            for what, plan, budget in questions(part, prepared.graph, costs, widths):
                 if what in rows or (part not in parts and what != "none"):
                     continue
                 stores_now = measured(costs, stores)
@@ -159,6 +175,48 @@ def at_pace(costs: Costs, seen: Measurement, traced: float | None) -> Costs:
         return costs
     pace = traced * seen.median_seconds / seen.time_ratio / sum(costs.seconds)
     return replace(costs, seconds=tuple(pace * seconds for seconds in costs.seconds))
+
+
+def adapting(model: str, ssd: Path) -> dict[str, Any]:
+    """What `TrainStep(adapt=True)` makes of windows that are wrong, each in a process of its own."""
+    found = {}
+    for window, room in ADAPTED:
+        asked = json.dumps({"model": model, "ssd": str(ssd), "window": window, "room": room})
+        done = subprocess.run([sys.executable, __file__, "--adapt", asked], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr[-2000:])
+        found[f"N = {window}, budget {room:.0%}"] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def adapt(*, model: str, ssd: str, window: int, room: float) -> dict[str, Any]:
+    """Forty steps from one window, and what changed after which."""
+    workload = load(*MODELS[model])
+    program = capture(workload)
+    graph = program.graph
+    costs = measured(profile(program), {"ssd": Path(ssd)})
+    plan = make_plan(graph, offloading("ssd", window), 0, costs)
+    expected = simulate(graph, lower(graph, plan), costs)
+    budget = int(room * expected.peak_bytes)
+    file = PlanFile(WorkloadRef(*MODELS[model]), graph.digest, f"{budget}B", budget, 0, {}, plan, expected)
+    steps = []
+    with TrainStep(
+        workload.model, workload.loss_fn, workload.optimizer, workload.batch, file, stores={"ssd": ssd}, adapt=True
+    ) as step:
+        for _ in range(STEPS):
+            ran = step.plan
+            began = time.perf_counter()
+            step(workload.batch)
+            steps.append(
+                {
+                    "seconds": time.perf_counter() - began,
+                    "stall_seconds": step.stall_seconds,
+                    "window": ran.window,
+                    "offloaded": len(ran.offload),
+                    "predicted_peak_bytes": peak_bytes(graph, ran, costs),
+                }
+            )
+    return {"budget_bytes": budget, "steps": steps}
 
 
 def search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) -> dict[str, Any]:
@@ -196,6 +254,26 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def _adapted(one: dict[str, Any]) -> str:
+    steps = one["steps"]
+    runs = [(step["window"], step["offloaded"]) for step in steps]
+    changes = [at for at in range(1, len(runs)) if runs[at] != runs[at - 1]]
+    first = steps[: changes[0]] if changes else steps
+    both = [
+        [statistics.median(step[key] for step in part[-5:]) for part in (first, steps)]
+        for key in ("seconds", "stall_seconds")
+    ]
+    windows = " -> ".join(str(runs[at][0]) for at in (0, *changes))
+    highest = max(step["predicted_peak_bytes"] for step in steps)
+    return " | ".join(
+        [
+            f"{one['budget_bytes'] / 2**20:.1f}", windows, str(changes[-1] if changes else 0),
+            f"{both[0][0]:.3f} -> {both[0][1]:.3f}", f"{1e3 * both[1][0]:.1f} -> {1e3 * both[1][1]:.1f}",
+            f"{highest / 2**20:.1f}",
+        ]
+    )  # fmt: skip
+
+
 HEAD = (
     "plan", "predicted MiB", "peak MiB", "error", "charged MiB", "time to eager", "moved MiB", "stall predicted ms",
     "stall ms", "hidden", "recomputed", "offloaded",
@@ -226,6 +304,17 @@ def summary(results: dict[str, Any]) -> str:
             lines += ["", f"## {model}, {part}", "", rates, ""]
             lines += ["| " + " | ".join(HEAD) + " |", "|---" + "|--:" * (len(HEAD) - 1) + "|"]
             lines += [f"| {what} | " + " | ".join(_cells(row)) + " |" for what, row in known[part].items()]
+        if known.get("adapt"):
+            lines += [
+                "",
+                f"## {model}, adapt",
+                "",
+                "Medians of the last five steps with the first window, and of the last five of all.",
+                "",
+            ]
+            lines += ["| from | budget MiB | N | settled after step | step s | stall ms | highest predicted MiB |"]
+            lines += ["|---|--:|---|--:|--:|--:|--:|"]
+            lines += [f"| {what} | {_adapted(one)} |" for what, one in known["adapt"].items()]
         if "row" in known.get("search", {}):
             found = known["search"]
             lines += ["", f"## {model}, what `tune --budget {found['budget']}` picks with both stores at hand", ""]
@@ -273,8 +362,13 @@ def main() -> None:
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a directory on a tmpfs")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--windows", nargs="+", type=int, default=list(WINDOWS))
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--adapt", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.adapt:
+        print(json.dumps(adapt(**json.loads(options.adapt))))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {"models": {}, "commands": []}
@@ -289,7 +383,14 @@ def main() -> None:
         draft.replace(path)
 
     for model in options.models:
-        measure(model, options.parts, {"ssd": options.ssd, "ramdisk": options.ramdisk}, results["models"], save)
+        measure(
+            model,
+            options.parts,
+            options.windows,
+            {"ssd": options.ssd, "ramdisk": options.ramdisk},
+            results=results["models"],
+            save=save,
+        )
     save()
     (options.out / "summary.md").write_text(summary(results))
     plot(results, options.out)

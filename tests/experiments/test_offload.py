@@ -53,7 +53,7 @@ def test_the_thread_s_averages_stand_beside_the_batch_and_the_medium_that_they_a
 def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(deep: Any):
     graph, costs = deep
     windows = {name: plan for name, plan, _ in offload.questions("windows", graph, costs)}
-    assert list(windows) == ["none", *(f"N = {n}" for n in offload.WINDOWS), "N = 1, weights too"]
+    assert list(windows) == ["none", *(f"N = {n}" for n in offload.WINDOWS), "none, again", "N = 1, weights too"]
     peaks = [peak_bytes(graph, windows[f"N = {n}"], costs) for n in offload.WINDOWS]
     assert peaks == sorted(peaks)
     assert (
@@ -88,3 +88,17 @@ def test_a_row_tells_what_was_predicted_and_seen(deep: Any):
     cells = offload._cells(row)
     assert cells[2] == "+0.00%"
     assert len(cells) == len(offload.HEAD) - 1
+
+
+def test_an_adaptation_is_told_by_its_windows_its_last_change_and_the_steps_before_and_after():
+    def step(window: int, seconds: float) -> dict[str, Any]:
+        return {
+            "seconds": seconds, "stall_seconds": seconds / 10, "window": window, "offloaded": 3,
+            "predicted_peak_bytes": window * 2**20,
+        }  # fmt: skip
+
+    steps = [step(8, 2.0)] * 6 + [step(4, 9.0)] * 2 + [step(8, 1.5)] + [step(6, 1.0)] * 10
+    cells = offload._adapted({"budget_bytes": 9 * 2**20, "steps": steps}).split(" | ")
+    assert cells == ["9.0", "8 -> 4 -> 8 -> 6", "9", "2.000 -> 1.000", "200.0 -> 100.0", "8.0"]
+    still = offload._adapted({"budget_bytes": 2**20, "steps": steps[:6]}).split(" | ")
+    assert still[1:3] == ["8", "0"]
