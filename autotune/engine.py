@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from autotune import malloc
 from autotune.errors import PlanError, StoreError
 from autotune.measurement import Lanes, Span
 
@@ -66,20 +67,28 @@ class _Value:
 class Engine:
     """Around each step: `with engine: ...`, and in it `save`, `gone`, `load` and `arrived` as the schedule says.
 
-    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors. A value that cannot be
+    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `make_room` is called
+    before one of these takes memory again. A value that cannot be
     written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
     is a StoreError; `abandon` then brings the user's own tensors back, and the next step begins anew.
     """
 
-    def __init__(self, store: Store, own: Mapping[int, Callable[[], list[torch.Tensor]]], values: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        own: Mapping[int, Callable[[], list[torch.Tensor]]],
+        values: int,
+        make_room: Callable[[], None] | None = None,
+    ) -> None:
         self._store, self._own, self._count = store, own, values
+        self._make_room = make_room
         self.lanes = Lanes()
         """Of the last step that ended."""
         self.transfer_bytes = 0
         """Of the last step: handed to and asked from the store."""
         self.problem = ""
         """Why something of the last step stayed in memory; empty if nothing did."""
-        self._begun = 0.0
+        self._begun, self._stepped = 0.0, False
         self._values: dict[int, _Value] = {}
         self._save_stalls: list[Span] = []
         self._load_stalls: list[Span] = []
@@ -105,6 +114,7 @@ class Engine:
     def end(self) -> None:
         """Note what the lanes did."""
         seconds = time.perf_counter() - self._begun
+        self._stepped = True
         away = next((key for key, value in self._values.items() if value.place is not Place.READY_FOR_EXEC), None)
         if away is not None:
             raise PlanError(f"value {away} is {self._values[away].place} at the end of the step")
@@ -143,6 +153,8 @@ class Engine:
         if key in self._own:
             for one in value.tensors:
                 one.untyped_storage().resize_(0)
+            if not self._stepped:
+                malloc.trim()  # it lay in the heap, between others; from now on it has a mapping of its own
         else:
             value.tensors = []
 
@@ -153,6 +165,8 @@ class Engine:
         if value.kept:
             return
         if key in self._own:
+            if self._make_room is not None:
+                self._make_room()
             value.pending = [self._fetch_back(key, at, value) for at in range(len(value.tensors))]
         else:
             value.pending = [self._store.fetch(self._slot(key, 0))]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune import malloc
 from autotune.arena import Arena
 from autotune.engine import Engine, Store, slot
 from autotune.errors import PlanError
@@ -36,9 +37,11 @@ class Executor:
         self.program = program
         self.schedule = schedule
         self._arena = arena
-        self._engine = (
-            None if store is None else Engine(store, own_tensors(program, schedule), len(program.graph.values))
-        )
+        own = {} if store is None else own_tensors(program, schedule)
+        # the user's own memory is malloc's, not the arena's: while one of them has it the other must not hold it too
+        self._returning = arena if own and program.device.type == "cpu" else None
+        room = self._returning.trim if self._returning else None
+        self._engine = None if store is None else Engine(store, own, len(program.graph.values), room)
         self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)
@@ -52,8 +55,15 @@ class Executor:
 
     def __call__(self, batch: list[torch.Tensor]) -> Any:
         """Run the step; what it returns has the structure that the workload's loss function returned."""
-        with torch.no_grad(), self._arena.step() if self._arena else nullcontext(), self._engine or nullcontext():
+        with (
+            torch.no_grad(),
+            malloc.returning(self._returning is not None),
+            self._arena.step() if self._arena else nullcontext(),
+            self._engine or nullcontext(),
+        ):
             results = self._step(self.tangent, *batch)
+        if self._returning is not None:
+            self._returning.rest()
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
     @property

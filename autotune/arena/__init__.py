@@ -79,6 +79,11 @@ class Arena:
             _log.warning("%d of %d allocations differ from the recorded step; %s", self.misses, self._slots, again)
             self.close()
 
+    def trim(self) -> None:
+        """In the middle of a step give the memory back that this step needs no more."""
+        if self._library is not None and self._id is not None:
+            self._library.arena_trim(self._id)
+
     def rest(self) -> None:
         """Give the memory back until the next step; the layout stays."""
         if self._library is not None and self._id is not None:

@@ -6,7 +6,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <iterator>
@@ -182,6 +184,28 @@ void arena_rest(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   arenas[id]->resting = true;
   give_back(*arenas[id]);
+}
+
+// In the middle of a step: give the pages back that nothing lives on and no later slot of this step lies on.
+void arena_trim(int id) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const Arena& arena = *arenas[id];
+  if (arena.base == nullptr || current != &arena) return;
+  std::map<int64_t, int64_t> needed = arena.live;  // offset -> end
+  for (size_t i = position; i < arena.slots.size(); ++i) {
+    const Slot slot = arena.slots[i];
+    if (slot.offset < 0) continue;
+    int64_t& end = needed[slot.offset];
+    end = std::max(end, slot.offset + slot.size);
+  }
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  int64_t done = 0;  // up to here everything was looked at
+  needed[arena.bytes] = arena.bytes;
+  for (const auto& [begin, end] : needed) {
+    const int64_t first = (done + page - 1) / page * page, last = begin / page * page;
+    if (last > first) madvise(arena.base + first, last - first, MADV_DONTNEED);
+    done = std::max(done, end);
+  }
 }
 
 void arena_record() {

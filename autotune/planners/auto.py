@@ -24,6 +24,7 @@ FIRST = {
 """What is tried before anything else: it needs no store and seconds at most."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the bytes over the budget that are computed again where a store takes the rest; then halfway to either side."""
+FEW_SHARES = (0.0, 0.5)
 WINDOWS = (1, 2, 4, 8)
 WORTH_MOVING = 2**16
 """Bytes of a weight, at least: the many vectors of norms and biases would cost a transfer each and free next to nothing."""
@@ -116,18 +117,30 @@ def _shared(plans: Plans, choices: Choices, named: Named, names: Mapping[str, st
             whole = named({**names, "offload": offload, "recompute": recompute})
             for store in sorted(plans.costs.stores):
                 stored = _turned(whole, "offload", store=store)
-                found = [_turned(stored, "recompute", share=share) for share in SHARES]
-                best = min(found, key=plans.rank)
-                middle = float(best["recompute"]["share"])
-                beside = [_turned(stored, "recompute", share=share) for share in (middle - 0.125, middle + 0.125)]
-                found = [best, *(made for made in beside if 0 < float(made["recompute"]["share"]) < 1)]
-                best = min(found, key=plans.rank)
-                wider = [_turned(best, "offload", window=window) for window in WINDOWS if "window" in best["offload"]]
-                best = min((best, *wider), key=plans.rank)
-                yield best
-                if "what" in best["offload"]:
-                    weights = _turned(best, "offload", what="all", least_bytes=WORTH_MOVING)
-                    yield min((best, weights), key=plans.rank)
+                yield from _split(plans, stored, SHARES)
+                if "what" not in stored["offload"]:
+                    continue
+                # a weight that is updated early has no gap behind that, and stands to the end
+                for update in choices.get("update", (None,)):
+                    begun = (
+                        whole
+                        if update is None
+                        else named({**names, "offload": offload, "recompute": recompute, "update": update})
+                    )
+                    weights = _turned(begun, "offload", store=store, what="all", least_bytes=WORTH_MOVING)
+                    yield from _split(plans, weights, SHARES if update in (None, names["update"]) else FEW_SHARES)
+
+
+def _split(plans: Plans, begun: Settings, shares: Sequence[float]) -> Iterator[Settings]:
+    """The best of these shares, halfway to either side, and every window."""
+    found = [_turned(begun, "recompute", share=share) for share in shares]
+    best = min(found, key=plans.rank)
+    middle = float(best["recompute"]["share"])
+    beside = [_turned(begun, "recompute", share=share) for share in (middle - 0.125, middle + 0.125)]
+    found = [best, *(made for made in beside if 0 < float(made["recompute"]["share"]) < 1)]
+    best = min(found, key=plans.rank)
+    wider = [_turned(best, "offload", window=window) for window in WINDOWS if "window" in best["offload"]]
+    yield min((best, *wider), key=plans.rank)
 
 
 def _turned(settings: Settings, kind: str, **knobs: KnobValue) -> Settings:

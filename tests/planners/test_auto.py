@@ -62,6 +62,23 @@ def test_a_fast_store_takes_what_a_slow_one_leaves_to_computing_again():
     assert seen(graph, plan, slow).peak_bytes <= budget
 
 
+def test_weights_leave_where_that_fits_for_nothing_and_computing_again_would_cost():
+    graph = training_chain(12, nbytes=2**20, param_bytes=2**20)
+    costs = with_store(Costs.unit(graph), 1e12)
+    alone = {
+        "offload": {"planner": "window", "store": "ssd", "window": 1, "what": "all"},
+        "update": {"planner": "at_end"},
+    }
+    lowest = seen(graph, make_plan(graph, alone, 0, costs), costs)
+    activations = {**alone, "offload": {**alone["offload"], "what": "activations"}}
+    assert lowest.peak_bytes < seen(graph, make_plan(graph, activations, 0, costs), costs).peak_bytes
+    for budget in (lowest.peak_bytes, 0):
+        _, plan = auto(graph, costs, budget)
+        found = seen(graph, plan, costs)
+        assert found.peak_bytes <= lowest.peak_bytes
+        assert budget == 0 or found.seconds <= lowest.seconds + 1e-9
+
+
 def test_without_a_store_none_is_asked_for():
     graph = training_chain(4)
     chosen, plan = auto(graph, Costs.unit(graph), 0)
