@@ -22,6 +22,9 @@ from autotune.measurement import Lanes, Span
 
 _log = logging.getLogger(__name__)
 
+_WIDE = 2**20
+"""Bytes of a user's own tensor for which room is made: looking for it takes as long as moving less."""
+
 
 class Place(StrEnum):
     """Where an offloaded value is."""
@@ -165,7 +168,7 @@ class Engine:
         if value.kept:
             return
         if key in self._own:
-            if self._make_room is not None:
+            if self._make_room is not None and sum(value.nbytes) >= _WIDE:
                 self._make_room()
             value.pending = [self._fetch_back(key, at, value) for at in range(len(value.tensors))]
         else:

@@ -39,7 +39,7 @@ class Executor:
         self._arena = arena
         own = {} if store is None else own_tensors(program, schedule)
         # the user's own memory is malloc's, not the arena's: while one of them has it the other must not hold it too
-        self._returning = arena if own and program.device.type == "cpu" else None
+        self._returning = arena if own and arena is not None and arena.works and program.device.type == "cpu" else None
         room = self._returning.trim if self._returning else None
         self._engine = None if store is None else Engine(store, own, len(program.graph.values), room)
         self.tangent = seed_gradient(program)

@@ -32,6 +32,7 @@ SMALLEST: Settings = {
     "recompute": {"planner": "segments", "count": 3},
     "offload": {"planner": "window", "window": 1, "store": "ssd", "share": 1.0},
 }
+OFFLOAD: Settings = {**SMALLEST, "recompute": {"planner": "keep"}}
 RECOMPUTE: Settings = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "segments", "count": 3}}
 IMAGES = (2, 3, 8, 8)
 
@@ -206,8 +207,7 @@ def test_after_an_exception_in_the_step_the_next_one_is_right(tmp_path: Path):
     workload, other = (make(Fails, (6,)) for _ in range(2))
     for each in (workload, other):
         each.batch = (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 3]))
-    settings = {**SMALLEST, "recompute": {"planner": "keep"}}
-    with step_for(workload, plan_file(workload, settings), stores={"ssd": tmp_path}) as step:
+    with step_for(workload, plan_file(workload, OFFLOAD), stores={"ssd": tmp_path}) as step:
         for _ in range(4):
             with pytest.raises(IndexError):
                 step((torch.tensor([0, 1, 2, 99]), workload.batch[1]))
@@ -453,7 +453,7 @@ def test_a_plan_of_another_graph_is_refused_with_both_named():
 def test_a_store_that_was_not_given_is_asked_for_by_its_argument():
     workload, _ = pair()
     with pytest.raises(ConfigError, match=r"offloads to 'ssd'; pass stores=\{'ssd': DIR\}"):
-        step_for(workload, plan_file(workload, SMALLEST))
+        step_for(workload, plan_file(workload, OFFLOAD))
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_an_unreadable_plan_is_refused_by_its_path(tmp_path: Path):
 
 def test_closing_leaves_the_model_trainable_and_no_file_behind(tmp_path: Path):
     workload, other = pair(optimizer=sgd)
-    step = step_for(workload, plan_file(workload, SMALLEST), stores={"ssd": tmp_path})
+    step = step_for(workload, plan_file(workload, OFFLOAD), stores={"ssd": tmp_path})
     step(workload.batch)
     assert step.transfer_bytes > 0
     step.close()

@@ -10,7 +10,7 @@ from autotune.knobs import Choice, KnobValue
 from autotune.plan import Plan, check
 from autotune.planners import KINDS, build, foreseen
 from autotune.schedule import lower
-from autotune.simulate import Estimate, simulate
+from autotune.simulate import Estimate, peak_bytes, simulate
 from autotune.trial import Settings
 
 FIRST = {
@@ -45,6 +45,10 @@ class Plans:
     budget_bytes: int
     stages: dict[str, Plan] = field(default_factory=dict)
     known: dict[str, tuple[Plan, Estimate]] = field(default_factory=dict)
+    grain_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grain_bytes = max(1, peak_bytes(self.graph, Plan.traced(self.graph), self.costs) // 500)
 
     def make(self, settings: Settings) -> tuple[Plan, Estimate]:
         """As `make_plan`, with what the simulator says of it."""
@@ -62,9 +66,13 @@ class Plans:
         return self.known[key]
 
     def rank(self, settings: Settings) -> tuple[int, float, int]:
-        """What fits before what does not, the fast before the slow, the small before the large."""
+        """What fits before what does not, the fast before the slow, the small before the large.
+
+        Of those that do not fit the smallest, to a part in 500 of the traced step: a few KiB are not worth twice the time.
+        """
         estimate = self.make(settings)[1]
-        return max(0, estimate.peak_bytes - self.budget_bytes), estimate.seconds, estimate.peak_bytes
+        over = max(0, estimate.peak_bytes - self.budget_bytes)
+        return -(-over // self.grain_bytes), estimate.seconds, estimate.peak_bytes
 
 
 def auto(

@@ -20,21 +20,22 @@ from typing import Any
 
 import torch
 
+from autotune.arena import Arena
 from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
 from autotune.devices import this_device
 from autotune.execute import Executor, offloaded, open_slots
 from autotune.measurement import busy
 from autotune.plan import Plan
 from autotune.planners.offload.window import Window
+from autotune.profile import profile
 from autotune.records import to_json
 from autotune.schedule import lower
-from autotune.stores import SwapStore, open_store
+from autotune.stores import SwapStore, measured, open_store
 from autotune.workload import load
 
 HERE = Path(__file__).parent
-WARM = 2
-"""Steps before the ten: kernels get ready, and a file's first writes are slower."""
+WARM = 4
+"""Steps before the ten: two are recorded by the arena, and a file's first writes are slower."""
 KEYS = ("forward + backward", "offload", "onload", "waiting")
 PUBLISHED = {
     (10, ""): {"forward + backward": 1084403, "offload": 351008, "onload": 11183},
@@ -69,14 +70,16 @@ def measure(*, batch: int, size: int, medium: str, directory: str, overlapped: b
     workload = load("resnet18", {"batch": batch, "size": size})
     program = capture(workload)
     graph = program.graph
-    costs = replace(Costs.unit(graph), stores={medium: StoreCost(1e9, 1e9, 5e8, 5e8)})
+    costs = measured(profile(program), {medium: Path(directory)})
+    # a RAM-disk frees nothing on a CPU, and no planner would choose it: here it stands for a fast medium
+    costs = replace(costs, stores={medium: replace(costs.stores[medium], holds_memory=False)})
     plan = Window(1, medium, what="all").plan(graph, Plan.traced(graph), 0, costs)
     schedule = lower(graph, plan)
     leaves = [leaf for leaf in workload.batch if isinstance(leaf, torch.Tensor)]
     rows: dict[str, list[float]] = {key: [] for key in KEYS}
     assert program.updates is not None
     with open_store(medium, directory, open_slots(program, schedule)) as store:
-        step = Executor(program, schedule, store if overlapped else AtOnce(store))
+        step = Executor(program, schedule, store if overlapped else AtOnce(store), arena=Arena())
         for number in range(WARM + iterations):
             with program.updates.step():
                 began = time.perf_counter()

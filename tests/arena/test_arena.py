@@ -332,6 +332,34 @@ def test_memory_of_an_arena_at_rest_goes_back():
     assert [int(line) / 2**20 for line in out.split()] == pytest.approx([64, 64], abs=2)
 
 
+def test_in_the_middle_of_a_step_memory_goes_back_that_the_step_needs_no_more():
+    out, _ = run_child("""
+        import psutil, torch
+        from autotune.arena import Arena
+        own = psutil.Process()
+        for again in (False, True):
+            arena = Arena()
+            for number in range(4):
+                with arena.step():
+                    kept = torch.full((2**20,), 7.0)
+                    wide = torch.ones(16 * 2**20)
+                    before = own.memory_info().rss
+                    del wide
+                    arena.trim()
+                    freed = before - own.memory_info().rss
+                    if again:
+                        wide = torch.ones(16 * 2**20)
+                        assert wide.sum() == 16 * 2**20
+                        del wide
+                    assert kept.eq(7.0).all()
+                    del kept
+            assert arena.misses == 0
+            print(freed)
+            arena.close()
+    """)
+    assert [int(line) / 2**20 for line in out.split()] == pytest.approx([64, 0], abs=2)
+
+
 def test_without_a_compiler_the_plan_runs_with_one_warning(tmp_path):
     out, err = run_child(
         """

@@ -28,7 +28,7 @@ def deep() -> Any:
 def test_the_thread_s_table_counts_what_really_moved(overlapped: bool, tmp_path: Path):
     run = table.measure(batch=2, size=32, medium="ssd", directory=str(tmp_path), overlapped=overlapped, iterations=3)
     assert run["bytes_each_way"] > 0
-    assert run["values"] >= 40  # weights and momentum among them
+    assert run["values"] >= 20  # weights and momentum among them
     assert [len(run["seconds"][key]) for key in table.KEYS] == [3] * 4
     assert all(seconds > 0 for key in table.KEYS[:3] for seconds in run["seconds"][key])
     if not overlapped:
