@@ -140,8 +140,9 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(**json.loads(options.one))))
         return
+    told = [part if part not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
     results: dict[str, Any] = {
-        "command": shlex.join(["python", "experiments/nntrainer_offload/run.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "experiments/nntrainer_offload/run.py", *told]),
         "device": to_json(this_device("cpu")),
         "load": [os.getloadavg()[0]],
         "runs": [],

@@ -373,7 +373,8 @@ def main() -> None:
     path = options.out / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {"models": {}, "commands": []}
     results["device"] = to_json(this_device("cpu"))
-    command = shlex.join(["python", "experiments/offload/run.py", *sys.argv[1:]])
+    told = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
+    command = shlex.join(["python", "experiments/offload/run.py", *told])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     results["commands"].append(f"`{command}` ({started}, load {os.getloadavg()[0]:.2f})")
 
