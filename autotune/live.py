@@ -76,7 +76,9 @@ class _State:
         """The search has the config's time; what is measured in any case may take longer."""
         seconds = time.monotonic() - self.began
         limit = self.config.time_seconds
-        return f"{fmt_seconds(seconds)}" + (f" of {self.config.time}" if seconds <= limit else "")
+        return (f"{seconds:.0f} s" if seconds < 60 else fmt_seconds(seconds)) + (
+            f" of {self.config.time}" if seconds <= limit else ""
+        )
 
     def panel(self) -> "RenderableType":
         from rich.console import Group

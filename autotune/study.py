@@ -14,7 +14,7 @@ from autotune.errors import InfeasibleError, PlanError
 from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
-from autotune.judge import Rules, aim_bytes, judge, measured_ratio, not_run, pool, was_run, winner
+from autotune.judge import Rules, aim_bytes, judge, leader, measured_ratio, not_run, pool, was_run, winner
 from autotune.ledger import Identity, Ledger
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
@@ -171,7 +171,7 @@ class _Session:
         self.progress(Phase("confirm"))
         for _ in range(CONFIRMATIONS):
             self.interrupts.check()
-            best = winner(self.trials, self.rules)
+            best = leader(self.trials, self.rules)
             if best is None or best.kind == "confirm" or best.plan is None or best.estimate is None:
                 return
             self.runner.renew()
@@ -239,7 +239,7 @@ class _Session:
 
     def announce(self, known: Sequence[Trial], *, resumed: bool = False) -> None:
         """Tell of the last of these trials, and whether its plan leads now."""
-        trial, best = known[-1], winner(known, self.rules)
+        trial, best = known[-1], leader(known, self.rules)
         leads = best is not None and best.plan == trial.plan and best.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
         if trial.kind in ("search", "repeat"):

@@ -9,6 +9,7 @@ from autotune.judge import (
     aim_bytes,
     baseline_step_bytes,
     judge,
+    leader,
     noise,
     not_run,
     pool,
@@ -122,8 +123,17 @@ def test_within_the_noise_the_smaller_wins():
 def test_fresh_numbers_outweigh_those_that_chose_the_plan():
     lucky = trial(1, seen(ratio=1.0))
     honest = trial(3, seen(ratio=1.2), kind="confirm", plan=1)
-    assert winner([lucky, trial(2, seen(ratio=1.1))], RULES).number == 1
-    assert winner([lucky, trial(2, seen(ratio=1.1)), honest], RULES).number == 2
+    assert leader([lucky, trial(2, seen(ratio=1.1))], RULES).number == 1
+    assert leader([lucky, trial(2, seen(ratio=1.1)), honest], RULES).number == 2
+
+
+def test_a_confirmed_plan_wins_over_one_that_may_have_been_lucky_unless_it_fits_no_more():
+    first, other = trial(1, seen(ratio=1.0)), trial(2, seen(ratio=1.1))
+    fresh = trial(3, seen(ratio=1.2), kind="confirm", plan=1)
+    assert winner([first, other], RULES).number == 1
+    assert winner([first, other, fresh], RULES).number == 3
+    too_large = trial(3, seen(ratio=1.2, outcome=Outcome.OVER_BUDGET), kind="confirm", plan=1)
+    assert winner([first, other, too_large], RULES).number == 2
 
 
 def test_a_plan_that_failed_once_does_not_win():

@@ -25,18 +25,13 @@ Numbers = npt.NDArray[np.int64]
 
 
 def pack(
-    sizes: Sequence[int],
-    born: Sequence[int],
-    died: Sequence[int],
-    *,
-    alignment: int = ALIGNMENT,
-    wide_alignment: int = WIDE_ALIGNMENT,
+    sizes: Sequence[int], born: Sequence[int], died: Sequence[int], *, alignment: int = ALIGNMENT
 ) -> tuple[list[int], int]:
     """Offsets, and the bytes that hold them all. Lives are half-open: one that dies at 5 may share with one born at 5."""
     if not len(sizes):
         return [], 0
     asked = np.array(sizes, np.int64)
-    aligned = np.where(asked < WIDE, alignment, max(alignment, wide_alignment))
+    aligned = np.where(asked < WIDE, alignment, max(alignment, WIDE_ALIGNMENT))
     lives = _Lives(-(-asked // aligned) * aligned, np.array(born), np.array(died), aligned)
     best: _Layout | None = None
     for found in islice(_layouts(lives), max(4, int(_WORK / lives.placing))):
