@@ -175,6 +175,25 @@ def report(
     write(run, json=json)
 
 
+@app.command(short_help="Lay buffers out in as few bytes as possible.")
+def layout(
+    file: Annotated[Path, typer.Argument(help="A CSV of id,lower,upper,size, as minimalloc's; or a plan in its run.")],
+    *,
+    capacity: Annotated[
+        str | None, typer.Option("--capacity", metavar="BYTES", help="Be content with a layout of so many bytes.")
+    ] = None,
+    alignment: Annotated[int, typer.Option("--alignment", min=1, help="Of every offset, for a CSV.")] = 1,
+    effort: Annotated[int, typer.Option("--effort", min=1, help="How long to search, in seconds at most, about.")] = 20,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the CSV.")] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Lay buffers of known size and life out in one block, in as few bytes as possible or within a capacity."""
+    from autotune.commands.layout import run
+
+    run(file, capacity=capacity, alignment=alignment, effort=effort, out=out, json=json)
+
+
 @app.command(short_help="Say in words what a plan decides.")
 def show(
     plan: PlanPath,

@@ -99,6 +99,11 @@ def describe(file: PlanFile, graph: TrainGraph | None = None, costs: Costs | Non
         f"no plan within the budget takes less than {fmt_seconds(expected.lower_bound_seconds)}; "
         f"this one takes {100 * expected.seconds_gap:.1f} % more"
     )
+    if expected.layout_bytes:
+        lines.append(
+            f"its buffers lie in an arena of {fmt_bytes(expected.layout_bytes)}, "
+            f"{100 * expected.layout_gap:.1f} % above what lives in it at once"
+        )
     if not plan.recomputed and not plan.offload:
         lines.append("nothing is recomputed and nothing offloaded: only the order saves memory")
     return lines
@@ -115,7 +120,7 @@ def compare(expected: Estimate, seen: Measurement | None, baseline: Measurement 
     table = [
         ("", "estimate", "measured"),
         ("peak of the step, MiB", mib(expected.peak_bytes), mib(peak)),
-        ("charged for the step, MiB", "-", mib(charged)),
+        ("charged for the step, MiB", mib(expected.charged_bytes), mib(charged)),
         ("step", fmt_seconds(expected.seconds), _time(seconds)),
         ("ratio to baseline", "-", "-" if ratio is None else f"{ratio:.3f}"),
         ("computing again", fmt_seconds(expected.recompute_seconds), "-"),

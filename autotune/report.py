@@ -7,6 +7,7 @@ from autotune import charts, table
 from autotune.measurement import Budget, Lanes, Outcome
 from autotune.order_bound import order_lower_bound
 from autotune.run_dir import Records
+from autotune.simulate import Estimate
 from autotune.trial import Trial
 from autotune.units import fmt_bytes, fmt_seconds
 
@@ -212,6 +213,7 @@ def _certificate(records: Records) -> list[tuple[str, str]]:
         ("mean of the step", fmt_bytes(expected.mean_bytes)),
         ("no plan of this graph goes below", f"{fmt_bytes(expected.lower_bound_bytes)}{where}"),
         ("gap in bytes", f"{100 * expected.gap:.1f} %"),
+        *_layout(expected),
         *_order_bound(records),
         ("predicted time", fmt_seconds(expected.seconds)),
         ("of it computing again", fmt_seconds(expected.recompute_seconds)),
@@ -219,6 +221,16 @@ def _certificate(records: Records) -> list[tuple[str, str]]:
         ("no plan within the budget is faster than", f"{fmt_seconds(expected.lower_bound_seconds)} ({slower})"),
         ("through the store", fmt_bytes(expected.transfer_bytes)),
         *_store_use(records),
+    ]
+
+
+def _layout(expected: Estimate) -> list[tuple[str, str]]:
+    if expected.charged_bytes is None:
+        return []
+    above = f"{100 * expected.layout_gap:.1f} % above what lives in it at once"
+    return [
+        ("its buffers lie in an arena of", f"{fmt_bytes(expected.layout_bytes)}, {above}"),
+        ("so the step is to be charged", fmt_bytes(expected.charged_bytes)),
     ]
 
 

@@ -35,6 +35,20 @@ class Estimate:
     """No plan within the budget is faster: proved. Every op once, where no budget was given or a store may help."""
     lower_bound_op: str = ""
     """Name of the op that forbids a lower peak."""
+    layout_bytes: int = 0
+    """Size of the block in which an arena lays the step's own buffers; 0 where it was not laid out."""
+    layout_live_bytes: int = 0
+    """The most of them that live at once: no layout is smaller."""
+
+    @property
+    def layout_gap(self) -> float:
+        """How far the layout lies above what lives in it at once, relative to that."""
+        return self.layout_bytes / self.layout_live_bytes - 1 if self.layout_live_bytes else 0.0
+
+    @property
+    def charged_bytes(self) -> int | None:
+        """The peak and what the layout wastes: what a step in the arena is charged; None where it was not laid out."""
+        return self.peak_bytes + self.layout_bytes - self.layout_live_bytes if self.layout_bytes else None
 
     @property
     def gap(self) -> float:

@@ -15,6 +15,7 @@ from autotune.handback import Result, impossible, too_small, why_none, write_jso
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import Rules, aim_bytes, judge, leader, measured_ratio, not_run, pool, was_run, winner
+from autotune.layout.of_plan import with_layout
 from autotune.ledger import Identity, Ledger
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
@@ -208,7 +209,8 @@ class _Session:
         try:
             with self.interrupts.breakable():
                 made = made or candidate(self.graph, self.costs, settings, self.aim_bytes)
-            trial = replace(trial, plan=made.plan, estimate=made.estimate)
+            expected = with_layout(self.graph, made.plan, self.costs, made.estimate)
+            trial = replace(trial, plan=made.plan, estimate=expected)
             trial = self.repeated(trial) or replace(trial, measurement=self.measure(made))
         except (PlanError, InfeasibleError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))

@@ -204,7 +204,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("command", ["doctor", "tune", "resume", "plan", "measure", "report", "show"])
+@pytest.mark.parametrize("command", ["doctor", "tune", "resume", "plan", "measure", "report", "layout", "show"])
 def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = run(command, "--help")
     assert (code, err) == (0, "")
@@ -238,6 +238,8 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("measure", "edited.json"), "edited.json: plan.order"),
         (("measure", "away.json"), "add --store ssd=DIR"),
         (("show", "cut.json"), "cut.json: not a plan file"),
+        (("layout", "no.csv"), "no.csv: cannot be read"),
+        (("layout", "cut.json"), "cut.json: not a plan file"),
         (("show", "future.json"), "plan schema 99"),
         (("report",), "no run in runs/"),
         (("report", "empty"), "no run is recorded here"),
@@ -384,6 +386,60 @@ def test_show_lists_the_ops_of_a_plan_that_lies_in_its_run(
     assert len(lines) - first - 1 == len(planfile.read(here / "plan.json").plan.order)
     assert lines[first + 2].endswith("h0, h1")
     assert "with nothing computed again or moved away no order peaks below" in out
+
+
+FOUR = "id,lower,upper,size\nb3,0,5,6\nb2,6,7,4\nb0,6,9,5\nb1,7,10,1\n"
+
+
+def test_layout_writes_offsets_within_the_capacity(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    (here / "four.csv").write_text(FOUR)
+    code, out, _ = run("layout", "four.csv", "--capacity", "9", "-o", "laid.csv")
+    assert code == 0
+    assert "9 bytes: kept" in out
+    assert "the least there is" in out
+    rows = [line.split(",") for line in (here / "laid.csv").read_text().splitlines()[1:]]
+    assert max(int(row[3]) + int(row[4]) for row in rows) == 9
+
+
+def test_a_capacity_that_is_proved_too_small_is_4_with_the_least(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "four.csv").write_text(FOUR)
+    code, out, error = run("layout", "four.csv", "--capacity", "8B")
+    assert code == 4
+    assert "not kept" in out
+    assert "four.csv needs 9 bytes, the capacity is 8: none exists below 9" in error
+
+
+def test_layout_json_has_an_offset_for_every_id(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    (here / "four.csv").write_text(FOUR)
+    code, out, _ = run("layout", "four.csv", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["layout_bytes"], told["max_live_bytes"], told["buffers"]) == (9, 9, 4)
+    assert set(told["offsets"]) == {"b0", "b1", "b2", "b3"}
+
+
+def test_a_plan_in_its_run_is_laid_out_and_becomes_a_csv(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = plan_file()
+    planfile.write(here / "plan.json", file)
+    for name, record in (("graph", GRAPH), ("costs", COSTS)):
+        (here / f"{name}.json").write_text(json.dumps(to_json(record)))
+    assert run("layout", "plan.json", "-o", "plan.csv")[0] == 0
+    code, out, _ = run("layout", "plan.csv")
+    assert code == 0
+    assert "above that" in out
+
+
+def test_layout_of_a_plan_away_from_its_run_says_what_is_missing(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    planfile.write(here / "plan.json", plan_file())
+    code, _, error = run("layout", "plan.json")
+    assert code == 2
+    assert "graph.json and costs.json are not beside it" in error
 
 
 def test_measure_json_holds_measurement_and_baseline(

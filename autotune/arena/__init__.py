@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from autotune import malloc
 from autotune.arena.build import library
-from autotune.arena.pack import pack
+from autotune.layout import Buffers, Layout, lay_out
 from autotune.units import fmt_bytes
 
 MANY_MISSES = 0.02
@@ -101,12 +101,10 @@ class Arena:
         lib.arena_recorded(events, count)
         inside = [index for index, event in enumerate(events) if event.died >= 0]
         offsets = [-1] * count
-        packed, self.bytes = (
-            pack([events[i].size for i in inside], [events[i].born for i in inside], [events[i].died for i in inside])
-            if inside
-            else ([], 0)
-        )
-        for index, offset in zip(inside, packed, strict=True):
+        lives = [(events[i].size, events[i].born, events[i].died) for i in inside]
+        layout = lay_out(Buffers.of(*zip(*lives, strict=True))) if lives else Layout((), 0, 0)
+        self.bytes = layout.bytes
+        for index, offset in zip(inside, layout.offsets, strict=True):
             offsets[index] = offset
         numbers = ctypes.c_int64 * count
         made = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
@@ -114,5 +112,5 @@ class Arena:
         if made < 0:
             _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
             self.bytes, self._recordings = 0, MANY_RECORDINGS
-        del events, inside, offsets, packed
+        del events, inside, offsets, lives, layout
         malloc.trim()  # a few MiB, which the next step would be charged beside the block

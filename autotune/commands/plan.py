@@ -11,6 +11,7 @@ from autotune.commands.session import answering, harness, print_json, say
 from autotune.errors import ConfigError
 from autotune.handback import impossible, too_small
 from autotune.judge import Rules
+from autotune.layout.of_plan import with_layout
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
 from autotune.planners import KINDS
@@ -45,6 +46,7 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
                 "estimate": to_json(made.estimate),
                 "gap": made.estimate.gap,
                 "seconds_gap": made.estimate.seconds_gap,
+                "layout_gap": made.estimate.layout_gap,
                 "planning_seconds": seconds,
             }
             print_json(document, answer)
@@ -83,7 +85,7 @@ def make(config: "Config", surveyed: "Surveyed") -> PlanFile:
         floor_bytes=surveyed.floor_bytes,
         settings=made.settings,
         plan=replace(made.plan, memory_format=config.memory_format),
-        estimate=made.estimate,
+        estimate=with_layout(graph, made.plan, costs, made.estimate),
         device=surveyed.device,
     )
 

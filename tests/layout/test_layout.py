@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.arena.pack import WIDE, WIDE_ALIGNMENT, max_live, pack
+from autotune.layout import Buffers, check_layout, lay_out
+from autotune.layout.buffers import WIDE, WIDE_ALIGNMENT
 
 FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
 """Size, birth, death. Sharing whole objects they need 10 bytes; memonger's dynamic program finds 11."""
@@ -13,6 +14,17 @@ FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
 buffers = st.builds(
     lambda size, born, length: (size, born, born + length), st.integers(0, 50), st.integers(0, 20), st.integers(1, 12)
 )
+
+
+def pack(sizes, born, died, *, alignment=64):
+    buffers = Buffers.of(sizes, born, died, alignment=alignment)
+    layout = lay_out(buffers)
+    check_layout(buffers, layout)
+    return list(layout.offsets), layout.bytes
+
+
+def max_live(sizes, born, died):
+    return Buffers.of(sizes, born, died, alignment=1).max_live
 
 
 def laid_out(lives, alignment=1):

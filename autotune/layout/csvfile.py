@@ -1,0 +1,46 @@
+"""minimalloc's CSV, to exchange problems and layouts: a row per buffer, its id, its half-open life, its size, its offset."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.errors import ConfigError
+from autotune.layout.buffers import Buffers, Layout
+
+COLUMNS = ("id", "lower", "upper", "size")
+
+
+def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
+    """Ids and buffers; ConfigError, naming the line, where a row cannot be read. Other columns are left alone."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise ConfigError(f"{path}: no column {missing[0]!r}; its first line must be {','.join(COLUMNS)}")
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); name a CSV of {','.join(COLUMNS)}") from error
+    numbers = [[_number(path, line, name, row[name]) for name in COLUMNS[1:]] for line, row in rows]
+    for (line, _), (lower, upper, size) in zip(rows, numbers, strict=True):
+        if upper <= lower or size < 0:
+            raise ConfigError(f"{path}:{line}: {size} bytes from {lower} to {upper}; a life ends after it begins")
+    born, died, sizes = ([row[at] for row in numbers] for at in range(3))
+    return tuple(row["id"] for _, row in rows), Buffers.of(sizes, born, died, alignment=alignment)
+
+
+def write(path: Path, ids: Sequence[str], buffers: Buffers, layout: Layout | None = None) -> None:
+    """The buffers, with their offsets where there is a layout."""
+    columns = [ids, buffers.born.tolist(), buffers.died.tolist(), buffers.sizes.tolist()]
+    columns += [layout.offsets] if layout else []
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*COLUMNS, *(["offset"] if layout else [])])
+        writer.writerows(zip(*columns, strict=True))
+
+
+def _number(path: Path, line: int, name: str, text: str | None) -> int:
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ConfigError(f"{path}:{line}: {name} is {text!r}; it must be a whole number") from None

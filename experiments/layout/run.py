@@ -1,0 +1,176 @@
+"""Layouts of minimalloc's hard instances and of real training steps: bytes beyond what lives at once, and seconds.
+
+`python experiments/layout/run.py [--minimalloc DIR] [--models resnet50 ...] [--repeats 3] [--out results]`
+"""
+
+import argparse
+import csv
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from autotune import arena
+from autotune.apply import TrainStep
+from autotune.capture import capture
+from autotune.devices import this_device
+from autotune.layout import WORK, Buffers, Layout, check_layout, csvfile, lay_out
+from autotune.plan import Plan
+from autotune.planfile import PlanFile, WorkloadRef
+from autotune.planners import defaults, make_plan
+from autotune.profile import profile
+from autotune.records import to_json
+from autotune.schedule import lower
+from autotune.simulate import peak_bytes, simulate
+from autotune.workload import load
+
+HERE = Path(__file__).parent
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 8}, "resnet152": {"batch": 2}, "mobilenet_v2": {"batch": 8}, "gpt2": {"batch": 8},
+    "bert": {"batch": 8}, "lstm": {"batch": 32},
+}  # fmt: skip
+SHARES = (None, 0.5, 0.0)
+"""Plans: as traced, and what the first planners make of half of the bytes beside the static ones, and of none."""
+HARD_WORK = 10_000_000_000
+"""Of an instance of minimalloc's; four searches on two cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem, its layout and the time that it took."""
+
+    part: str
+    name: str
+    buffers: int
+    max_live_bytes: int
+    capacity_bytes: int | None
+    layout_bytes: int
+    gap: float
+    seconds: float
+    slowest_seconds: float
+
+
+def timed(part: str, name: str, buffers: Buffers, capacity: int | None, work: int, repeats: int) -> Row:
+    """Lay it out, check the layout, and tell what it took."""
+    took: list[float] = []
+    layouts: list[Layout] = []
+    for _ in range(repeats):
+        fresh = replace(buffers)  # nothing that is known of it already
+        began = time.perf_counter()
+        layouts.append(lay_out(fresh, capacity, work=work))
+        took.append(time.perf_counter() - began)
+    assert len({layout.offsets for layout in layouts}) == 1
+    check_layout(buffers, layouts[0])
+    found = layouts[0]
+    return Row(
+        part, name, len(buffers), found.max_live, capacity, found.bytes, found.gap, statistics.median(took), max(took)
+    )
+
+
+def hard(folder: Path) -> Iterator[tuple[str, Buffers, int]]:
+    """minimalloc's instances; the capacity is the second part of a file's name."""
+    for path in sorted(folder.glob("*.csv")):
+        name, capacity, _ = path.name.split(".")
+        yield name, csvfile.read(path)[1], int(capacity)
+
+
+def recorded(model: str, **arguments: Any) -> Iterator[tuple[str, Buffers]]:
+    """What the arena records of a step, under each plan."""
+    workload = load(model, arguments)
+    program = capture(workload)
+    graph, costs = program.graph, profile(program)
+    traced = Plan.traced(graph)
+    high = peak_bytes(graph, traced, costs)
+    for share in SHARES:
+        budget = high if share is None else int(graph.static_bytes + share * (high - graph.static_bytes))
+        plan = traced if share is None else make_plan(graph, defaults(), budget, costs)
+        file = PlanFile(
+            WorkloadRef(model, arguments), graph.digest, f"{budget}B", budget, 0, {}, replace(plan, allocator="arena"),
+            simulate(graph, lower(graph, plan), costs),
+        )  # fmt: skip
+        seen: list[Buffers] = []
+
+        def keep(buffers: Buffers, *rest: Any, kept: list[Buffers] = seen, **more: Any) -> Layout:
+            kept.append(buffers)
+            return lay_out(buffers, *rest, **more)
+
+        with (
+            mock.patch.object(arena, "lay_out", keep),
+            TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, file) as step,
+        ):
+            for _ in range(3):
+                step(workload.batch)
+        yield f"{model}, {'as traced' if share is None else f'{share:.0%}'}", seen[-1]
+
+
+def summary(rows: list[Row], facts: dict[str, Any]) -> str:
+    """Two tables."""
+    device = facts["device"]
+    lines = [
+        f"{device['silicon']}, cores: {device['cores']}; `{facts['command']}`, load {facts['load']:.2f}",
+        "",
+    ]
+    for part in dict.fromkeys(row.part for row in rows):
+        mine = [row for row in rows if row.part == part]
+        unit = 1 if part == "minimalloc" else 2**20
+        lines += [
+            f"## {part}",
+            "",
+            f"| | buffers | live at once{'' if unit == 1 else ', MiB'} | layout | above it | capacity | seconds | slowest |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|",
+        ]
+        for row in mine:
+            kept = "" if row.capacity_bytes is None else "kept" if row.layout_bytes <= row.capacity_bytes else "not kept"
+            live, top = ((f"{n}" if unit == 1 else f"{n / unit:.2f}") for n in (row.max_live_bytes, row.layout_bytes))
+            lines.append(
+                f"| {row.name} | {row.buffers} | {live} | {top} | {row.gap:.2%} | {kept} | {row.seconds:.2f} |"
+                f" {row.slowest_seconds:.2f} |"
+            )
+        lines += [
+            "",
+            f"All: {sum(row.seconds for row in mine):.1f} s; the widest gap {max(row.gap for row in mine):.2%}.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minimalloc", type=Path, help="a folder of NAME.CAPACITY.csv")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    told = ["DIR" if part in {str(options.minimalloc), str(options.out)} else part for part in sys.argv[1:]]
+    facts = {
+        "command": shlex.join(["python", "experiments/layout/run.py", *told]),
+        "device": to_json(this_device("cpu")),
+        "load": os.getloadavg()[0],
+    }
+    rows: list[Row] = []
+    for name, buffers, capacity in hard(options.minimalloc) if options.minimalloc else ():
+        rows.append(timed("minimalloc", name, buffers, capacity, HARD_WORK, options.repeats))
+        print(rows[-1], flush=True)
+    for model in options.models:
+        for name, buffers in recorded(model, **MODELS[model]):
+            rows.append(timed("models", name, buffers, None, WORK, options.repeats))
+            print(rows[-1], flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.json").write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    with (options.out / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+    (options.out / "summary.md").write_text(summary(rows, facts))
+    print(summary(rows, facts))
+
+
+if __name__ == "__main__":
+    main()

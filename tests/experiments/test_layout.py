@@ -1,0 +1,27 @@
+"""The script runs on a small model and a folder like minimalloc's, and tells what it found."""
+
+import json
+import subprocess
+import sys
+
+from tests.experiments.scripts import EXPERIMENTS, script
+
+run = script("layout/run.py")
+
+
+def test_an_instances_capacity_is_in_its_files_name(tmp_path):
+    (tmp_path / "A.12.csv").write_text("id,lower,upper,size\n0,0,4,7\n1,2,5,5\n")
+    ((name, buffers, capacity),) = run.hard(tmp_path)
+    assert (name, len(buffers), capacity) == ("A", 2, 12)
+    row = run.timed("minimalloc", name, buffers, capacity, 10**7, 2)
+    assert (row.layout_bytes, row.max_live_bytes, row.gap) == (12, 12, 0.0)
+
+
+def test_the_command_writes_what_it_measured(tmp_path):
+    (tmp_path / "A.9.csv").write_text("id,lower,upper,size\n0,0,5,6\n1,6,7,4\n2,6,9,5\n3,7,10,1\n")
+    command = [sys.executable, str(EXPERIMENTS / "layout/run.py"), "--minimalloc", str(tmp_path), "--models", "--out"]
+    done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out/results.json").read_text())
+    assert [row["layout_bytes"] for row in found["rows"]] == [9]
+    assert str(tmp_path) not in (tmp_path / "out/summary.md").read_text()

@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+from hypothesis import given
+
+from autotune.costs import Costs
+from autotune.layout import check_layout, lay_out
+from autotune.layout.of_plan import buffers_of, layout_of, tenants, with_layout
+from autotune.plan import InPlace, Plan
+from autotune.schedule import lower
+from autotune.simulate import simulate, timeline
+from tests.graphs import chain, plans, training_chain
+
+
+def most(made):
+    """The highest sum of sizes that live at once."""
+    return max((sum(b.size for b in made if b.born <= a.born < b.died) for a in made), default=0)
+
+
+def test_a_chain_of_three_lies_in_the_bytes_of_two():
+    graph = chain(3)
+    made = tenants(graph, Plan.traced(graph), Costs.unit(graph))
+    # the last value outlives the step, so it lies outside
+    assert [(one.size, one.born, one.died) for one in made] == [(10, 0, 6), (10, 2, 10)][: len(made)]
+
+
+@given(plans())
+def test_what_lives_at_once_is_the_peak_that_the_simulator_predicts_beside_what_stays(drawn):
+    graph, plan = drawn
+    costs = replace(Costs.unit(graph), scratch_bytes=tuple(3 * (op.id % 4) for op in graph.ops))
+    if plan.offload:
+        plan = replace(plan, offload=())
+    made = tenants(graph, plan, costs)
+    kept = set(graph.outputs) - graph.static
+    live, highest = 0, 0
+    for moment in timeline(graph, lower(graph, plan), costs):
+        live = moment.during_bytes - graph.static_bytes
+        highest = max(highest, live)
+    outside = sum(graph.values[value].nbytes for value in kept)
+    assert most(made) <= highest <= most(made) + outside
+
+
+@given(plans())
+def test_every_plans_layout_holds(drawn):
+    graph, plan = drawn
+    if plan.offload:
+        plan = replace(plan, offload=())
+    buffers = buffers_of(tenants(graph, plan, Costs.unit(graph)))
+    check_layout(buffers, lay_out(buffers, work=10**6))
+
+
+def test_a_run_in_place_stays_in_the_buffer_that_it_takes():
+    graph = chain(4)
+    plan = replace(Plan.traced(graph), inplace=(InPlace(1, graph.ops[1].inputs[0]),))
+    apart = tenants(graph, Plan.traced(graph), Costs.unit(graph))
+    together = tenants(graph, plan, Costs.unit(graph))
+    assert len(together) == len(apart) - 1
+    assert together[0].died == apart[1].died
+
+
+def test_only_a_plan_in_the_arena_gets_a_layout():
+    graph = training_chain(4)
+    costs = Costs.unit(graph)
+    plan = Plan.traced(graph)
+    expected = simulate(graph, lower(graph, plan), costs)
+    assert with_layout(graph, plan, costs, expected) == expected
+    laid = with_layout(graph, replace(plan, allocator="arena"), costs, expected)
+    found = layout_of(graph, plan, costs)
+    assert (laid.layout_bytes, laid.layout_live_bytes) == (found.bytes, found.max_live)
+    assert laid.charged_bytes == laid.peak_bytes + found.bytes - found.max_live
+    assert expected.charged_bytes is None
