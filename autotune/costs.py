@@ -20,6 +20,8 @@ class StoreCost:
     """Bounce buffers that the store holds as long as it is open."""
     holds_memory: bool = False
     """Its bytes lie in this device's own memory (a RAM-disk on a CPU): offloading there frees nothing."""
+    least_own_bytes: int = 0
+    """Of the user's own weights and state smaller ones free nothing when they leave: the allocator keeps what it shares."""
     contention: float = 1.0
     """Seconds that an op takes beside a transfer, over its seconds alone."""
     slowed: float = 1.0

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_AT_ONCE = 64 * 2**10, 64 * 2**10
+RETURNED_BYTES = 64 * 2**10
+"""What is smaller shares its pages with others, and they stay."""
+_AT_ONCE = RETURNED_BYTES, RETURNED_BYTES
 _LONG_LIVED = 64 * 2**20, 32 * 2**20  # where glibc's own adjustment ends
 _always = False
 

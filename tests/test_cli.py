@@ -353,7 +353,7 @@ def test_plan_json_is_one_document_whatever_libraries_print(
 ) -> None:
     code, out, err = run("plan", "chain", "--budget", "60%", "-o", "plan.json", "--json")
     assert code == 0
-    assert set(json.loads(out)) == {"plan", "estimate", "planning_seconds", "gap", "seconds_gap"}
+    assert set(json.loads(out)) == {"plan", "estimate", "planning_seconds", "gap", "seconds_gap", "layout_gap"}
     assert "noise from a library" in err
     assert planfile.read(here / "plan.json").workload == WorkloadRef("chain")
 

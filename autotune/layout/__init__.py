@@ -32,14 +32,12 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
     low, bound = aim, 0
     for step in range(1 if capacity else _STEP_DOWN):
         at = low if not step else (low + best.bytes) // 2
-        match exact.within(buffers, at, work // 2**step):
-            case exact.Verdict.NONE:
-                low, bound = at, at + 1
-            case exact.Verdict.SPENT:
-                low = at
-            case offsets:
-                top = int((offsets + buffers.sizes).max())
-                best = Layout(tuple(offsets.tolist()), top, buffers.max_live)
+        found_at = exact.within(buffers, at, work // 2**step)
+        if isinstance(found_at, exact.Verdict):
+            low, bound = at, at + 1 if found_at is exact.Verdict.NONE else bound
+        else:
+            top = int((found_at + buffers.sizes).max())
+            best = Layout(tuple(found_at.tolist()), top, buffers.max_live)
         if best.bytes <= low + 1:
             break
     return replace(best, bound=bound)

@@ -30,9 +30,7 @@ class Buffers:
     """What each offset is a multiple of."""
 
     @classmethod
-    def of(
-        cls, sizes: Sequence[int], born: Sequence[int], died: Sequence[int], *, alignment: int = ALIGNMENT
-    ) -> Self:
+    def of(cls, sizes: Sequence[int], born: Sequence[int], died: Sequence[int], *, alignment: int = ALIGNMENT) -> Self:
         """Buffers as they were asked for: sizes are rounded up, wide ones lie on sectors where anything is aligned."""
         asked, first, last = (np.array(numbers, np.int64) for numbers in (sizes, born, died))
         backwards = np.flatnonzero((last <= first) | (asked < 0))

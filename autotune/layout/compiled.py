@@ -3,12 +3,13 @@
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 from autotune import native
 from autotune.layout.buffers import Buffers
 
 _I64, _INT, _VOID = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
-_BUFFERS = [_INT, _VOID, _VOID, _VOID, _VOID]
+_BUFFERS: list[Any] = [_INT, _VOID, _VOID, _VOID, _VOID]
 
 
 @functools.cache

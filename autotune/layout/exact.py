@@ -16,11 +16,11 @@ import numpy.typing as npt
 from autotune.layout.buffers import Buffers, Numbers
 from autotune.layout.compiled import arguments, library
 
-TRIALS = 3000
+TRIALS = 1000
 """Placements of a search's first try; each later one has a part in 32 more."""
 _MOST_IN_PYTHON = 400
 """Each buffer is a call within the one before it."""
-_PULLS = ((0, 3.0), (0, 10.0), (0, 1.0), (1, 3.0))
+_PULLS = ((0, 3.0), (0, 1.0), (0, 10.0), (1, 3.0))
 """Searches side by side: the order to begin with, and how far what did not fit is moved ahead."""
 
 
@@ -45,7 +45,14 @@ def within(buffers: Buffers, capacity: int, work: int) -> Numbers | Verdict:
     pulls = np.array([pull for _, pull in _PULLS], np.float64)
     offsets = np.zeros(len(buffers), np.int64)
     found = loaded.layout_search(
-        *arguments(buffers), capacity, len(pulls), keys.ctypes.data, pulls.ctypes.data, TRIALS, work, offsets.ctypes.data
+        *arguments(buffers),
+        capacity,
+        len(pulls),
+        keys.ctypes.data,
+        pulls.ctypes.data,
+        TRIALS,
+        work,
+        offsets.ctypes.data,
     )
     return offsets if found == 1 else Verdict.NONE if found == 0 else Verdict.SPENT
 
@@ -72,8 +79,10 @@ def within_in_python(buffers: Buffers, capacity: int, work: int) -> Numbers | Ve
     rank = np.empty(len(buffers), np.int64)
     rank[_orders(buffers)[0]] = np.arange(len(buffers))
     search = _Search(buffers, capacity, rank.tolist(), work // 1000)
+    everything = list(range(len(buffers)))
     try:
-        return np.array(search.offsets, np.int64) if search.solve(list(range(len(buffers))), 0, -1) else Verdict.NONE
+        found = search.possible(everything, 0) and search.solve(everything, 0, -1)
+        return np.array(search.offsets, np.int64) if found else Verdict.NONE
     except TimeoutError:
         return Verdict.SPENT
 
@@ -91,7 +100,7 @@ class _Search:
             return True
         offsets, sizes = self.offsets, self.sizes
         height = min(offsets[item] + sizes[item] for item in left)
-        turn = sorted(((offsets[item], self.rank[item], item) for item in left if offsets[item] < height))
+        turn = sorted((offsets[item], self.rank[item], item) for item in left if offsets[item] < height)
         for offset, mine, item in turn:
             if (offset, mine) < (low, rank):
                 continue
@@ -103,12 +112,12 @@ class _Search:
                 if self.born[other] < self.died[item] and self.born[item] < self.died[other]:
                     to = self.aligned[other]
                     offsets[other] = max(offsets[other], -(-(offset + sizes[item]) // to) * to)
-            if self._possible(rest, offset) and self.solve(rest, offset, mine):
+            if self.possible(rest, offset) and self.solve(rest, offset, mine):
                 return True
             offsets[:] = kept
         return False
 
-    def _possible(self, left: list[int], low: int) -> bool:
+    def possible(self, left: list[int], low: int) -> bool:
         """Whether each moment could hold its buffers, none of them below where it can now come to lie."""
         released = sorted((max(self.offsets[item], low), item) for item in left)
         for moment in {self.born[item] for item in left}:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.costs import StoreCost
 from autotune.errors import StoreError
+from autotune.malloc import RETURNED_BYTES
 from autotune.simulate import PAGE_BYTES
 from autotune.stores import FOR, SwapStore, open_store
 from autotune.stores.slab import free_bytes
@@ -75,6 +76,7 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
             latency_seconds=statistics.median(latency),
             pool_bytes=store.pool_bytes,
             holds_memory=store.holds_memory,
+            least_own_bytes=RETURNED_BYTES if FOR[name] == "cpu" else 0,
         )
 
 

@@ -57,7 +57,7 @@ class Row:
     slowest_seconds: float
 
 
-def timed(part: str, name: str, buffers: Buffers, capacity: int | None, work: int, repeats: int) -> Row:
+def timed(part: str, name: str, buffers: Buffers, capacity: int | None, *, work: int, repeats: int) -> Row:
     """Lay it out, check the layout, and tell what it took."""
     took: list[float] = []
     layouts: list[Layout] = []
@@ -127,7 +127,9 @@ def summary(rows: list[Row], facts: dict[str, Any]) -> str:
             "|---|--:|--:|--:|--:|--:|--:|--:|",
         ]
         for row in mine:
-            kept = "" if row.capacity_bytes is None else "kept" if row.layout_bytes <= row.capacity_bytes else "not kept"
+            kept = (
+                "" if row.capacity_bytes is None else "kept" if row.layout_bytes <= row.capacity_bytes else "not kept"
+            )
             live, top = ((f"{n}" if unit == 1 else f"{n / unit:.2f}") for n in (row.max_live_bytes, row.layout_bytes))
             lines.append(
                 f"| {row.name} | {row.buffers} | {live} | {top} | {row.gap:.2%} | {kept} | {row.seconds:.2f} |"
@@ -156,14 +158,16 @@ def main() -> None:
     }
     rows: list[Row] = []
     for name, buffers, capacity in hard(options.minimalloc) if options.minimalloc else ():
-        rows.append(timed("minimalloc", name, buffers, capacity, HARD_WORK, options.repeats))
+        rows.append(timed("minimalloc", name, buffers, capacity, work=HARD_WORK, repeats=options.repeats))
         print(rows[-1], flush=True)
     for model in options.models:
         for name, buffers in recorded(model, **MODELS[model]):
-            rows.append(timed("models", name, buffers, None, WORK, options.repeats))
+            rows.append(timed("models", name, buffers, None, work=WORK, repeats=options.repeats))
             print(rows[-1], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    (options.out / "results.json").write_text(
+        json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
     with (options.out / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()

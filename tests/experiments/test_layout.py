@@ -13,7 +13,7 @@ def test_an_instances_capacity_is_in_its_files_name(tmp_path):
     (tmp_path / "A.12.csv").write_text("id,lower,upper,size\n0,0,4,7\n1,2,5,5\n")
     ((name, buffers, capacity),) = run.hard(tmp_path)
     assert (name, len(buffers), capacity) == ("A", 2, 12)
-    row = run.timed("minimalloc", name, buffers, capacity, 10**7, 2)
+    row = run.timed("minimalloc", name, buffers, capacity, work=10**7, repeats=2)
     assert (row.layout_bytes, row.max_live_bytes, row.gap) == (12, 12, 0.0)
 
 

@@ -86,7 +86,8 @@ class Window:
         gaps = []
         for value, happened in zip(graph.values, events(graph, plan.order), strict=True):
             own = value.id in graph.static
-            if value.nbytes < self.least_bytes or not self._may_leave(value, own):
+            least = max(self.least_bytes, costs.stores[self.store].least_own_bytes if own else 0)
+            if value.nbytes < least or not self._may_leave(value, own):
                 continue
             for gap in range(-own, len(happened) - 1):
                 here, there = around(layers, happened, gap)

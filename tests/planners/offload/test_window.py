@@ -185,6 +185,9 @@ def test_weights_and_state_leave_only_where_asked_for_and_from_their_size_on():
     assert roles["all", 51].isdisjoint({Role.PARAM, Role.STATE})
     assert roles["all", 51]
     assert roles["all", 101] == set()
+    own = dataclasses.replace(costs, stores={"ssd": dataclasses.replace(costs.stores["ssd"], least_own_bytes=51)})
+    kept = Window(what="all").plan(graph, Plan.traced(graph), 0, own)
+    assert {graph.values[swap.value].role for swap in kept.offload}.isdisjoint({Role.PARAM, Role.STATE})
     lower_peak, peak = (
         peak_bytes(graph, Window(what=what).plan(graph, Plan.traced(graph), 0, costs), costs)
         for what in ("all", "activations")
