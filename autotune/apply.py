@@ -132,6 +132,7 @@ class TrainStep:
         )
         chosen = self._file.plan if self._file is not None else plan
         self._memory_format = chosen.memory_format if isinstance(chosen, Plan) else ""
+        self._allocator = chosen.allocator if isinstance(chosen, Plan) else "system"
         _refuse_autocast()
         if self._memory_format:
             convert_model(model, optimizer, self._memory_format)
@@ -300,7 +301,8 @@ class TrainStep:
         elif self._file is not None:
             plan = self._replan(self._file, program)
         else:
-            plan = replace(Plan.traced(program.graph), memory_format=self._memory_format)
+            traced = Plan.traced(program.graph)
+            plan = replace(traced, memory_format=self._memory_format, allocator=self._allocator)
         check(program.graph, plan)
         if self._keeps_gradients and program.updates is not None:
             self._tell_of_veto(program.graph, plan)

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "heap.hpp"
+#include "poison.hpp"
 
 namespace {
 
@@ -43,7 +44,9 @@ struct Arena {
 };
 
 void give_back(const Arena& arena) {
-  if (arena.base != nullptr && arena.live.empty()) madvise(arena.base, arena.bytes, MADV_DONTNEED);
+  if (arena.base == nullptr || !arena.live.empty()) return;
+  madvise(arena.base, arena.bytes, MADV_DONTNEED);
+  poison(arena.base, arena.bytes);
 }
 
 enum class Mode { kOff, kRecord, kReplay };
@@ -77,7 +80,10 @@ void release(void* data) {
   if (data == nullptr) return;
   if (Arena* arena = owner(data)) {
     const std::lock_guard<std::mutex> lock(mutex);
-    arena->live.erase(static_cast<char*>(data) - arena->base);
+    const auto slot = arena->live.find(static_cast<char*>(data) - arena->base);
+    if (slot == arena->live.end()) return stop("freed twice", data);
+    poison(data, slot->second - slot->first);
+    arena->live.erase(slot);
     if (arena->resting) give_back(*arena);
     return;
   }
@@ -112,6 +118,7 @@ void* from_slot(size_t bytes) {
       if (is_free(*current, slot.offset, slot.size)) {
         current->live.emplace(slot.offset, slot.offset + slot.size);
         ++current->hits;
+        unpoison(current->base + slot.offset, slot.size);
         return current->base + slot.offset;
       }
     }
@@ -172,6 +179,7 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
     }
     arena->base = static_cast<char*>(base);
     arena->bytes = bytes;
+    poison(base, bytes);
   }
   for (int64_t i = 0; i < count; ++i) arena->slots.push_back({offsets[i], sizes[i]});
   if (arenas.capacity() == 0) arenas.reserve(4096);  // readers walk it without a lock
@@ -203,7 +211,10 @@ void arena_trim(int id) {
   needed[arena.bytes] = arena.bytes;
   for (const auto& [begin, end] : needed) {
     const int64_t first = (done + page - 1) / page * page, last = begin / page * page;
-    if (last > first) madvise(arena.base + first, last - first, MADV_DONTNEED);
+    if (last > first) {
+      madvise(arena.base + first, last - first, MADV_DONTNEED);
+      poison(arena.base + first, last - first);
+    }
     done = std::max(done, end);
   }
 }

@@ -8,16 +8,19 @@ import torch
 
 from autotune import native
 
+FLAGS: tuple[str, ...] = ("-O2",)
+"""What g++ is told beside where torch lies; `poison.hpp` says what tests add."""
+
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The allocator, installed; None, with one warning that says why, where it cannot be built."""
     root = Path(torch.__file__).parent
     flags = (
-        "-O2", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}",
     )  # fmt: skip
-    sources = [Path(__file__).with_name(name) for name in ("arena.cpp", "heap.hpp")]
+    sources = [Path(__file__).with_name(name) for name in ("arena.cpp", "heap.hpp", "poison.hpp")]
     loaded = native.load("arena", sources, flags, "no arena, tensors stay with malloc", torch.__version__)
     if loaded is None:
         return None

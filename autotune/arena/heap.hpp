@@ -14,6 +14,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "poison.hpp"
+
 // Not for use from several threads at once; `may_own` is.
 class Heap {
  public:
@@ -32,13 +34,13 @@ class Heap {
       holes_.erase(hole);
       leave(first, begin);
       leave(begin + size, end);
-      return hand_out(begin, size);
+      return hand_out(begin, size, bytes);
     }
     const int64_t begin = up(top_, alignment);
     if (begin + size > writable_ && !grow(begin + size)) return nullptr;
     leave(top_, begin);
     top_ = begin + size;
-    return hand_out(begin, size);
+    return hand_out(begin, size, bytes);
   }
 
   // Whether it came from here.
@@ -61,6 +63,7 @@ class Heap {
   void* map(int64_t bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return nullptr;
+    forget(data, bytes);
     mapped_.emplace(data, bytes);
     mapped_count_.fetch_add(1, std::memory_order_relaxed);
     return data;
@@ -78,6 +81,7 @@ class Heap {
   void free(void* data) {
     const int64_t from = static_cast<char*>(data) - base_.load();
     const auto found = sizes_.find(from);
+    if (found == sizes_.end()) return stop("freed twice", data);
     int64_t begin = from, end = from + found->second;
     const int64_t to = end;
     sizes_.erase(found);
@@ -100,6 +104,7 @@ class Heap {
     const int64_t first = std::max(down(from, page_), up(begin, page_));
     const int64_t last = std::min(up(to, page_), down(end, page_));
     if (first < last) madvise(base_.load() + first, last - first, MADV_DONTNEED);
+    poison(base_.load() + std::min(first, from), std::max(last, to) - std::min(first, from));
     if (writable_ - up(top_, kGrain) > kSpare) shrink();
   }
 
@@ -112,8 +117,9 @@ class Heap {
     if (begin < end) holes_.emplace(begin, end);
   }
 
-  void* hand_out(int64_t begin, int64_t size) {
+  void* hand_out(int64_t begin, int64_t size, int64_t bytes) {
     sizes_.emplace(begin, size);
+    unpoison(base_.load() + begin, bytes);
     return base_.load() + begin;
   }
 
@@ -131,6 +137,7 @@ class Heap {
   bool grow(int64_t to) {
     const int64_t end = up(to, kGrain);
     if (end > kReserved || mprotect(base_.load() + writable_, end - writable_, PROT_READ | PROT_WRITE) != 0) return false;
+    poison(base_.load() + writable_, end - writable_);
     writable_ = end;
     return true;
   }

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -43,10 +44,13 @@ class Child:
         self._kills = oom_kills(self._own)
         self.limit = ""
         """What enforces the memory limit, if one was asked for."""
+        self.environment: Mapping[str, str] = {}
+        """What it has on top of this process's."""
 
     @classmethod
-    def start(cls, spec: Spec, log: Path) -> Self:
+    def start(cls, spec: Spec, log: Path, environment: Mapping[str, str] | None = None) -> Self:
         """Start one; where a cgroup can enforce the spec's limit, it does, and the child need not."""
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
         cgroup = _own_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
         theirs_requests, ours_requests = os.pipe()
         ours_replies, theirs_replies = os.pipe()
@@ -64,12 +68,13 @@ class Child:
                     stderr=output,
                     pass_fds=(theirs_requests, theirs_replies),
                     start_new_session=True,
-                    env={key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)},
+                    env={**inherited, **(environment or {})},
                 )
         finally:
             os.close(theirs_requests)
             os.close(theirs_replies)
         child = cls(process, (ours_requests, ours_replies), log, cgroup)
+        child.environment = environment or {}
         if spec.limit_bytes is not None:
             child.limit = CGROUP if cgroup is not None else FRACTION if spec.device_kind == "cuda" else RLIMIT
         child._send(to_json(replace(spec, limit_bytes=None) if cgroup is not None else spec))

@@ -1,6 +1,7 @@
 """The harness's child processes by name: each started at its first request, replaced when it fails, ended with its files."""
 
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.harness.allocator import allocator_environment
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed, Spec
 
@@ -40,12 +42,14 @@ class Children:
     ) -> dict[str, Any]:
         """Ask the child of this name, a new one if need be (with other `arguments` of the factory, where given).
 
-        Raises Failed where it does not answer; it is ended, and the next request gets a new one.
+        Raises Failed where it does not answer; it is ended, and the next request gets a new one. So does a plan whose
+        allocator needs another environment.
         """
-        child = self.living.get(name)
-        if child is None or not (child.alive or request["do"] in _BEGUN):
+        child, environment = self.living.get(name), self._environment(request)
+        usable = child is not None and environment in (None, child.environment)
+        if child is None or not (usable and (child.alive or request["do"] in _BEGUN)):
             self.end(name)
-            child = self.living[name] = self._start(name, arguments)
+            child = self.living[name] = self._start(name, arguments, environment or {})
         try:
             return child.ask(request, self.time_limit_seconds if seconds is None else seconds)
         except BaseException:
@@ -74,10 +78,15 @@ class Children:
         self.end_all()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _start(self, name: str, arguments: Mapping[str, Any] | None) -> Child:
+    def _environment(self, request: Mapping[str, Any]) -> dict[str, str] | None:
+        """None where any will do."""
+        plan = request.get("plan")
+        return None if plan is None else allocator_environment(plan["allocator"], self._spec.device_kind, os.environ)
+
+    def _start(self, name: str, arguments: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Child:
         spec = replace(self._spec, scratch=str(self.scratch), return_memory=name in _FOR_BYTES)
         if arguments is not None:
             spec = replace(spec, arguments=dict(arguments))
-        child = Child.start(spec, self._log_dir / f"{name}-{next(self._numbers)}.log")
+        child = Child.start(spec, self._log_dir / f"{name}-{next(self._numbers)}.log", environment)
         self.limit = child.limit
         return child

@@ -1,6 +1,7 @@
 """What a child does: runs plain eager steps and plans, and looks at their results, bytes and seconds."""
 
 import contextlib
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -154,8 +155,9 @@ class Bench:
             timed.arena.rest()
         trim()
         return {
-            "seconds": [seconds for seconds, _ in block],
-            "stalls": [stalled for _, stalled in block],
+            "seconds": [seconds for seconds, _, _ in block],
+            "stalls": [stalled for _, stalled, _ in block],
+            "page_faults": [faults for _, _, faults in block],
             "transfer_bytes": timed.executor.transfer_bytes if timed.executor is not None else 0,
             "lanes": to_json(timed.executor.lanes) if timed.executor is not None and timed.plan["store"] else None,
             "charged_bytes": max(timed.charged_bytes, meter.peak_bytes),
@@ -174,6 +176,12 @@ class Bench:
         self._own.forget()
         return {"floor_bytes": floor}
 
+    def digests(self, plan: Any) -> dict[str, Any]:
+        """Hashes by name of what a few steps from the start leave behind, with the allocator that the plan names."""
+        found = self._digests(plan, self._arena(plan))
+        self._own.forget()
+        return {"digests": found}
+
     def stop(self) -> dict[str, Any]:
         """End what was begun, if anything was."""
         if self._timed is not None:
@@ -186,18 +194,19 @@ class Bench:
 
     def _arena_changes(self, plan: Any) -> str:
         """Name of something that four steps leave different in an arena than on malloc; empty if nothing is."""
-        seen: list[dict[str, str]] = []
-        for arena in (Arena(), None):
-            # a limit that the arena keeps must not be broken by what malloc would hold
-            with self._running(plan, arena=arena) as (step, _), malloc.returning(arena is None):
-                self._own.restore()
-                made: list[torch.Tensor] = []
-                for _ in range(4):  # in an arena: recorded twice, and replayed twice
-                    made = step()
-                results = ((f"result {index}", tensor) for index, tensor in enumerate(made))
-                named = [*results, *self._own.named_tensors()]
-                seen.append({name: digest(tensor) for name, tensor in named})
-        return next((name for name in seen[0] if seen[0][name] != seen[1].get(name)), "")
+        in_arena = self._digests(plan, Arena())
+        with malloc.returning():  # a limit that the arena keeps must not be broken by what malloc would hold
+            on_malloc = self._digests(plan, None)
+        return next((name for name in in_arena if in_arena[name] != on_malloc.get(name)), "")
+
+    def _digests(self, plan: Any, arena: Arena | None) -> dict[str, str]:
+        with self._running(plan, arena=arena) as (step, _):
+            self._own.restore()
+            made: list[torch.Tensor] = []
+            for _ in range(4):  # in an arena: recorded twice, and replayed twice
+                made = step()
+            results = ((f"result {index}", tensor) for index, tensor in enumerate(made))
+            return {name: digest(tensor) for name, tensor in (*results, *self._own.named_tensors())}
 
     @cached_property
     def _program(self) -> Program:
@@ -294,16 +303,17 @@ class Bench:
     def _arena(self, plan: Any, *, replays: bool = True) -> Arena | None:
         return Arena(replays) if plan["allocator"] == "arena" and self._spec.device_kind == "cpu" else None
 
-    def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float]]:
-        """(seconds, stalled seconds) of each measured step of a block."""
+    def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float, int]]:
+        """(seconds, stalled seconds, minor page faults) of each measured step of a block."""
         found = []
         for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
             self._synchronize()
-            start = time.perf_counter()
+            faults, start = _page_faults(), time.perf_counter()
             made = step()
             self._synchronize()
+            seconds, faults = time.perf_counter() - start, _page_faults() - faults
             if number >= UNMEASURED_STEPS:
-                found.append((time.perf_counter() - start, executor.stall_seconds if executor is not None else 0.0))
+                found.append((seconds, executor.stall_seconds if executor is not None else 0.0, faults))
             del made
         return found
 
@@ -314,6 +324,11 @@ class Bench:
 
 def _nothing() -> int:
     return 0
+
+
+def _page_faults() -> int:
+    """Of this process so far, without those that a disk had to answer."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _lay_out(step: Step) -> None:

@@ -12,7 +12,7 @@ from autotune.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """On a CPU; a GPU's caching allocator keeps its own."""
+    """On a CPU; on a GPU the caching allocator with segments that grow (`expandable_segments`), which is asked for at the start."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
