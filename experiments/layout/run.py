@@ -24,11 +24,12 @@ from autotune.devices import this_device
 from autotune.layout import WORK, Buffers, Layout, check_layout, csvfile, lay_out
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
-from autotune.planners import defaults, make_plan
+from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes, simulate
+from autotune.trial import Settings
 from autotune.workload import load
 
 HERE = Path(__file__).parent
@@ -37,7 +38,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert": {"batch": 8}, "lstm": {"batch": 32},
 }  # fmt: skip
 SHARES = (None, 0.5, 0.0)
-"""Plans: as traced, and what the first planners make of half of the bytes beside the static ones, and of none."""
+"""Plans: as traced, and what planners make of half of the bytes beside the static ones, and of none."""
+PLANNED: Settings = {
+    "update": {"planner": "with_gradient"}, "recompute": {"planner": "greedy"}, "inplace": {"planner": "greedy"},
+}  # fmt: skip
 HARD_WORK = 10_000_000_000
 """Of an instance of minimalloc's; four searches on two cores."""
 
@@ -90,7 +94,7 @@ def recorded(model: str, **arguments: Any) -> Iterator[tuple[str, Buffers]]:
     high = peak_bytes(graph, traced, costs)
     for share in SHARES:
         budget = high if share is None else int(graph.static_bytes + share * (high - graph.static_bytes))
-        plan = traced if share is None else make_plan(graph, defaults(), budget, costs)
+        plan = traced if share is None else make_plan(graph, PLANNED, budget, costs)
         file = PlanFile(
             WorkloadRef(model, arguments), graph.digest, f"{budget}B", budget, 0, {}, replace(plan, allocator="arena"),
             simulate(graph, lower(graph, plan), costs),
