@@ -162,6 +162,20 @@ def measure(
     run(plan, _pairs(set_, "--set"), _pairs(store, "--store"), limit, json=json)
 
 
+@app.command(short_help="Verify and refine champions, and tell regressions.")
+def nightly(
+    config: Annotated[Path, typer.Argument(help="A file of entries, as configs/nightly.yaml.")],
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the entries that the last night left.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Verify every entry's champion beside plain eager, search around it, and tell what became worse, and why."""
+    from autotune.commands.nightly import run
+
+    run(config, resume=resume, json=json)
+
+
 @app.command(short_help="Write the report of a run anew.")
 def report(
     run: Annotated[Path | None, typer.Argument(help="A directory under runs/; the latest.")] = None,

@@ -3,7 +3,7 @@
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -22,6 +22,9 @@ class Section(BaseModel):
     """A mapping of the file: no unknown keys, no conversions, no changes afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class Planners(Section):
@@ -76,6 +79,8 @@ class Config(Section):
     """Directory of the plans that are handed back."""
     memory_format: Literal["", "channels_last"] = ""
     """What plans run in, and what they are compared with; times are told as ratios to the user's own format."""
+    seed_from: str | None = None
+    """A plan file or a run directory, of any device: its settings are the first trials."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
 
@@ -127,12 +132,19 @@ def load_config(
     for key, value in given.items():
         below = data.get(key)
         data[key] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return checked(Config, data, document, given)
+
+
+def checked(
+    kind: type[S], data: Mapping[str, Any], document: yamlfile.Document, given: Mapping[str, object] | None = None
+) -> S:
+    """What the document says, with the options that were `given` laid over it; the first fault with its line or option."""
     try:
-        return Config.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         # a misspelt `wrokload` says more than the missing one
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        raise ConfigError(_told(first, document, given)) from None
+        raise ConfigError(_told(first, kind, document, given or {})) from None
 
 
 def dump(config: Config) -> str:
@@ -140,21 +152,26 @@ def dump(config: Config) -> str:
     return yamlfile.text(config.model_dump(mode="json"))
 
 
-def _told(error: ErrorDetails, document: yamlfile.Document, given: Mapping[str, object]) -> str:
+def _told(error: ErrorDetails, kind: type[Section], document: yamlfile.Document, given: Mapping[str, object]) -> str:
     """The first thing wrong, with its line or its option."""
     path = tuple(part for part in error["loc"] if part != "[key]")
-    key, section = path[-1], f" in {path[-2]}" if len(path) > 1 else ""
+    if not path:  # of the whole: a rule between its parts
+        return f"{document.name}: {error['ctx']['error']}"
+    key, around = path[-1], [part for part in path[:-1] if isinstance(part, str)]
+    section = f" in {around[-1]}" if around else ""
     if _holds(given, path):
         place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}".replace("_", "-"))
     else:
         place = document.where(path)
     match error["type"]:
         case "extra_forbidden":
-            return f"{place}: unknown key {key!r}{section}{nearest(str(key), _fields(path[:-1]))}"
+            return f"{place}: unknown key {key!r}{section}{nearest(str(key), _fields(kind, path[:-1]))}"
         case "literal_error" if "[key]" in error["loc"]:
             return f"{place}: unknown key {key!r}{section}{nearest(str(key), typing.get_args(StoreName))}"
+        case "missing" if key == "workload":
+            return f"{place}: no {key}{section}; give a zoo name, package.module:factory or path/file.py:factory"
         case "missing":
-            return f"{place}: no {key}; give a zoo name, package.module:factory or path/file.py:factory"
+            return f"{place}: no {key}{section}"
         case "value_error":
             reason = str(error["ctx"]["error"])
         case _:
@@ -170,9 +187,11 @@ def _holds(given: object, path: yamlfile.KeyPath) -> bool:
     return path[0] in given and (len(path) == 1 or _holds(given[path[0]], path[1:]))
 
 
-def _fields(path: yamlfile.KeyPath) -> list[str]:
+def _fields(kind: type[BaseModel], path: yamlfile.KeyPath) -> list[str]:
     """Known keys of the section at `path`."""
-    section: type[BaseModel] = Config
     for part in path:
-        section = typing.cast("type[BaseModel]", section.model_fields[str(part)].annotation)
-    return list(section.model_fields)
+        if isinstance(part, str):
+            found = kind.model_fields[part].annotation
+            # of a list the section that each of its parts is
+            kind = typing.cast("type[BaseModel]", (typing.get_args(found) or (found,))[0])
+    return list(kind.model_fields)

@@ -4,8 +4,11 @@ AutotuneError           1   a fault of ours, never raised bare
 ├── ConfigError         2   a config, a reference, an argument or a file that cannot be used
 ├── StoreError          2   a store directory that is missing, read-only or full
 ├── CaptureError        2   a model whose training step cannot be captured
+├── RegressionError     3   a nightly champion that became worse
 ├── InfeasibleError     4   no plan fits the budget
+├── InconclusiveError   5   a night whose numbers do not tell
 ├── PlanError           6   a plan that breaks a rule, or belongs to another graph
+├── OutOfTimeError      7   a night that ended before all of its entries, and can be gone on with
 ├── NumericsError       8   a plan whose results differ from the reference
 └── LockedError        75   another process works in the run directory
 """
@@ -38,16 +41,34 @@ class CaptureError(AutotuneError):
     exit_code = 2
 
 
+class RegressionError(AutotuneError):
+    """A nightly champion that became worse."""
+
+    exit_code = 3
+
+
 class InfeasibleError(AutotuneError):
     """No plan fits the budget."""
 
     exit_code = 4
 
 
+class InconclusiveError(AutotuneError):
+    """A night whose numbers do not tell."""
+
+    exit_code = 5
+
+
 class PlanError(AutotuneError):
     """A plan that breaks a rule of its graph, or belongs to another graph."""
 
     exit_code = 6
+
+
+class OutOfTimeError(AutotuneError):
+    """A night that ended before all of its entries, and can be gone on with."""
+
+    exit_code = 7
 
 
 class NumericsError(AutotuneError):

@@ -18,8 +18,8 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
-    """Work in a run directory alone; LockedError names the process that does already."""
+def locked(run_dir: Path, move: str = "give another --name") -> Iterator[None]:
+    """Work in a run directory alone; LockedError names the process that does already, and the next move."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "lock").open("a+") as file:
         try:
@@ -27,7 +27,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise LockedError(f"{run_dir}: process {holder} works here; wait for it or give another --name") from None
+            raise LockedError(f"{run_dir}: process {holder} works here; wait for it or {move}") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import json
+import os
 import typing
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from autotune.errors import ConfigError
@@ -30,6 +32,37 @@ def from_json(kind: type[T], data: Any, *, where: str) -> T:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
         raise ConfigError(f"{where}: {place}{_fault(first['type'], first['msg'], first['input'])}") from None
+
+
+def append_line(path: Path, record: Any) -> None:
+    """Add one line of JSON and sync it; a torn last line, left by a crash, is cut off first."""
+    line = json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"
+    with path.open("a+b") as file:
+        file.truncate(_whole_lines(path))
+        file.seek(0, os.SEEK_END)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(kind: type[T], path: Path, *, cure: str) -> list[T]:
+    """All whole lines of a file that may not be there; a torn last line is passed over. `cure`: what to do about a bad one."""
+    if not path.exists():
+        return []
+    found = []
+    for number, line in enumerate(path.read_bytes()[: _whole_lines(path)].splitlines(), start=1):
+        where = f"{path}:{number}"
+        try:
+            document = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{where}: not JSON ({error.msg}); {cure}") from None
+        found.append(from_json(kind, document, where=where))
+    return found
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to and with the last newline."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def _fault(fault: str, message: str, found: object) -> str:

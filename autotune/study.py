@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune import space
+from autotune import planfile, space
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.config import Config
 from autotune.errors import InfeasibleError, PlanError
@@ -109,6 +109,7 @@ class _Session:
         for done in range(1, len(self.trials) + 1):
             self.announce(self.trials[:done], resumed=done <= self.resumed)
         self.smallest()
+        self.seeds()
         self.planners()
         self.search()
         self.confirm()
@@ -127,6 +128,16 @@ class _Session:
             raise too_small(self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores))
         if not any(trial.kind == "smallest" for trial in self.trials):
             self.evaluate("smallest", self.lowest.settings, made=self.lowest)
+
+    def seeds(self) -> None:
+        """Settings that served before: planned for this budget and measured like any other, never believed."""
+        if self.config.seed_from is None or any(trial.kind in ("planner", "search") for trial in self.trials):
+            return
+        self.progress(Phase("seeds"))
+        settings = planfile.read(Path(self.config.seed_from)).settings
+        known = [trial.settings for trial in self.trials if trial.kind != "smallest"]
+        if settings not in known and space.parameters(settings, self.space)[0] and not self.spent():
+            self.ask("seed", settings)
 
     def planners(self) -> None:
         """The planners' own answers for the budget; lower ones while all were charged more than they were to take."""
@@ -159,7 +170,7 @@ class _Session:
             # one of them is measured even where capture and profile took all of the time
             first = not any(trial.kind == "planner" for trial in self.trials)
             if wanted(answer) and (first or not self.spent()):
-                self.ask("planner", answer)
+                self.ask("planner", answer.settings, answer)
 
     def search(self) -> None:
         """Ask the sampler until time, trials or hope run out."""
@@ -190,9 +201,9 @@ class _Session:
         """What planners are told to meet now."""
         return aim_bytes(self.rules.budget_bytes, self.ledger.wastes)
 
-    def ask(self, kind: str, answer: Candidate | None = None) -> None:
-        """One trial of Optuna's, at the settings of this answer if one is given."""
-        fixed, _ = space.parameters(answer.settings, self.space) if answer else ({}, {})
+    def ask(self, kind: str, at: Settings | None = None, answer: Candidate | None = None) -> None:
+        """One trial of Optuna's, at these settings if they are given; `answer` is the plan that they made already."""
+        fixed, _ = space.parameters(at, self.space) if at else ({}, {})
         asked = self.ledger.ask(fixed)
         settings = space.suggest(asked, self.space)
         # a retry may have come before the answer; and a wasteful allocator may have left it too little room

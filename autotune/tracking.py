@@ -78,6 +78,12 @@ class Tracker:
             return f"{log.experiment}: {self._where(log)}"
         return f"not logged to {self.uri}: {self.problem}. autotune resume {self.run_dir} logs it later"
 
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Say more of a run that was logged."""
+        if self._log is not None:
+            with self._tolerant():
+                self._log.tag(tags)
+
     def _where(self, log: "_Log") -> str:
         """The address of its page on a server, else the command that opens one."""
         if self.uri.startswith("http"):
@@ -139,6 +145,11 @@ class _Log:
             if (self.run_dir / name).exists():
                 self.client.log_artifact(self._parent, str(self.run_dir / name))
         self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """On the parent."""
+        for key, value in tags.items():
+            self.client.set_tag(self._parent, key, value)
 
     def _find_experiment(self, uri: str) -> str:
         found = self.client.get_experiment_by_name(self.experiment)

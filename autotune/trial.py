@@ -1,17 +1,14 @@
 """Trials as JSON lines: synced to disk before anyone is told, so that a killed study loses none."""
 
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import ConfigError
 from autotune.knobs import KnobValue
 from autotune.measurement import Measurement
 from autotune.plan import Plan
-from autotune.records import from_json, to_json
+from autotune.records import append_line, read_lines, to_json
 from autotune.simulate import Estimate
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ class Trial:
 
     number: int
     kind: str
-    """`baseline`, `smallest`, `planner` or `search`; `repeat` for a plan seen before, which carries that measurement
+    """`baseline`, `smallest`, `seed` (settings from elsewhere), `planner` or `search`; `repeat` for a plan seen before, which carries that measurement
     and was not run; `confirm` for the best plan measured afresh."""
     workload: str
     graph_digest: str
@@ -46,31 +43,13 @@ class Trial:
 
 def append(path: Path, trial: Trial) -> None:
     """Add one line and sync it; a torn last line, left by a crash, is cut off first."""
-    line = json.dumps(to_json(trial), separators=(",", ":")).encode() + b"\n"
-    with path.open("a+b") as file:
-        file.truncate(_whole_lines(path))
-        file.seek(0, os.SEEK_END)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(path, trial)
 
 
 def load(path: Path) -> list[Trial]:
     """All whole lines, the last of each number; a torn last line is passed over."""
-    if not path.exists():
-        return []
-    data = path.read_bytes()[: _whole_lines(path)]
-    trials: dict[int, Trial] = {}
-    for number, line in enumerate(data.splitlines(), start=1):
-        where = f"{path}:{number}"
-        try:
-            document = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{where}: not JSON ({error.msg}); restore the file or start a new run directory"
-            ) from None
-        trial = from_json(Trial, document, where=where)
-        trials[trial.number] = trial
+    found = read_lines(Trial, path, cure="restore the file or start a new run directory")
+    trials = {trial.number: trial for trial in found}
     return [trials[number] for number in sorted(trials)]
 
 
@@ -99,9 +78,3 @@ def frame(trials: Iterable[Trial]) -> "pd.DataFrame":
             }
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _whole_lines(path: Path) -> int:
-    """Bytes up to and with the last newline."""
-    data = path.read_bytes()
-    return data.rfind(b"\n") + 1

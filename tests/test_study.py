@@ -257,6 +257,16 @@ def test_a_baseline_that_does_not_fit_is_skipped_and_simulated(tmp_path):
     assert result.best is not None
 
 
+def test_settings_of_a_plan_are_measured_before_the_planners_answers_and_once(tmp_path):
+    run(tmp_path / "before", trials=6)
+    path = tmp_path / "before" / "plans" / "run.json"
+    result = run(tmp_path / "after", trials=6, seed_from=str(path))
+    assert [trial.kind for trial in result.trials[:3]] == ["baseline", "smallest", "seed"]
+    assert result.trials[2].settings == planfile.read(path).settings
+    again = run(tmp_path / "after", trials=8, seed_from=str(path))
+    assert [trial.kind for trial in again.trials].count("seed") == 1
+
+
 def test_pareto_minimises_bytes_and_time(tmp_path):
     result = run(tmp_path, objective="pareto", budget="90%")
     study = stored(tmp_path)

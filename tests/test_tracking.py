@@ -68,6 +68,12 @@ def test_experiment_stands_for_workload_and_device_without_a_slash(logged):
     assert experiment_name("models/net.py:tiny", "cpu-x") == "autotune.models-net.py-tiny.cpu-x"
 
 
+def test_what_is_said_of_a_logged_run_later_stands_on_its_parent(logged):
+    logged.tracker.tag({"autotune.nightly.verdict": "regression"})
+    tagged = [run for run in logged.runs() if run.data.tags.get("autotune.nightly.verdict") == "regression"]
+    assert [run.info.run_id for run in tagged] == [logged.parent.info.run_id]
+
+
 def test_every_notable_trial_is_one_child_of_one_parent(logged):
     children = logged.children
     assert set(children) == {trial.number for trial in notable(logged.result.trials)}

@@ -13,7 +13,7 @@ from autotune.planfile import PlanFile
 from autotune.records import to_json
 
 if TYPE_CHECKING:
-    from autotune.harness.run import Harness, Surveyed
+    from autotune.harness.run import Harness, Prepared, Surveyed
 
 
 def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: str | None, *, json: bool) -> None:
@@ -58,7 +58,7 @@ def _surveyed(path: Path, file: PlanFile, runner: "Harness") -> "Surveyed":
         raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
 
 
-def match_plan(path: Path, file: PlanFile, surveyed: "Surveyed") -> None:
+def match_plan(path: Path, file: PlanFile, surveyed: "Surveyed | Prepared") -> None:
     """PlanError that names what differs, unless the plan was made for this graph on this kind of device."""
     graph, device = surveyed.graph, surveyed.device
     if file.device is not None and file.device.kind != device.kind:

@@ -1,0 +1,93 @@
+"""A night: every entry in turn with its share of the time, results after each, and one answer at the end."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import AutotuneError, ConfigError
+from autotune.interrupts import Interrupts, Stopped, locked
+from autotune.nightly.config import RESERVED, Entry, Nightly
+from autotune.nightly.entry import EntryNight, Search
+from autotune.nightly.pages import write_results
+from autotune.nightly.record import Home, Night, Verdict
+from autotune.nightly.results import Results
+from autotune.runner import Runner
+
+Open = Callable[[Entry, Path], contextlib.AbstractContextManager[Runner]]
+"""`open(entry, log_dir)`: the runner of an entry, closed with the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One night's work."""
+
+    options: Nightly
+    config: Path
+    """Of the options, for messages."""
+    open_runner: Open
+    search: Search
+    tell: Callable[[Night], None]
+    """Called with every entry's outcome, which is on disk by then."""
+
+
+def run_night(job: Job, name: str) -> Results:
+    """All entries that this night has not done yet; what a signal or the time left undone stands in the results.
+
+    Raises LockedError; what is wrong with an entry is its verdict.
+    """
+    home = Path(job.options.directory)
+    deadline = time.monotonic() + job.options.time_seconds
+    with locked(home, "give another `directory`"), Interrupts() as interrupts:
+        results = _written(job, name)
+        for entry in job.options.entries:
+            left = deadline - time.monotonic()
+            if entry.key not in results.left or left <= 0:
+                continue
+            waiting = sum(one.share for one in job.options.entries if one.key in results.left)
+            until = time.monotonic() + min(left * entry.share / waiting, entry.time_seconds)
+            try:
+                night = _one(job, entry, name, interrupts, until)
+            except Stopped:
+                return _written(job, name, interrupts.received)
+            except SystemExit as stopped:  # a study that was stopped before its baseline
+                return _written(job, name, int(stopped.code or 130) - 128)
+            results = _written(job, name)
+            job.tell(night)
+        return results
+
+
+def _one(job: Job, entry: Entry, name: str, interrupts: Interrupts, until: float) -> Night:
+    home = Home(Path(job.options.directory) / entry.key)
+    try:
+        with job.open_runner(entry, home.directory / "logs") as runner:
+            session = EntryNight(entry, job.options, home, name, runner, job.search, interrupts, until)
+            night = session.run()
+    except AutotuneError as error:  # a store, a device or a file that is not there: nothing of the entry could begin
+        home.directory.mkdir(parents=True, exist_ok=True)
+        pending = next((past.pending for past in reversed(home.history())), "")
+        night = Night(
+            name, entry.key, Verdict.FAILED, f"{error}", pending=pending, started=time.time(), exit_code=error.exit_code
+        )
+    home.record(night)
+    return night
+
+
+def _written(job: Job, name: str, interrupted: int = 0) -> Results:
+    """What the entries' histories say of this night, on disk as pages."""
+    keys = [entry.key for entry in job.options.entries]
+    homes = {key: Home(Path(job.options.directory) / key) for key in keys}
+    done = {key: night for key, home in homes.items() for night in home.history() if night.night == name}
+    left = tuple(key for key in keys if key not in done)
+    results = Results(name, str(job.config), tuple(done.values()), left, interrupted)
+    write_results(Path(job.options.directory) / RESERVED / name, results)
+    return results
+
+
+def latest(options: Nightly) -> str:
+    """The last night that was begun; ConfigError where there is none."""
+    found = sorted(path.parent.name for path in (Path(options.directory) / RESERVED).glob("*/nightly.json"))
+    if not found:
+        raise ConfigError(f"no night in {options.directory}/{RESERVED}/; begin one without --resume")
+    return found[-1]

@@ -1,0 +1,194 @@
+"""A night without a device: plans with a pace, recorded noise, a clock that only measurements move, a search that is told
+what it finds."""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune import planfile
+from autotune.config import Config
+from autotune.handback import Result
+from autotune.judge import plan_hash
+from autotune.measurement import Measurement, Outcome
+from autotune.nightly.config import Entry, Nightly
+from autotune.nightly.night import Job, run_night
+from autotune.nightly.record import Home, Night
+from autotune.nightly.results import Results
+from autotune.plan import Plan
+from autotune.planfile import PlanFile, WorkloadRef
+from autotune.regress import Conditions
+from autotune.runner import Runner
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from autotune.trial import Trial
+from tests.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
+from tests.graphs import training_chain
+
+GRAPH = training_chain(8, nbytes=100_000, param_bytes=5_000)
+CHAMPION = Plan.traced(GRAPH)
+CHALLENGER = replace(CHAMPION, allocator="arena")
+NOISE: dict[str, list[float]] = json.loads((Path(__file__).parents[1] / "data" / "noise.json").read_text())["ratios"]
+ROUND_SECONDS = 45.0
+"""Of one measurement of a ResNet-18: three children started, results compared, forty steps of each side."""
+BLOCKS = 10
+
+
+def recorded(name: str, seed: object) -> Iterator[float]:
+    """Ratios of the recording in stretches of four neighbours, so that a burst of noise stays one."""
+    dice, known = random.Random(f"{name} {seed}"), NOISE[name]
+    while True:
+        start = dice.randrange(len(known))
+        yield from (known[(start + step) % len(known)] for step in range(4))
+
+
+def quiet() -> Iterator[float]:
+    """One part in a thousand, up and down."""
+    while True:
+        yield from (1.0, 1.001, 0.999, 1.0)
+
+
+class Clock:
+    """Seconds that pass only while something is measured."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class PacedRunner(FakeRunner):
+    """Plans take `pace` of plain eager's time."""
+
+    graph: Any = GRAPH
+    clock: Clock = field(default_factory=Clock)
+    pace: dict[Plan, float] = field(default_factory=dict)
+    noise: Iterator[float] = field(default_factory=quiet)
+    plans: list[Plan] = field(default_factory=list)
+    """That reached the device, in turn."""
+    extra_bytes: int = 0
+    eager_seconds: float = 1.0
+
+    def baseline(self) -> Measurement:
+        return Measurement(Outcome.OK, step_seconds=(self.eager_seconds,) * 4, device=DEVICE)
+
+    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
+        self.clock.now += ROUND_SECONDS
+        self.measured.append(plan_hash(plan))
+        self.plans.append(plan)
+        self.before_measure(self)
+        outcome = self.outcome_of(plan)
+        if outcome is not Outcome.OK:
+            return Measurement(outcome, f"the worker said {outcome}", device=DEVICE)
+        pace = self.pace.get(plan, 1.0)
+        blocks = [pace * next(self.noise) for _ in range(BLOCKS)]
+        return Measurement(
+            Outcome.OK,
+            charged_bytes=FLOOR_BYTES + 800_000 + self.extra_bytes,
+            floor_bytes=FLOOR_BYTES,
+            step_seconds=tuple(block for block in blocks for _ in range(2)),
+            baseline_seconds=(1.0,) * 2 * BLOCKS,
+            max_error=self.error_of(plan),
+            device=DEVICE,
+        )
+
+
+def plan_file(plan: Plan, graph: Any = GRAPH) -> PlanFile:
+    expected = simulate(graph, lower(graph, plan))
+    return PlanFile(
+        WorkloadRef("chain"), graph.digest, "65%", 10_000_000, FLOOR_BYTES, {}, plan, expected, DEVICE
+    )  # fmt: skip
+
+
+@dataclass
+class FakeSearch:
+    """Finds one plan, which it measured once."""
+
+    finds: Plan | None = None
+    ratio: float = 0.9
+    graph: Any = GRAPH
+    asked: list[Config] = field(default_factory=list)
+    error: Exception | None = None
+    interrupted: int = 0
+
+    def __call__(self, config: Config, runner: Runner, run_dir: Path) -> Result:
+        self.asked.append(config)
+        if self.error is not None:
+            raise self.error
+        baseline = Trial(0, "baseline", "chain", self.graph.digest)
+        best = None
+        if self.finds is not None:
+            file = plan_file(self.finds, self.graph)
+            planfile.write(run_dir / "plan.json", file)
+            seen = Measurement(Outcome.OK, step_seconds=(self.ratio,), baseline_seconds=(1.0,))
+            best = Trial(
+                1, "search", "chain", self.graph.digest, plan=self.finds, estimate=file.estimate, measurement=seen
+            )  # fmt: skip
+        runner.close()
+        return Result(baseline, best, (baseline,), 0, 0, None, None, self.interrupted)
+
+
+@dataclass
+class Bench:
+    """Everything that a night needs, to be turned between nights."""
+
+    directory: Path
+    runner: PacedRunner = field(default_factory=PacedRunner)
+    search: FakeSearch = field(default_factory=FakeSearch)
+    conditions: Conditions = field(default_factory=Conditions)
+    opened: list[str] = field(default_factory=list)
+
+    def options(self, *names: str, **fields: Any) -> Nightly:
+        entries = [Entry(workload="chain", name=name, time="5m", refine=self.refines) for name in names or ("chain",)]
+        return Nightly(entries=entries, directory=str(self.directory / "nightly"), **fields)
+
+    refines: bool = True
+
+    @contextlib.contextmanager
+    def open(self, entry: Entry, log_dir: Path) -> Iterator[Runner]:
+        self.opened.append(entry.key)
+        yield self.runner
+
+    def run(self, name: str, options: Nightly | None = None, tell: Callable[[Night], None] | None = None) -> Results:
+        job = Job(options or self.options(), Path("night.yaml"), self.open, self.search, tell or (lambda night: None))
+        return run_night(job, name)
+
+    def night(self, name: str) -> Night:
+        """Of the only entry."""
+        (night,) = self.run(name).nights
+        return night
+
+    def home(self, name: str = "chain") -> Home:
+        return Home(self.directory / "nightly" / name)
+
+    def crown(self, plan: Plan = CHAMPION, nights: Sequence[str] = ("n0", "n1", "n2", "n3")) -> None:
+        """Let a champion have good nights."""
+        planfile.write(self.home().champion, plan_file(plan))
+        for name in nights:
+            self.night(name)
+
+
+def made(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench, with the clock and the machine's state in its hands."""
+    bench = Bench(directory)
+    clock = bench.runner.clock
+    fake_time = SimpleNamespace(monotonic=clock.monotonic, time=lambda: 1e9 + clock.now)
+    monkeypatch.setattr("autotune.nightly.entry.time", fake_time)
+    monkeypatch.setattr("autotune.nightly.night.time", fake_time)
+    monkeypatch.setattr("autotune.nightly.rounds.time", fake_time)
+    monkeypatch.setattr("autotune.nightly.entry.busy_share", lambda: bench.conditions.busy)
+
+    def told(device: Any, digest: str, *, baseline_seconds: float | None, busy: float) -> Conditions:
+        code = {**bench.conditions.code, "graph": digest[:12]}
+        return replace(bench.conditions, code=code, baseline_seconds=baseline_seconds)
+
+    monkeypatch.setattr("autotune.nightly.entry.conditions", told)
+    return bench

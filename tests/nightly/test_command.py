@@ -1,0 +1,133 @@
+"""`autotune nightly` from its command line, with a real study on a harness that measures what the simulator predicts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+from xml.etree import ElementTree
+
+import pytest
+
+from autotune import cli, planfile
+from autotune.measurement import Measurement
+from autotune.nightly.conditions import conditions
+from autotune.nightly.rounds import BLOCK
+from autotune.plan import Plan
+from tests.test_cli import DEVICE, FakeHarness, FakeTracker
+
+Run = Callable[..., tuple[int, str, str]]
+
+NIGHT = """
+time: 1h
+entries:
+  - workload: chain
+    budget: 60%
+    trials: 4
+    planners: {order: [traced], update: [at_end], recompute: [greedy], reorder: [keep]}
+"""
+
+
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config of one entry, on a quiet machine, whose nights begin on other days."""
+    days = iter(range(100))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
+    monkeypatch.setattr("autotune.tracking.Tracker", Tracker)
+    monkeypatch.setattr(Tracker, "tags", [])
+    monkeypatch.setattr("autotune.nightly.entry.busy_share", lambda: 0.0)
+    monkeypatch.setattr("autotune.commands.nightly.begun", lambda: f"2026-11-2{next(days)}")
+    (tmp_path / "night.yaml").write_text(NIGHT)
+    return Path("runs/nightly")
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """(exit code, standard output, standard error) of a command, run in this process."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+class Slow(FakeHarness):
+    """Plans take a fifth longer than they did."""
+
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+        seen = super().measure(plan, budget_bytes=budget_bytes)
+        return replace(seen, step_seconds=tuple(1.2 * seconds for seconds in seen.step_seconds))
+
+
+class Tracker(FakeTracker):
+    """Keeps its tags."""
+
+    tags: ClassVar[list[dict[str, str]]] = []
+
+    def tag(self, tags: dict[str, str]) -> None:
+        self.tags.append(tags)
+
+
+def results(home: Path) -> list[Path]:
+    return sorted((home / "nights").iterdir())
+
+
+def test_three_nights_find_keep_and_miss_a_champion(night: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
+    code, out, err = run("nightly", "night.yaml")
+    assert code == 0, err
+    assert out.splitlines()[0].split()[:2] == ["entry", "verdict"]
+    assert out.splitlines()[1].split()[:2] == ["chain", "new"]
+    champion = planfile.read(night / "chain" / "champion.json")
+    assert champion.settings["order"]
+    assert run("nightly", "night.yaml")[0] == 0
+    seeded = (night / "chain" / "2026-11-21_chain" / "trials.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in seeded]
+    assert kinds[:3] == ["baseline", "smallest", "seed"]
+    assert json.loads(seeded[2])["settings"] == champion.settings
+    monkeypatch.setattr("autotune.harness.run.Harness", Slow)
+    code, out, err = run("nightly", "night.yaml", "--json")
+    assert code == 3
+    assert err.splitlines()[-1].startswith("error: night 2026-11-22: regression of chain (")
+    document = json.loads(out)
+    assert (document["exit_code"], document["entries"][0]["verdict"]) == (3, "regression")
+    assert [tags["autotune.nightly.verdict"] for tags in Tracker.tags] == ["new", "same", "regression"]
+    assert [path.name for path in results(night)] == ["2026-11-20", "2026-11-21", "2026-11-22"]
+    assert ElementTree.parse(results(night)[-1] / "junit.xml").getroot().get("failures") == "1"
+
+
+def test_resume_of_a_finished_night_runs_nothing_and_tells_it_again(night: Path, run: Run):
+    before = run("nightly", "night.yaml")[1]
+    history = (night / "chain" / "history.jsonl").read_bytes()
+    code, out, _ = run("nightly", "night.yaml", "--resume")
+    assert (code, out) == (0, before)
+    assert (night / "chain" / "history.jsonl").read_bytes() == history
+
+
+def test_resume_without_a_night_is_2_and_a_bad_config_names_its_line(night: Path, run: Run):
+    code, out, err = run("nightly", "night.yaml", "--resume")
+    assert (code, out) == (2, "")
+    assert "no night in runs/nightly/nights/; begin one without --resume" in err
+    Path("night.yaml").write_text(NIGHT + "    shaer: 2\n")
+    code, out, err = run("nightly", "night.yaml")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: night.yaml:8: unknown key 'shaer' in entries; ")
+    assert not night.exists()
+
+
+def test_a_sample_is_a_block_of_the_harness():
+    from autotune.harness.procedure import BLOCK_STEPS
+
+    assert BLOCK == BLOCK_STEPS
+
+
+def test_conditions_hold_what_a_cause_is_told_by():
+    found = conditions(DEVICE, "0123456789abcdef", baseline_seconds=0.5, busy=0.25)
+    assert {"commit", "uncommitted", "autotune", "graph"} == set(found.code)
+    assert {"kernel", "python", "driver", "torch", "numpy"} <= set(found.environment)
+    assert found.device == {"silicon": DEVICE.silicon, "memory": str(DEVICE.memory_bytes), "cores": "2"}
+    assert (found.busy, found.baseline_seconds, found.code["graph"]) == (0.25, 0.5, "0123456789ab")
