@@ -1,0 +1,195 @@
+"""Gradient sharing on ResNet-50: the bytes that memonger's model takes for a training step, beside its own numbers.
+
+`python experiments/memonger/run.py [--batch 32] [--size 224] [--out results]`
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotune.capture import capture
+from autotune.costs import Costs
+from autotune.devices import this_device
+from autotune.graph import Role, TrainGraph
+from autotune.layout import Buffers, lay_out
+from autotune.plan import Plan
+from autotune.planners.inplace.greedy import Greedy
+from autotune.records import to_json
+from autotune.sharing.gradients import blob_bytes, gradients, made_forward, net_of, share
+from autotune.sharing.net import Net, held_bytes, lives
+from autotune.sharing.objects import exact, greedy
+from autotune.sharing.recycle import recycle, recycle_largest_first
+from autotune.zoo import ZOO
+
+HERE = Path(__file__).parent
+PUBLISHED = {"gradients": (7497, 5010), "with activations": (4800, 4330)}
+"""What memonger's authors tell of ResNet-50 at batch 32, before and after, in MB of a whole GPU; the second is of a later day."""
+REPEATS = 5
+"""Times that sharing is planned; the median counts."""
+
+
+def captured(**arguments: Any) -> TrainGraph:
+    """ResNet-50's training step on fake tensors: no weight is drawn and nothing allocated."""
+    # the factory's cast and move change nothing here, and a fake parameter cannot be swapped for another
+    with FakeTensorMode(), mock.patch.object(torch.nn.Module, "to", lambda model, **_: model):
+        workload = ZOO["resnet50"](**arguments)
+    return capture(workload, "resnet50").graph
+
+
+def plans(graph: TrainGraph) -> dict[str, Plan]:
+    """The graph as it was traced, where every op makes a new tensor, and with every op in place that may be."""
+    traced = Plan.traced(graph)
+    return {"as traced": traced, "in place": Greedy().plan(graph, traced, 0, Costs.unit(graph))}
+
+
+def parts(graph: TrainGraph, plan: Plan) -> dict[str, int]:
+    """Bytes by what they are for, every buffer once."""
+    found: dict[str, int] = {}
+    _, blobs = net_of(graph, plan)
+    forward, backward = made_forward(graph), gradients(graph)
+    for value in {blob: graph.values[number] for number, blob in reversed(list(enumerate(blobs)))}.values():
+        match value.role:
+            case Role.PARAM | Role.STATE | Role.BUFFER | Role.BATCH:
+                name = value.role.value
+            case Role.GRAD:
+                name = "gradients of parameters"
+            case _:
+                name = "forward" if value.id in forward else "gradients" if value.id in backward else "update"
+        found[name] = found.get(name, 0) + value.nbytes
+    return found
+
+
+def measure(graph: TrainGraph, plan: Plan) -> dict[str, Any]:
+    """One graph: what it takes unshared, shared in each way, and in an arena."""
+    net, blobs = net_of(graph, plan)
+    nbytes = blob_bytes(graph, blobs)
+    found: dict[str, Any] = {"parts": parts(graph, plan), "unshared_bytes": held_bytes(nbytes)}
+    for what, activations in (("gradients", False), ("with activations", True)):
+        wanted = gradients(graph) | made_forward(graph) if activations else gradients(graph)
+        shareable = set(blobs) - {blob for value, blob in enumerate(blobs) if value not in wanted}
+        static = set(net.touched) - (net.movable & shareable)
+
+        def fresh() -> Net:
+            return net_of(graph, plan)[0]
+
+        ways: dict[str, Callable[[], int]] = {
+            "memonger, without sizes": lambda s=shareable: held_bytes(nbytes, recycle(fresh(), s)),
+            "memonger, with sizes": lambda s=shareable: held_bytes(nbytes, recycle(fresh(), s, nbytes=nbytes)),
+            "largest first": lambda s=shareable: held_bytes(nbytes, recycle_largest_first(fresh(), nbytes, s)),
+            "the better of the two": lambda a=activations: share(graph, plan, activations=a).shared_bytes,
+            "memonger's objects, one order": lambda s=static: greedy(lives(fresh(), nbytes), s).shared_bytes,
+            "exact objects, one order": lambda s=static: exact(lives(fresh(), nbytes), s, states=1000).shared_bytes,
+        }
+        rows = {name: timed(way) for name, way in ways.items()}
+        bound = exact(lives(net, nbytes), static, states=1000).lower_bound_bytes
+        found[what] = {"ways": rows, "lower_bound_bytes": bound}
+    found["arena"] = arena(net, nbytes)
+    return found
+
+
+def timed(way: Callable[[], int]) -> dict[str, Any]:
+    """Bytes, and the seconds that planning took."""
+    seconds = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        shared = way()
+        seconds.append(time.perf_counter() - began)
+    return {"shared_bytes": shared, "seconds": statistics.median(seconds)}
+
+
+def arena(net: Net, nbytes: dict[str, int]) -> dict[str, Any]:
+    """The same lives, everything that the step makes in one block: what lives at once, and what its layout takes."""
+    end = len(net.ops)
+    made = [life for life in lives(net, nbytes) if life.name not in net.inputs]
+    born = [int(life.defined) for life in made]
+    died = [int(min(life.used, end)) + 1 for life in made]
+    sizes = [life.nbytes for life in made]
+    own = sum(nbytes[blob] for blob in net.inputs)
+    laid_out = timed(lambda: own + lay_out(Buffers.of(sizes, born, died)).bytes)
+    return {**laid_out, "max_live_bytes": own + Buffers.of(sizes, born, died).max_live}
+
+
+def claims(found: dict[str, Any]) -> dict[str, float]:
+    """The saving of gradient sharing against none, and the further one of activations against memonger's on gradients."""
+    first = found["gradients"]["ways"]["the better of the two"]["shared_bytes"]
+    second = found["with activations"]["ways"]["the better of the two"]["shared_bytes"]
+    return {"gradients": 1 - first / found["unshared_bytes"], "with activations": 1 - second / first}
+
+
+def summary(results: dict[str, Any]) -> str:
+    """The page beside `results.json`."""
+    device = results["device"]
+    lines = [
+        f"ResNet-50, batch {results['batch']}, images of {results['size']}: {results['ops']} ops, bytes by shapes, nothing run.",
+        f"{device['silicon']}, cores: {device['cores']}, torch {device['torch']}; made by {results['command']}",
+        "",
+    ]
+    for name, found in results["graphs"].items():
+        lines += [
+            f"## {name}",
+            "",
+            f"Unshared {found['unshared_bytes']:,} bytes ({_mib(found['unshared_bytes'])} MiB): ",
+        ]
+        lines[-1] += ", ".join(f"{part} {_mib(nbytes)}" for part, nbytes in found["parts"].items()) + " MiB."
+        saved = claims(found)
+        for what, (before, after) in PUBLISHED.items():
+            lines += [
+                "",
+                f"Saving, {what}: {saved[what]:.1%}; memonger's own {before} -> {after}, {1 - after / before:.1%}.",
+            ]
+        lines += ["", "| shared | how | bytes | MiB | of unshared | planning s |", "|---|---|--:|--:|--:|--:|"]
+        for what in PUBLISHED:
+            for way, row in found[what]["ways"].items():
+                lines.append(_row(what, way, row["shared_bytes"], found["unshared_bytes"], f"{row['seconds']:.3f}"))
+            lines.append(
+                _row(what, "proved bound, one order", found[what]["lower_bound_bytes"], found["unshared_bytes"], "")
+            )
+        laid_out = found["arena"]
+        lines.append(
+            _row("everything", "arena", laid_out["shared_bytes"], found["unshared_bytes"], f"{laid_out['seconds']:.3f}")
+        )
+        lines += [_row("everything", "lives at once", laid_out["max_live_bytes"], found["unshared_bytes"], ""), ""]
+    return "\n".join(lines)
+
+
+def _row(what: str, way: str, nbytes: int, unshared: int, seconds: str) -> str:
+    return f"| {what} | {way} | {nbytes:,} | {_mib(nbytes)} | {nbytes / unshared:.1%} | {seconds} |"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    graph = captured(batch=options.batch, size=options.size)
+    results = {
+        "device": to_json(this_device("cpu")),
+        "command": f"`{shlex.join(['python', 'experiments/memonger/run.py', *sys.argv[1:]])}`",
+        "batch": options.batch,
+        "size": options.size,
+        "ops": len(graph.ops),
+        "graphs": {name: measure(graph, plan) for name, plan in plans(graph).items()},
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "summary.md").write_text(summary(results))
+    print(summary(results))
+
+
+if __name__ == "__main__":
+    main()
