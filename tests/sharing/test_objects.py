@@ -11,7 +11,7 @@ from autotune.layout import Buffers, lay_out
 from autotune.sharing.net import held_bytes, lives, same
 from autotune.sharing.objects import Life, Objects, dynamic, exact, greedy, least_sizes
 from autotune.sharing.orders import depth_first, longest_chain_first
-from tests.arena.test_pack import FOUR
+from tests.layout.test_layout import FOUR
 from tests.sharing.nets import Toy, blobs, run
 
 ALL = (greedy, dynamic, exact)
