@@ -1,10 +1,13 @@
 """Frozen dataclasses to JSON and back, checked on reading: unknown keys and wrong types are refused by name."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import os
 import typing
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from autotune.errors import ConfigError
@@ -30,6 +33,21 @@ def from_json(kind: type[T], data: Any, *, where: str) -> T:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
         raise ConfigError(f"{where}: {place}{_fault(first['type'], first['msg'], first['input'])}") from None
+
+
+def write_whole(path: Path, record: Any, *, what: str) -> None:
+    """The record as a file of JSON, whole or not at all; `what` is the file's to whoever named it: `plan`."""
+    text = json.dumps(to_json(record), indent=1) + "\n"
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); name another file with -o") from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _fault(fault: str, message: str, found: object) -> str:

@@ -17,7 +17,7 @@ from autotune.commands.measure import failure, match_plan
 from autotune.commands.plan import make
 from autotune.config import Config, load_config
 from autotune.costs import Costs
-from autotune.devices import Finding
+from autotune.doctor import Finding
 from autotune.errors import ConfigError, InfeasibleError, PlanError
 from autotune.graph import TrainGraph
 from autotune.measurement import Device, Measurement, Outcome
@@ -308,7 +308,7 @@ def test_doctor_ends_with_2_and_the_name_of_what_is_bad(
     monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     found = [Finding("torch", "ok", "2.13"), Finding("runs", "warn", "nearly full", "free space")]
-    monkeypatch.setattr("autotune.devices.doctor", lambda stores: found)
+    monkeypatch.setattr("autotune.doctor.findings", lambda stores: found)
     assert run("doctor") == (0, "ok   torch  2.13\nwarn runs   nearly full\n            -> free space\n", "")
     found.append(Finding("store ssd", "bad", "no directory", "create it"))
     code, out, err = run("doctor", "--json")
