@@ -76,6 +76,8 @@ class Config(Section):
     """Directory of the plans that are handed back."""
     memory_format: Literal["", "channels_last"] = ""
     """What plans run in, and what they are compared with; times are told as ratios to the user's own format."""
+    seed_from: str | None = None
+    """A plan file or a run directory, of any device: its settings are the first trials."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
 

@@ -20,6 +20,7 @@ PHASES = {
     "prepare": "capturing the step, profiling its ops, running the baseline",
     "baseline": "baseline: plain PyTorch eager",
     "smallest": "smallest plan",
+    "seeds": "settings that served elsewhere",
     "planners": "the planners' own answers for the budget",
     "search": "search",
     "confirm": "confirming the best plan in fresh processes",

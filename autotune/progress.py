@@ -11,7 +11,7 @@ from autotune.trial import Trial
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The study goes on to `prepare`, `baseline`, `smallest`, `planners`, `search` or `confirm`."""
+    """The study goes on to `prepare`, `baseline`, `smallest`, `seeds`, `planners`, `search` or `confirm`."""
 
     name: str
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune import space
+from autotune import seeds, space
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.config import Config
 from autotune.errors import InfeasibleError, PlanError
@@ -108,6 +108,7 @@ class _Session:
         for done in range(1, len(self.trials) + 1):
             self.announce(self.trials[:done], resumed=done <= self.resumed)
         self.smallest()
+        self.seeds()
         self.planners()
         self.search()
         self.confirm()
@@ -126,6 +127,17 @@ class _Session:
             raise too_small(self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores))
         if not any(trial.kind == "smallest" for trial in self.trials):
             self.evaluate("smallest", self.lowest.settings, made=self.lowest)
+
+    def seeds(self) -> None:
+        """Settings that served elsewhere: planned for this budget and measured like any other, never believed."""
+        if self.config.seed_from is None or any(trial.kind in ("planner", "search") for trial in self.trials):
+            return
+        self.progress(Phase("seeds"))
+        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
+        found = seeds.read(Path(self.config.seed_from), Path(self.config.runs))
+        for settings in found.here(self.costs.stores, self.space):
+            if settings not in done and not self.spent():
+                self.ask("seed", settings)
 
     def planners(self) -> None:
         """The planners' own answers for the budget; lower ones while all were charged more than they were to take."""
@@ -158,7 +170,7 @@ class _Session:
             # one of them is measured even where capture and profile took all of the time
             first = not any(trial.kind == "planner" for trial in self.trials)
             if wanted(answer) and (first or not self.spent()):
-                self.ask("planner", answer)
+                self.ask("planner", answer.settings, answer)
 
     def search(self) -> None:
         """Ask the sampler until time, trials or hope run out."""
@@ -189,9 +201,9 @@ class _Session:
         """What planners are told to meet now."""
         return aim_bytes(self.rules.budget_bytes, self.ledger.wastes)
 
-    def ask(self, kind: str, answer: Candidate | None = None) -> None:
-        """One trial of Optuna's, at the settings of this answer if one is given."""
-        fixed, _ = space.parameters(answer.settings, self.space) if answer else ({}, {})
+    def ask(self, kind: str, at: Settings | None = None, answer: Candidate | None = None) -> None:
+        """One trial of Optuna's, at these settings if they are given; `answer` is the plan that they made already."""
+        fixed, _ = space.parameters(at, self.space) if at else ({}, {})
         asked = self.ledger.ask(fixed)
         settings = space.suggest(asked, self.space)
         # a retry may have come before the answer; and a wasteful allocator may have left it too little room

@@ -30,7 +30,7 @@ class Trial:
 
     number: int
     kind: str
-    """`baseline`, `smallest`, `planner` or `search`; `repeat` for a plan seen before, which carries that measurement
+    """`baseline`, `smallest`, `seed` (settings from elsewhere), `planner` or `search`; `repeat` for a plan seen before, which carries that measurement
     and was not run; `confirm` for the best plan measured afresh."""
     workload: str
     graph_digest: str

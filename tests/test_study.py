@@ -291,6 +291,36 @@ def test_ties_go_to_a_notably_lower_charge(tmp_path):
 # -- resuming -----------------------------------------------------------------------------------------------------
 
 
+def test_settings_of_another_run_are_measured_here_before_the_planners_are_asked(told, tmp_path):
+    directory, _, before, _ = told
+    runner = FakeRunner()
+    result = run(tmp_path, runner, seed_from=str(directory / "run"))
+    kinds = [trial.kind for trial in result.trials]
+    seeded = [trial for trial in result.trials if trial.kind == "seed"]
+    assert kinds[2] == "seed"
+    assert max(number for number, kind in enumerate(kinds) if kind == "seed") < kinds.index("planner")
+    known = [trial.settings for trial in before.trials if trial.kind != "repeat"]
+    assert all(trial.settings in known for trial in seeded)
+    assert {plan_hash(trial.plan) for trial in seeded} <= set(runner.measured)
+    study = stored(tmp_path)
+    assert study.trials[2].params["recompute"] == seeded[0].settings["recompute"]["planner"]
+
+
+def test_seeds_that_were_measured_are_not_asked_for_again(told, tmp_path):
+    source = str(told[0] / "run")
+    first = run(tmp_path, seed_from=source, trials=4)
+    again = FakeRunner()
+    second = run(tmp_path, again, seed_from=source, trials=6)
+    numbers = [trial.number for trial in first.trials if trial.kind == "seed"]
+    assert numbers
+    assert [trial.number for trial in second.trials if trial.kind == "seed"] == numbers
+
+
+def test_a_seed_that_is_no_run_stops_the_study_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="no plan was measured here"):
+        run(tmp_path, seed_from=str(tmp_path))
+
+
 def test_a_finished_study_runs_nothing_again(tmp_path):
     first = run(tmp_path)
     again = FakeRunner()
