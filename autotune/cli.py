@@ -61,6 +61,15 @@ Objective = Annotated[str | None, typer.Option("--objective", metavar="time|pare
 Name = Annotated[
     str | None, typer.Option("--name", help="Name of the run's directory under runs/; the time by default.")
 ]
+SeedFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--seed-from", metavar="RUN|PLAN", help="Measure the settings of a run or a plan of another device first."
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only tell what is predicted, how many trials it takes and how long.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 
@@ -78,6 +87,43 @@ def doctor(*, store: Stores = None, json: Json = False, verbose: Verbose = False
     run(stores=_pairs(store, "--store"), json=json)
 
 
+devices = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    devices, name="device", help="Measure this device, or compare two.", short_help="Measure or compare devices."
+)
+
+
+@devices.command("probe", short_help="Write a profile of this device.")
+def probe(
+    *,
+    store: Stores = None,
+    device: Device = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it; under runs/ by default.")
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure how fast this device multiplies, copies and reaches its stores, and how much the same work varies."""
+    from autotune.commands.device import probe as run
+
+    run(device or "cpu", _pairs(store, "--store"), out, json=json)
+
+
+@devices.command("diff", short_help="Say what differs between two profiles.")
+def diff(
+    first: Annotated[Path, typer.Argument(help="The profile of the device that plans were made on.")],
+    second: Annotated[Path, typer.Argument(help="The other device's.")],
+    *,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what differs between two device profiles, and what that means for plans made on the first."""
+    from autotune.commands.device import diff as run
+
+    run(first, second, json=json)
+
+
 @app.command(short_help="Search for the fastest plan within the budget.")
 def tune(
     workload: Target,
@@ -91,12 +137,13 @@ def tune(
     trials: Trials = None,
     objective: Objective = None,
     memory_format: MemoryFormat = None,
+    seed_from: SeedFrom = None,
     name: Name = None,
+    dry_run: DryRun = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Search for the fastest plan within the budget, every number measured; Ctrl-C ends it early and keeps all."""
-    from autotune.commands.tune import run
 
     given = {
         "budget": budget,
@@ -106,8 +153,17 @@ def tune(
         "trials": trials,
         "objective": objective,
         "memory_format": memory_format,
+        "seed_from": seed_from,
     }
-    run(_config(workload, given, set_, store), name=name, json=json)
+    config = _config(workload, given, set_, store)
+    if dry_run:
+        from autotune.commands.dry_run import run as foretell
+
+        foretell(config, json=json)
+        return
+    from autotune.commands.tune import run
+
+    run(config, name=name, json=json)
 
 
 @app.command(short_help="Go on with a run that was interrupted.")

@@ -18,7 +18,7 @@ from autotune.units import fmt_bytes, fmt_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.devices import Finding
+    from autotune.doctor import Finding
 
 T = TypeVar("T")
 

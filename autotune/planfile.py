@@ -1,8 +1,6 @@
 """The plan file: JSON that a training loop reads, with what it was made for and what it was seen to do."""
 
-import contextlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Measurement
 from autotune.plan import Plan
-from autotune.records import from_json, to_json
+from autotune.records import from_json, write_whole
 from autotune.simulate import Estimate
 from autotune.trial import Settings
 
@@ -50,17 +48,7 @@ class PlanFile:
 
 def write(path: Path, file: PlanFile) -> None:
     """Write whole or not at all."""
-    text = json.dumps(to_json(file), indent=1) + "\n"
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write the plan ({error.strerror}); name another file with -o") from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+    write_whole(path, file, what="plan")
 
 
 def read(path: Path) -> PlanFile:

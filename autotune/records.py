@@ -1,5 +1,6 @@
 """Frozen dataclasses to JSON and back, checked on reading: unknown keys and wrong types are refused by name."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -63,6 +64,21 @@ def read_lines(kind: type[T], path: Path, *, cure: str) -> list[T]:
 def _whole_lines(path: Path) -> int:
     """Bytes up to and with the last newline."""
     return path.read_bytes().rfind(b"\n") + 1
+
+
+def write_whole(path: Path, record: Any, *, what: str) -> None:
+    """The record as a file of JSON, whole or not at all; `what` is the file's to whoever named it: `plan`."""
+    text = json.dumps(to_json(record), indent=1) + "\n"
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); name another file with -o") from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _fault(fault: str, message: str, found: object) -> str:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune import planfile, space
+from autotune import seeds, space
 from autotune.candidates import Candidate, answers, candidate, smallest
 from autotune.config import Config
 from autotune.errors import InfeasibleError, PlanError
@@ -130,14 +130,15 @@ class _Session:
             self.evaluate("smallest", self.lowest.settings, made=self.lowest)
 
     def seeds(self) -> None:
-        """Settings that served before: planned for this budget and measured like any other, never believed."""
+        """Settings that served elsewhere: planned for this budget and measured like any other, never believed."""
         if self.config.seed_from is None or any(trial.kind in ("planner", "search") for trial in self.trials):
             return
         self.progress(Phase("seeds"))
-        settings = planfile.read(Path(self.config.seed_from)).settings
-        known = [trial.settings for trial in self.trials if trial.kind != "smallest"]
-        if settings not in known and space.parameters(settings, self.space)[0] and not self.spent():
-            self.ask("seed", settings)
+        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
+        found = seeds.read(Path(self.config.seed_from), Path(self.config.runs))
+        for settings in found.here(self.costs.stores, self.space):
+            if settings not in done and not self.spent():
+                self.ask("seed", settings)
 
     def planners(self) -> None:
         """The planners' own answers for the budget; lower ones while all were charged more than they were to take."""

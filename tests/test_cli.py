@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from autotune import cli, planfile
+from autotune import cli, device_profile, planfile
 from autotune.commands.measure import failure, match_plan
 from autotune.commands.plan import make
 from autotune.config import Config, load_config
-from autotune.costs import Costs
-from autotune.devices import Finding
+from autotune.costs import Costs, StoreCost
+from autotune.device_profile import DeviceProfile
+from autotune.doctor import Finding
 from autotune.errors import ConfigError, InfeasibleError, PlanError
 from autotune.graph import TrainGraph
 from autotune.measurement import Device, Measurement, Outcome
@@ -204,11 +205,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize(
-    "command", ["doctor", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "show"]
-)
+COMMANDS = [
+    "doctor", "device probe", "device diff", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "show",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = run(command, "--help")
+    code, out, err = run(*command.split(), "--help")
     assert (code, err) == (0, "")
     assert "--json" in out
 
@@ -246,6 +250,16 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("report",), "no run in runs/"),
         (("report", "empty"), "no run is recorded here"),
         (("resume", "empty"), "no run is recorded here"),
+        (("tune", "resnet18", "--seed-from", "empty"), "empty: no plan was measured here"),
+        (("tune", "resnet18", "--seed-from", "cut.json"), "cut.json: not a plan file"),
+        (("tune", "resnet18", "--dry-run", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("device", "probe", "--device", "tpu"), "unknown device 'tpu'"),
+        (("device", "probe", "--store", "sdd=."), "--store sdd: no such store; known: ssd, ramdisk, host"),
+        (("device", "probe", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("device", "prob"), "prob"),
+        (("device", "diff", "no.json", "no.json"), "no.json: cannot read the device profile"),
+        (("device", "diff", "cut.json", "whole.json"), "cut.json: not a device profile"),
+        (("device", "diff", "whole.json", "whole.json"), "whole.json: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
@@ -312,12 +326,137 @@ def test_doctor_ends_with_2_and_the_name_of_what_is_bad(
     monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     found = [Finding("torch", "ok", "2.13"), Finding("runs", "warn", "nearly full", "free space")]
-    monkeypatch.setattr("autotune.devices.doctor", lambda stores: found)
+    monkeypatch.setattr("autotune.doctor.findings", lambda stores: found)
     assert run("doctor") == (0, "ok   torch  2.13\nwarn runs   nearly full\n            -> free space\n", "")
     found.append(Finding("store ssd", "bad", "no directory", "create it"))
     code, out, err = run("doctor", "--json")
     assert (code, len(json.loads(out)["findings"])) == (2, 3)
     assert err.startswith("error: store ssd: ")
+
+
+# -- devices -------------------------------------------------------------------------------------------------------
+
+PROFILE = DeviceProfile(
+    DEVICE,
+    {"float32": 1e11},
+    {"memory": 8e9},
+    (1.0,) * 9,
+    {"ssd": StoreCost(2e9, 1e9, 1.5e9, 0.5e9)},
+    {"ssd": 0.02},
+)
+
+
+def test_probe_writes_a_profile_under_its_silicon_or_where_it_is_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    asked = []
+    monkeypatch.setattr("autotune.probe.probe", lambda kind, stores: asked.append((kind, stores)) or PROFILE)
+    (here / "fast").mkdir()
+    code, out, _ = run("device", "probe", "--store", "ssd=fast")
+    assert (code, asked) == (0, [("cpu", {"ssd": Path("fast")})])
+    assert out.splitlines()[-1] == "profile     runs/devices/cpu-test-silicon-2.json"
+    assert "100 Gflop/s in float32" in out
+    assert "2.00 GB/s written, 1.00 read, at once 1.50 and 0.50" in out
+    assert device_profile.find(Path("runs"), DEVICE) == PROFILE
+    code, out, _ = run("device", "probe", "-o", "mine.json", "--json")
+    assert (code, json.loads(out)["profile_path"], json.loads(out)["matmul_flops"]) == (
+        0, "mine.json", {"float32": 1e11},
+    )  # fmt: skip
+    assert device_profile.read(here / "mine.json") == PROFILE
+
+
+def test_diff_is_a_table_of_what_can_be_told_apart_and_counts_the_rest(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    slower = replace(PROFILE.stores["ssd"], write_bytes_per_second=0.5e9, read_bytes_per_second=0.99e9)
+    other = replace(PROFILE, stores={"ssd": slower}, device=replace(DEVICE, memory_bytes=4 * 2**30))
+    device_profile.write(here / "a.json", PROFILE)
+    device_profile.write(here / "b.json", other)
+    code, out, err = run("device", "diff", "a.json", "b.json")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["first", "second", "ratio"]
+    assert lines[1].split()[:6] == ["memory", "8192.0", "MiB", "4096.0", "MiB", "0.50x"]
+    assert lines[2].split()[:8] == ["store", "ssd", "write", "2.00", "GB/s", "0.50", "GB/s", "0.25x"]
+    assert lines[2].endswith("plans that offload are to be tuned anew")
+    assert lines[3:] == ["1 more differ by no more than measurements of one device do"]
+    found = json.loads(run("device", "diff", "a.json", "b.json", "--json")[1])["differences"]
+    assert [(one["what"], one["told_apart"]) for one in found] == [
+        ("memory", True), ("store ssd write", True), ("store ssd read", False),
+    ]  # fmt: skip
+    assert run("device", "diff", "a.json", "a.json")[:2] == (0, "the two profiles cannot be told apart\n")
+
+
+# -- dry runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A harness that is told to capture and profile, and no more."""
+
+    class Surveyor(FakeHarness):
+        def prepare(self) -> Prepared:
+            raise AssertionError("a step would have been run")
+
+        def baseline(self) -> Measurement:
+            raise AssertionError("a step would have been run")
+
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+            raise AssertionError("a step would have been run")
+
+        def survey(self) -> Prepared:
+            return Prepared()
+
+    monkeypatch.setattr("autotune.harness.run.Harness", Surveyor)
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_a_dry_run_tells_frontier_trials_and_time_runs_no_step_and_writes_nothing(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = run("tune", "chain", "--budget", "60%", "--trials", "8", "--dry-run", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert set(told) == {"budget_bytes", "floor_bytes", "device", "frontier", "search"}
+    assert told["search"]["ended_by"] == "--trials"
+    for one in told["frontier"]:
+        low, high = one["step_bytes_range"]
+        assert low < one["estimate"]["peak_bytes"] < high
+        assert one["ratio_range"][0] < one["ratio"] < one["ratio_range"][1]
+    code, out, _ = run("tune", "chain", "--budget", "60%", "--trials", "8", "--dry-run")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].split()[:2] == ["step", "MiB"]
+    assert len(told["frontier"]) == lines.index("") - 1
+    assert lines[lines.index("") + 1].startswith("budget  60%: ")
+    assert "about 11 trials" in out
+    assert "autotune device probe" in lines[-1]
+    assert not list(files(here))
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_a_dry_run_of_a_budget_too_small_shows_the_frontier_and_is_4(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "5%", "--dry-run")
+    assert code == 4
+    assert "no plan is sure to fit" in out
+    assert err.splitlines()[-1].startswith("error: chain() needs ")
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_the_noise_of_the_devices_profile_widens_what_a_dry_run_says_of_time(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    def highest() -> float:
+        first = json.loads(run("tune", "chain", "--dry-run", "--json")[1])["frontier"][0]
+        return float(first["seconds_range"][1] / first["estimate"]["seconds"])
+
+    plain = highest()
+    noisy = replace(PROFILE, noise_seconds=(1.0, 1.0, 1.0, 1.0, 1.5) * 4)
+    device_profile.write(device_profile.place(Path("runs"), DEVICE), noisy)
+    assert highest() == pytest.approx(1.5 * plain)
+    assert "no device profile" not in run("tune", "chain", "--dry-run")[1]
 
 
 # -- plans ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from autotune import devices
-from autotune.devices import cpu_name, cpu_quota, doctor, this_device, usable_cores
+from autotune.devices import cpu_flags, cpu_name, cpu_quota, this_device, usable_cores
 from autotune.errors import ConfigError
 
 THREADED = """processor\t: 0
@@ -52,6 +50,13 @@ def test_processors_that_name_no_core_count_each(tmp_path: Path) -> None:
 def test_the_silicon_has_a_name_even_where_the_kernel_gives_none(cpuinfo: Path, tmp_path: Path) -> None:
     assert cpu_name(cpuinfo) == "Some CPU @ 2.5GHz"
     assert cpu_name(tmp_path / "nothing").endswith(" CPU")
+
+
+def test_what_a_processor_can_do_is_read_from_either_word_for_it(tmp_path: Path) -> None:
+    for number, line in enumerate(("flags\t\t: fpu avx512_bf16 sse", "Features\t: fp bf16")):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+        assert ("avx512_bf16" if number == 0 else "bf16") in cpu_flags(tmp_path / "cpuinfo")
+    assert cpu_flags(tmp_path / "nothing") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -100,65 +105,3 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_move() -> None:
     else:
         with pytest.raises(ConfigError, match="torch sees no GPU; check the driver"):
             this_device("cuda")
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_ask_torch", lambda: ("2.13.0+cpu", "-", 0))
-
-
-def by_name(stores: dict[str, Path], runs: Path) -> dict[str, devices.Finding]:
-    return {finding.name: finding for finding in doctor(stores, runs)}
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_healthy_store_is_ok_and_a_missing_one_comes_with_its_cure(tmp_path: Path) -> None:
-    found = by_name({"ssd": tmp_path, "ramdisk": tmp_path / "nowhere", "sdd": tmp_path}, tmp_path)
-    assert found["store ssd"].status in ("ok", "warn")
-    assert "free" in found["store ssd"].detail
-    assert found["store ramdisk"].status == "bad"
-    assert found["store ramdisk"].detail == f"ramdisk store: no directory {tmp_path / 'nowhere'}"
-    assert "--store ramdisk=DIR" in found["store ramdisk"].cure
-    assert found["store sdd"].status == "bad"
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("quick")
-def test_whatever_breaks_is_a_finding_and_the_rest_is_still_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def breaks(*_: Any) -> Any:
-        raise RuntimeError("first line\nsecond line")
-
-    whole = set(by_name({}, tmp_path))
-    monkeypatch.setattr(devices, "_ask_torch", breaks)
-    monkeypatch.setattr(devices, "usable_cores", breaks)
-    found = by_name({}, tmp_path)
-    assert set(found) == whole
-    for name in ("torch", "cores", "noise"):
-        assert found[name].status == "bad"
-        assert found[name].detail == "cannot be looked at: RuntimeError: first line"
-
-
-def test_a_torch_that_cannot_be_imported_is_bad_and_crashes_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "_ASK_TORCH", "import os; os.abort()")
-    torch = by_name({}, tmp_path)["torch"]
-    assert torch.status == "bad"
-    assert "pip install" in torch.cure
-
-
-@pytest.mark.parametrize(("version", "status"), [("2.10.1", "bad"), ("2.11.0", "ok"), ("2.14.0a0+git", "bad")])
-def test_only_versions_of_torch_that_are_tried_are_ok(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str
-) -> None:
-    monkeypatch.setattr(devices, "_ask_torch", lambda: (version, "13.0", 1))
-    assert by_name({}, tmp_path)["torch"].status == status
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_runs_folder_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
-    assert by_name({}, tmp_path / "not" / "yet")["runs"].status in ("ok", "warn")
-    (tmp_path / "file").touch()
-    assert by_name({}, tmp_path / "file")["runs"].status == "bad"

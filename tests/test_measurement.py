@@ -38,8 +38,23 @@ def test_a_budget_of_nothing_or_beyond_reason_is_refused(text: str):
 
 def test_a_devices_key_is_fit_for_a_file_name():
     device = Device("cpu", "Intel(R) Xeon(R) @ 2.10GHz", 2**34, 2, "2.13.0")
-    assert device.key == "cpu-intel-r-xeon-r-2-10ghz-2"
+    assert device.key == "cpu-intel-xeon-2"
     assert dataclasses.replace(device, torch="2.12.0", memory_bytes=1).key == device.key
+
+
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [
+        (("Intel(R) Xeon(R) CPU @ 2.20GHz", "Intel Xeon Processor", "INTEL XEON 2.10GHz"), "intel-xeon"),
+        (("AMD EPYC 7763 64-Core Processor", "AMD EPYC(TM) 7763"), "amd-epyc-7763"),
+        (("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "A100 80GB HBM2e"), "a100-80gb"),
+        (("NVIDIA A100-SXM4-40GB",), "a100-40gb"),
+        (("Intel(R) Core(TM) i7-10750H CPU @ 2.60GHz",), "intel-core-i7-10750h"),
+        (("CPU",), "cpu"),
+    ],
+)
+def test_one_silicon_has_one_key_however_its_name_is_spelt(names: tuple[str, ...], key: str):
+    assert {Device("cpu", name, 2**34, 2, "2.13.0").key for name in names} == {f"cpu-{key}-2"}
 
 
 def test_step_bytes_are_those_above_the_floor():

@@ -257,16 +257,6 @@ def test_a_baseline_that_does_not_fit_is_skipped_and_simulated(tmp_path):
     assert result.best is not None
 
 
-def test_settings_of_a_plan_are_measured_before_the_planners_answers_and_once(tmp_path):
-    run(tmp_path / "before", trials=6)
-    path = tmp_path / "before" / "plans" / "run.json"
-    result = run(tmp_path / "after", trials=6, seed_from=str(path))
-    assert [trial.kind for trial in result.trials[:3]] == ["baseline", "smallest", "seed"]
-    assert result.trials[2].settings == planfile.read(path).settings
-    again = run(tmp_path / "after", trials=8, seed_from=str(path))
-    assert [trial.kind for trial in again.trials].count("seed") == 1
-
-
 def test_pareto_minimises_bytes_and_time(tmp_path):
     result = run(tmp_path, objective="pareto", budget="90%")
     study = stored(tmp_path)
@@ -299,6 +289,36 @@ def test_ties_go_to_a_notably_lower_charge(tmp_path):
 
 
 # -- resuming -----------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_another_run_are_measured_here_before_the_planners_are_asked(told, tmp_path):
+    directory, _, before, _ = told
+    runner = FakeRunner()
+    result = run(tmp_path, runner, seed_from=str(directory / "run"))
+    kinds = [trial.kind for trial in result.trials]
+    seeded = [trial for trial in result.trials if trial.kind == "seed"]
+    assert kinds[2] == "seed"
+    assert max(number for number, kind in enumerate(kinds) if kind == "seed") < kinds.index("planner")
+    known = [trial.settings for trial in before.trials if trial.kind != "repeat"]
+    assert all(trial.settings in known for trial in seeded)
+    assert {plan_hash(trial.plan) for trial in seeded} <= set(runner.measured)
+    study = stored(tmp_path)
+    assert study.trials[2].params["recompute"] == seeded[0].settings["recompute"]["planner"]
+
+
+def test_seeds_that_were_measured_are_not_asked_for_again(told, tmp_path):
+    source = str(told[0] / "run")
+    first = run(tmp_path, seed_from=source, trials=4)
+    again = FakeRunner()
+    second = run(tmp_path, again, seed_from=source, trials=6)
+    numbers = [trial.number for trial in first.trials if trial.kind == "seed"]
+    assert numbers
+    assert [trial.number for trial in second.trials if trial.kind == "seed"] == numbers
+
+
+def test_a_seed_that_is_no_run_stops_the_study_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="no plan was measured here"):
+        run(tmp_path, seed_from=str(tmp_path))
 
 
 def test_a_finished_study_runs_nothing_again(tmp_path):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autotune import devices
+from autotune import doctor
 from autotune.commands.session import answering, print_json
 from autotune.console import print_findings
 from autotune.errors import ConfigError
@@ -11,11 +11,11 @@ from autotune.records import to_json
 
 def run(*, stores: dict[str, str], json: bool) -> None:
     """One line a finding; exit code 2 where something must be mended first."""
-    findings = devices.doctor(stores={name: Path(directory) for name, directory in stores.items()})
+    found = doctor.findings({name: Path(directory) for name, directory in stores.items()})
     with answering() as out:
         if json:
-            print_json({"findings": [to_json(finding) for finding in findings]}, out)
+            print_json({"findings": [to_json(finding) for finding in found]}, out)
         else:
-            print_findings(findings, out)
-    if bad := [finding for finding in findings if finding.status == "bad"]:
+            print_findings(found, out)
+    if bad := [finding for finding in found if finding.status == "bad"]:
         raise ConfigError(f"{', '.join(finding.name for finding in bad)}: to be mended before tuning, see above")

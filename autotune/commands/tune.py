@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 def run(config: "Config", *, name: str | None, json: bool) -> None:
     """Tune in a run directory of its own; one that holds no trial in the end is taken away again."""
+    if config.seed_from is not None:
+        from autotune import seeds
+
+        seeds.read(Path(config.seed_from), Path(config.runs))  # refused before anything is measured
     where = run_dir(config, name)
     fresh = not where.exists()
     try:

@@ -45,6 +45,13 @@ class Cgroup:
     def usage_bytes(self) -> int:
         return self._number("memory.usage_in_bytes" if self.version == 1 else "memory.current")
 
+    def limit_bytes(self) -> int | None:
+        """What all of its processes may be charged together; None for no limit of its own."""
+        path = self.path / ("memory.limit_in_bytes" if self.version == 1 else "memory.max")
+        text = path.read_text().strip() if path.exists() else "max"
+        # v1 says no limit by a number near 2^63
+        return None if text == "max" or int(text) >= 2**60 else int(text)
+
     def file_bytes(self) -> int:
         """Page cache of files, tmpfs not among them."""
         stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
