@@ -9,8 +9,11 @@ from autotune.layout.validate import check_layout
 
 __all__ = ["Buffers", "Layout", "check_layout", "lay_out"]
 
-WORK = 400_000_000
-"""How long to look, in steps of about a nanosecond: work is counted, not time, so that the same lives give the same layout."""
+WORK = 60_000_000
+"""How long to search, in steps of a few nanoseconds: work is counted, not time, so that the same lives give the same layout."""
+_GREEDILY = 8
+"""Before that as many times as long greedily, in steps of a nanosecond; and `_MOST` layouts at most."""
+_MOST = 400
 _STEP_DOWN = 4
 """Capacities between the best layout and the highest sum of live bytes that are tried where that itself is not reached."""
 
@@ -23,8 +26,8 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
     """
     aim = max(buffers.max_live, capacity or 0)
     best: Layout | None = None
-    placing = len(buffers) * (200 + len(buffers))
-    for found in islice(greedy.layouts(buffers), max(4, work // (4 * max(1, placing)))):
+    placing = 1000 + len(buffers) ** 2
+    for found in islice(greedy.layouts(buffers), min(_MOST, max(12, _GREEDILY * work // placing))):
         best = found if best is None or found.bytes < best.bytes else best
         if best.bytes <= aim:
             return best

@@ -11,23 +11,32 @@ import numpy as np
 from autotune.layout.buffers import Buffers, Layout, Numbers
 from autotune.layout.compiled import arguments, library
 
-ROUNDS = 8
-"""Layouts per order and fit before the next one has its turn."""
+_LEADERS = 4
+"""Orders that are followed further."""
 
 
 def layouts(buffers: Buffers) -> Iterator[Layout]:
-    """Layouts, the most promising orders first; how many to draw is the caller's to say."""
-    place = np.empty(len(buffers))
-    for start, tight in _starts(buffers):
-        order = start
-        for _ in range(ROUNDS):
-            offsets = _place(buffers, order, tight)
-            tops = offsets + buffers.sizes
-            yield Layout(tuple(offsets.tolist()), int(tops.max(initial=0)), buffers.max_live)
-            place[order] = np.arange(len(order))
-            high = tops > buffers.max_live
-            place[high] = place[high] / 2 - 1
-            order = np.argsort(place, kind="stable")
+    """Layouts without end: of each order, then of those that came out best; how many to draw is the caller's to say."""
+    found: list[tuple[int, int, Numbers, bool, Numbers]] = []
+    for number, (order, tight) in enumerate(_starts(buffers)):
+        offsets = _place(buffers, order, tight)
+        yield _layout(buffers, offsets)
+        found.append((int((offsets + buffers.sizes).max(initial=0)), number, order, tight, offsets))
+    leaders = [(order, tight, offsets) for _, _, order, tight, offsets in sorted(found, key=lambda one: one[:2])]
+    leaders = leaders[:_LEADERS]
+    place = [np.empty(len(buffers)) for _ in leaders]
+    while True:
+        for at, (before, tight, offsets) in enumerate(leaders):
+            place[at][before] = np.arange(len(before))
+            high = offsets + buffers.sizes > buffers.max_live
+            place[at][high] = place[at][high] / 2 - 1
+            order = np.argsort(place[at], kind="stable")
+            leaders[at] = order, tight, _place(buffers, order, tight)
+            yield _layout(buffers, leaders[at][2])
+
+
+def _layout(buffers: Buffers, offsets: Numbers) -> Layout:
+    return Layout(tuple(offsets.tolist()), int((offsets + buffers.sizes).max(initial=0)), buffers.max_live)
 
 
 def _starts(buffers: Buffers) -> Iterator[tuple[Numbers, bool]]:

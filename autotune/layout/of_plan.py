@@ -66,5 +66,5 @@ def with_layout(graph: TrainGraph, plan: Plan, costs: Costs, expected: Estimate)
     """The estimate of a plan with its layout's bytes, if it runs in an arena."""
     if plan.allocator != "arena" or expected.layout_bytes:
         return expected
-    found = layout_of(graph, plan, costs, work=WORK // 4)
+    found = layout_of(graph, plan, costs, work=WORK // 2)
     return replace(expected, layout_bytes=found.bytes, layout_live_bytes=found.max_live)
