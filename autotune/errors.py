@@ -7,6 +7,7 @@ AutotuneError           1   a fault of ours, never raised bare
 ├── InfeasibleError     4   no plan fits the budget
 ├── PlanError           6   a plan that breaks a rule, or belongs to another graph
 ├── NumericsError       8   a plan whose results differ from the reference
+├── ExperimentError     8   an experiment that fails, or whose claim held before and does no longer
 └── LockedError        75   another process works in the run directory
 """
 
@@ -52,6 +53,12 @@ class PlanError(AutotuneError):
 
 class NumericsError(AutotuneError):
     """A plan whose results differ from the reference."""
+
+    exit_code = 8
+
+
+class ExperimentError(AutotuneError):
+    """An experiment that fails, or whose claim held before and does no longer."""
 
     exit_code = 8
 

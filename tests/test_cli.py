@@ -204,7 +204,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("command", ["doctor", "tune", "resume", "plan", "measure", "report", "layout", "show"])
+@pytest.mark.parametrize(
+    "command", ["doctor", "tune", "resume", "plan", "measure", "report", "layout", "show", "reproduce"]
+)
 def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = run(command, "--help")
     assert (code, err) == (0, "")
