@@ -278,6 +278,26 @@ def show(
     run(plan, json=json, table=table)
 
 
+@app.command(short_help="Run published claims anew, ours beside theirs.")
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments of claims; --list shows them.")] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="What was found last, nothing run.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Write it into the README beside experiments/.")] = False,
+    experiments: Annotated[
+        Path | None,
+        typer.Option("--experiments", metavar="DIR", help="Where they are; by default in this checkout."),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run experiments of published claims, each in a process of its own, and print our numbers beside theirs."""
+    from autotune.commands.reproduce import run
+
+    run(names or [], every=all_, listed=list_, table=table, root=experiments, json=json)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every error becomes one line on standard error and an exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -10,6 +10,7 @@ AutotuneError           1   a fault of ours, never raised bare
 ├── PlanError           6   a plan that breaks a rule, or belongs to another graph
 ├── OutOfTimeError      7   a night that ended before all of its entries, and can be gone on with
 ├── NumericsError       8   a plan whose results differ from the reference
+├── ExperimentError     8   an experiment that fails, or whose claim held before and does no longer
 └── LockedError        75   another process works in the run directory
 """
 
@@ -73,6 +74,12 @@ class OutOfTimeError(AutotuneError):
 
 class NumericsError(AutotuneError):
     """A plan whose results differ from the reference."""
+
+    exit_code = 8
+
+
+class ExperimentError(AutotuneError):
+    """An experiment that fails, or whose claim held before and does no longer."""
 
     exit_code = 8
 

@@ -206,7 +206,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 COMMANDS = [
-    "doctor", "device probe", "device diff", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "show",
+    "doctor", "device probe", "device diff", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "reproduce",
+    "show",
 ]  # fmt: skip
 
 

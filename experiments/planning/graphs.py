@@ -1,20 +1,20 @@
 """The graphs that planners are timed on, by family: captured nets, RandWire cells, random training graphs."""
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from autotune.costs import Costs
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
 
-FLOPS_PER_SECOND = 100e9
-BYTES_PER_SECOND = 8e9
-LAUNCH_SECONDS = 5e-6
-"""A model, not a measurement: an op takes its launch, its flops and the bytes that it reads and writes, one after the other."""
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import simulated
+from simulated import Made, modelled_seconds
 
-Made = tuple[TrainGraph, Costs]
 GPT2_DEPTHS = (6, 12, 24, 48, 96)
 RANDOM_OPS = (1_000, 3_000, 10_000, 30_000, 50_000)
 SEEDS = (0, 1, 2, 3)
@@ -35,26 +35,10 @@ def graphs() -> dict[str, dict[str, Callable[[], Made]]]:
 
 
 def captured(model: str, **arguments: Any) -> Made:
-    """A ready workload's step, captured on fake tensors: no weight is drawn and nothing allocated."""
-    from unittest import mock
-
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from autotune.capture import capture
+    """A ready workload's step, captured on fake tensors."""
     from autotune.zoo import ZOO
 
-    # the factory's cast and move change nothing here, and a fake parameter cannot be swapped for another
-    with FakeTensorMode(), mock.patch.object(torch.nn.Module, "to", lambda model, **_: model):
-        workload = ZOO[model](**arguments)
-    program = capture(workload, model)
-    graph = program.graph
-    known: dict[str, float] = {}
-    for op in graph.ops:
-        if op.signature not in known:
-            known[op.signature] = _flops(program, op.id)
-    seconds = tuple(_seconds(graph, op, known[op.signature]) for op in graph.ops)
-    return graph, Costs(seconds, (0,) * len(graph.ops))
+    return simulated.captured(partial(ZOO[model], **arguments), model)
 
 
 def randwire(seed: int, nodes: int = 32, neighbours: int = 4, chance: float = 0.75) -> Made:
@@ -76,7 +60,7 @@ def randwire(seed: int, nodes: int = 32, neighbours: int = 4, chance: float = 0.
     sinks = [made[node] for node in range(nodes) if not readers[node]]
     outputs = built.op("average", sinks, (node_bytes,))
     graph = built.graph(outputs)
-    return graph, Costs(tuple(_seconds(graph, op, 0.0) for op in graph.ops), (0,) * len(graph.ops))
+    return graph, Costs(tuple(modelled_seconds(graph, op, 0.0) for op in graph.ops), (0,) * len(graph.ops))
 
 
 def watts_strogatz(nodes: int, neighbours: int, chance: float, rng: random.Random) -> list[set[int]]:
@@ -126,7 +110,7 @@ def random_training(ops: int, seed: int = 0) -> Made:
             gradients[value].append(gradient)
     graph = built.graph(loss)
     heavy = [10.0 if rng.random() < 0.2 else 1.0 for _ in graph.ops]
-    seconds = tuple(_seconds(graph, op, 0.0) * heavy[op.id] for op in graph.ops)
+    seconds = tuple(modelled_seconds(graph, op, 0.0) * heavy[op.id] for op in graph.ops)
     return graph, Costs(seconds, (0,) * len(graph.ops))
 
 
@@ -158,40 +142,3 @@ class _Builder:
 
     def graph(self, outputs: tuple[int, ...]) -> TrainGraph:
         return TrainGraph(self.name, tuple(self.ops), tuple(self.values), tuple(self.inputs), outputs)
-
-
-def _seconds(graph: TrainGraph, op: Op, flops: float) -> float:
-    moved = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
-    return LAUNCH_SECONDS + flops / FLOPS_PER_SECOND + moved / BYTES_PER_SECOND
-
-
-def _flops(program: Any, op: int) -> float:
-    """Of products and convolutions, as torch counts them; 0 for all other ops."""
-    from torch.utils.flop_counter import flop_registry
-
-    call = program.calls[op]
-    count = flop_registry.get(getattr(call.target, "overloadpacket", None))
-    if count is None:
-        return 0.0
-    args, kwargs = _meta(program, call.args), {key: _meta(program, part) for key, part in call.kwargs}
-    return float(count(*args, **kwargs, out_val=call.target(*args, **kwargs)))
-
-
-def _meta(program: Any, argument: Any) -> Any:
-    """An argument with tensors that have a shape and no memory for the values in it."""
-    import torch
-
-    from autotune.program import Read, View
-
-    match argument:
-        case Read(value):
-            meta = program.metas[value]
-            return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
-        case View(target, args, kwargs):
-            return target(*_meta(program, args), **{key: _meta(program, part) for key, part in kwargs})
-        case tuple():
-            return tuple(_meta(program, part) for part in argument)
-        case list():
-            return [_meta(program, part) for part in argument]
-        case _:
-            return argument

@@ -1,0 +1,90 @@
+"""`autotune reproduce`: published claims beside our numbers, an experiment at a time in a process of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import autotune
+from autotune.claims import HEAD, RESULT, Claim, Verdict, experiments, into_page, read, rows
+from autotune.commands.session import answering, print_json, say
+from autotune.errors import ConfigError, ExperimentError, nearest
+from autotune.records import to_json
+
+HELD = (Verdict.REPRODUCED, Verdict.RATIOS)
+
+
+def run(names: Sequence[str], *, every: bool, listed: bool, table: bool, root: Path | None, json: bool) -> None:
+    """Run the experiments named and print their claims; ExperimentError where one fails, or a claim that held no longer does."""
+    if [bool(names), every, listed, table].count(True) != 1:
+        raise ConfigError("name experiments, or one of --all, --list and --table; --list shows the names")
+    root = _root(root)
+    known = experiments(root)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{root / name} holds no {RESULT}: no experiment of claims{nearest(name, known)}")
+    before = {name: read(folder) for name, folder in known.items()}
+    if table:
+        _write_table(root.parent / "README.md", before)
+        return
+    found = before
+    if not listed:
+        found = {name: _run(known[name]) for name in (names or known)}
+    with answering() as out:
+        if json:
+            document = {
+                name: [to_json(claim) | {"verdict": claim.verdict.value} for claim in claims]
+                for name, claims in found.items()
+            }
+            print_json(document, out)
+        else:
+            out.write("\n".join(_aligned([HEAD, *rows(found)])) + "\n")
+    fallen = [f"{name}: {text}" for name, claims in found.items() for text in _fallen(before[name], claims)]
+    if fallen:
+        raise ExperimentError(f"held before and does no longer: {'; '.join(fallen)}")
+
+
+def _root(given: Path | None) -> Path:
+    """The folder of experiments: the one named, or that of the checkout which this package is run from."""
+    if given is not None and not given.is_dir():
+        raise ConfigError(f"--experiments {given}: no such folder")
+    root = given or Path(autotune.__file__).parents[1] / "experiments"
+    if not root.is_dir():
+        raise ConfigError(
+            "an installed package has no experiments: run from a checkout of the project, or name its folder with "
+            "--experiments DIR"
+        )
+    return root.resolve()
+
+
+def _run(folder: Path) -> tuple[Claim, ...]:
+    """Run one; what it prints goes to standard error."""
+    say(f"{folder.name}: running {folder / 'run.py'}")
+    written = (folder / RESULT).stat().st_mtime_ns
+    done = subprocess.run(
+        [sys.executable, str(folder / "run.py")], cwd=folder.parent.parent, stdout=sys.stderr, check=False
+    )
+    if done.returncode:
+        raise ExperimentError(f"{folder / 'run.py'} ended with {done.returncode}; what it printed stands above")
+    if (folder / RESULT).stat().st_mtime_ns == written:
+        raise ExperimentError(f"{folder / 'run.py'} wrote no {RESULT}: what stands there is of an earlier run")
+    return read(folder)
+
+
+def _fallen(before: Sequence[Claim], now: Sequence[Claim]) -> Iterator[str]:
+    """Claims that held and hold no longer."""
+    held = {claim.text for claim in before if claim.verdict in HELD}
+    return (claim.text for claim in now if claim.text in held and claim.verdict not in HELD)
+
+
+def _write_table(page: Path, results: Mapping[str, Sequence[Claim]]) -> None:
+    if not page.is_file():
+        raise ConfigError(f"{page}: no such page to write the table into")
+    page.write_text(into_page(page.read_text(), results))
+    say(f"{page}: {sum(map(len, results.values()))} claims")
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    wide = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(line, wide, strict=True)).rstrip()

@@ -1,0 +1,143 @@
+"""MODeL (OLLA): AlexNet's training step by order alone, and its unit graphs.
+
+`python experiments/model_olla/run.py` writes `results/result.json` and the picture.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from autotune.claims import Claim, Figure, write
+from autotune.costs import Costs
+from autotune.graph import TrainGraph
+from autotune.layout import Buffers, check_layout, lay_out
+from autotune.planners.order.best import best_order
+from autotune.simulate import Estimate
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simulated import captured, classified, drawn, picture, planned, traced
+
+HERE = Path(__file__).parent
+SOURCE = "facebookresearch/MODel_opt (Steiner et al. 2023)"
+Edges = tuple[tuple[str, str, int], ...]
+DIAMOND = (
+    ("A", "B", 10), ("B", "C", 20), ("B", "D", 30), ("D", "E", 40), ("E", "F", 50), ("C", "F", 60), ("F", "G", 10)
+)  # fmt: skip
+UNITS: dict[str, tuple[Edges, int]] = {
+    "simple": ((("A", "B", 10), ("B", "C", 20), ("B", "D", 30), ("D", "E", 40)), 70),
+    "diamond": (DIAMOND, 130),
+    "diamond with a control edge": ((*DIAMOND, ("C", "E", 0)), 150),
+    "two ways to one output": ((("A", "B", 10), ("A", "C", 20), ("B", "D", 30), ("D", "E", 40), ("C", "E", 50)), 110),
+    "one tensor of two makers": ((("A", "B", 10), ("A", "C", 20), ("BC", "D", 30)), 60),
+}
+"""Tensors by maker and reader, and the peak that its tests ask for."""
+LIVES = (
+    (1, 1, 10), (9, 2, 3), (1, 4, 13), (8, 5, 6), (1, 7, 16), (7, 8, 9), (8, 11, 12), (7, 14, 15)
+)  # fmt: skip
+"""Bytes, first and last step of the eight tensors that its test lays out in 10 bytes."""
+
+
+def alexnet() -> nn.Module:
+    """Krizhevsky 2014 in one tower: 61 million parameters, most of them in one product."""
+    features: list[nn.Module] = [
+        nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(),
+        nn.MaxPool2d(3, 2), nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(), nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2), nn.AdaptiveAvgPool2d(6), nn.Flatten(),
+    ]  # fmt: skip
+    head = [nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()]
+    return nn.Sequential(*features, *head, nn.Linear(4096, 1000))
+
+
+def unit(name: str) -> tuple[TrainGraph, Costs]:
+    """One of its graphs: an op for each letter, which reads what ends there and makes what begins there."""
+    edges, _ = UNITS[name]
+    ops = []
+    for op in sorted({letter for makers, reader, _ in edges for letter in makers + reader}):
+        reads = [_tensor(edge) for edge in edges if edge[1] == op]
+        # of two makers the second adds to what the first began
+        reads += [_tensor(edge) for edge in edges if op in edge[0][1:]]
+        ops.append((op, reads, {_tensor(edge): edge[2] for edge in edges if edge[0][0] == op}))
+    return drawn(name, ops)
+
+
+def _tensor(edge: tuple[str, str, int]) -> str:
+    return f"{edge[0]}-{edge[1]}"
+
+
+def training() -> tuple[Estimate, Estimate]:
+    """AlexNet at batch 32: as traced, and in the best order, updates among the rest."""
+    graph, costs = captured(classified(alexnet, 32), "alexnet")
+    return traced(graph, costs), planned(graph, costs, 0, order="best", recompute="keep", inplace="never")[1]
+
+
+def units() -> dict[str, int]:
+    """The lowest peak of all orders of each unit graph; 0 where it was not proved."""
+    found = {name: best_order(*unit(name)) for name in UNITS}
+    return {name: best.peak_bytes if best.proved else 0 for name, best in found.items()}
+
+
+def packed() -> int:
+    """Bytes of the layout of the eight tensors."""
+    buffers = Buffers.of(*zip(*((size, first, last + 1) for size, first, last in LIVES), strict=True), alignment=1)
+    found = lay_out(buffers)
+    check_layout(buffers, found)
+    return found.bytes
+
+
+def claims_of(before: Estimate, after: Estimate) -> list[Claim]:
+    """Everything; the two estimates are AlexNet's."""
+    how = "AlexNet at 224, float32, SGD: parameters, gradients, feature maps, in GiB; nothing computed again"
+    ours = Figure(after.peak_bytes / 2**30, before.peak_bytes / 2**30)
+    net = Claim(
+        "AlexNet, batch 32: order alone",
+        SOURCE,
+        how,
+        "GB",
+        Figure(0.4783, 0.5618),
+        ours,
+        0.05,
+        "at most",
+        headline=True,
+    )
+    about = partial(Claim, source=SOURCE, unit="units")
+    proved = "the graph of its test; the lowest peak of all orders, proved"
+    peaks = [
+        about(f"unit graph, {name}", conditions=proved, published=Figure(UNITS[name][1]), ours=Figure(peak))
+        for name, peak in units().items()
+    ]
+    how = "the lives of its test, laid out by the exact search"
+    return [
+        net,
+        *peaks,
+        about("eight tensors in one block", conditions=how, published=Figure(10), ours=Figure(packed()), headline=True),
+    ]
+
+
+def claims() -> list[Claim]:
+    """Everything, made anew."""
+    return claims_of(*training())
+
+
+def draw(before: Estimate, after: Estimate) -> None:
+    """AlexNet's peaks beside theirs."""
+    with picture(HERE / "results" / "peaks.png") as (axes,):
+        for shift, label, heights in (
+            (-0.2, "MODeL", (0.5618, 0.4783)),
+            (0.2, "ours", (before.peak_bytes / 2**30, after.peak_bytes / 2**30)),
+        ):
+            axes.bar([shift, 1 + shift], heights, 0.4, label=label)
+        axes.set_xticks((0, 1), ("as traced", "reordered"))
+        axes.set(title="AlexNet's training step, batch 32", ylabel="peak, GiB")
+        axes.legend()
+
+
+def main() -> None:
+    before, after = training()
+    write(HERE, claims_of(before, after))
+    draw(before, after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""MONeT's table: five networks at its batches, the bytes of plain PyTorch, and the overhead at its budgets.
+
+`python experiments/monet/run.py` writes `results/result.json`, `points.csv` and the picture.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from models import GoogLeNet, UNet, mobilenet_v2, vgg16
+
+from autotune.claims import Claim, Figure, write
+from autotune.workload import Workload
+from autotune.zoo import ZOO
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simulated import Point, classified, frontier, picture, write_rows
+
+HERE = Path(__file__).parent
+SOURCE = "utsaslab/MONeT, README (Shah et al. 2021)"
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One of its networks: plain PyTorch's GB, then (GB, overhead in percent) of its schedules."""
+
+    make: Callable[[], Workload]
+    label: str
+    plain: float
+    published: tuple[tuple[float, float], ...]
+
+
+def _resnet50() -> torch.nn.Module:
+    return ZOO["resnet50"](batch=1).model
+
+
+MODELS = {
+    "resnet50": Model(
+        classified(_resnet50, 184), "ResNet-50, batch 184", 15.06,
+        ((10.01, 3.22), (9.01, 4.68), (8.01, 5.56), (6.99, 7.28), (6.00, 9.31), (4.99, 11.95)),
+    ),
+    "googlenet": Model(
+        classified(GoogLeNet, 320), "GoogLeNet, batch 320", 14.93,
+        ((9.98, 7.13), (8.99, 7.87), (8.01, 8.44), (7.02, 9.71), (6.01, 12.14), (4.99, 15.77)),
+    ),
+    "unet": Model(
+        classified(UNet, 11, 416, 608), "UNet, batch 11", 14.32,
+        ((10.01, -4.10), (9.01, -2.07), (8.02, -0.09), (7.00, 1.39), (6.01, 4.95), (5.01, 11.51)),
+    ),
+    "mobilenet_v2": Model(
+        classified(mobilenet_v2, 272), "MobileNet-V2, batch 272", 14.46,
+        ((10.02, 2.40), (9.01, 3.10), (8.02, 4.77), (7.01, 5.53), (6.01, 7.55), (5.01, 8.72)),
+    ),
+    "vgg16": Model(
+        classified(vgg16, 176), "VGG-16, batch 176", 14.12,
+        ((9.71, -5.30), (8.66, -4.64), (7.88, -2.18), (6.82, 1.99), (5.90, 5.44), (5.51, 9.11)),
+    ),
+}  # fmt: skip
+CLAIMED = (2, 5)
+"""Of each model's schedules, which are claims of their own: the one near 8 GB and the smallest; all are in `points.csv`."""
+FASTER = "its kernels make the step faster than plain PyTorch; modelled costs know one kernel for each op"
+
+
+def points(name: str) -> list[Point]:
+    """The traced step, then a plan for each published budget."""
+    return frontier(MODELS[name].make, name, lambda _: [int(budget * GIB) for budget, _ in MODELS[name].published])
+
+
+def claims_of(name: str, found: Sequence[Point]) -> list[Claim]:
+    """Plain PyTorch's bytes, and the overhead at two of its budgets; where no plan of ours keeps one, the bytes of the smallest."""
+    label, plain = MODELS[name].label, Figure(MODELS[name].plain)
+    counted = "parameters, gradients and feature maps at full size, in GiB; no workspaces of cuDNN, no optimizer state"
+    about = partial(Claim, source=SOURCE, unit="GB", headline=name == "resnet50")
+    ours = Figure(found[0].peak_bytes / GIB)
+    as_traced = f"the step as traced: {counted}"
+    made = [about(f"{label}: plain PyTorch", conditions=as_traced, published=plain, ours=ours, tolerance=0.05)]
+    how = f"all planners but offload: {counted}; time by modelled costs, theirs measured on a GPU"
+    about = partial(about, conditions=how, sense="at most")
+    for at in CLAIMED:
+        (budget, theirs), point = MODELS[name].published[at], found[1 + at]
+        if point.peak_bytes > budget * GIB:
+            made.append(about(f"{label}: bytes", published=Figure(budget), ours=Figure(point.peak_bytes / GIB)))
+            continue
+        claim = about(
+            f"{label}: overhead at {budget:.2f} GB", unit="%", published=Figure(theirs),
+            ours=Figure(point.overhead_percent), tolerance=0.1, transferred=True, why_not=FASTER if theirs < 0 else "",
+        )  # fmt: skip
+        made.append(claim)
+    return made
+
+
+def claims() -> list[Claim]:
+    """Everything, made anew."""
+    return [claim for name in MODELS for claim in claims_of(name, points(name))]
+
+
+def draw(found: Sequence[Point]) -> None:
+    """Overhead against bytes, a model at a time: ours as a line, theirs as crosses."""
+    with picture(HERE / "results" / "frontier.png", len(MODELS), 3.2) as axes:
+        for part, name in zip(axes, MODELS, strict=True):
+            ours = [point for point in found if point.net == name]
+            part.plot(
+                [p.peak_bytes / GIB for p in ours], [p.overhead_percent for p in ours], "o-", label="ours, modelled"
+            )
+            part.plot(MODELS[name].plain, 0.0, "k+")
+            part.plot(*zip(*MODELS[name].published, strict=True), "kx", label="MONeT, measured")
+            part.set(title=MODELS[name].label, xlabel="GiB")
+        axes[0].set(ylabel="overhead, %")
+        axes[0].legend()
+
+
+def main() -> None:
+    found = {name: points(name) for name in MODELS}
+    write(HERE, [claim for name, seen in found.items() for claim in claims_of(name, seen)])
+    every = [point for seen in found.values() for point in seen]
+    write_rows(HERE / "results" / "points.csv", every)
+    draw(every)
+
+
+if __name__ == "__main__":
+    main()

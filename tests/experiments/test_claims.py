@@ -1,0 +1,79 @@
+"""Every simulated number of a committed result comes out again, and the nets that they are of are the published ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.claims import Claim, read, write
+from autotune.plan import Plan
+from autotune.simulate import peak_bytes
+from tests.experiments.scripts import EXPERIMENTS, script
+
+order = script("nntrainer_order/run.py")
+olla = script("model_olla/run.py")
+echo = script("echo/run.py")
+nets = script("monet/models.py")
+more = script("dtr/models.py")
+SLOW = ("dtr", "echo", "monet", "nntrainer_order", "sublinear")
+"""Half a minute to some minutes."""
+
+
+def made_again(name: str, claims: Sequence[Claim], scratch: Path) -> None:
+    """Rounded as they were written, they are what the experiment's committed result says, or the first part of it."""
+    write(scratch, claims)
+    for now, then in zip(read(scratch), read(EXPERIMENTS / name), strict=False):
+        assert (now.text, now.verdict, now.published) == (then.text, then.verdict, then.published)
+        assert (now.ours is None) == (then.ours is None)
+        if now.ours and then.ours:
+            assert now.ours.value == pytest.approx(then.ours.value, rel=1e-3, abs=1e-3), now.text
+            assert (now.ours.before or 0.0) == pytest.approx(then.ours.before or 0.0, rel=1e-3), now.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model_olla", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
+def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
+    made = script(f"{name}/run.py").claims()
+    assert len(made) == len(read(EXPERIMENTS / name))
+    made_again(name, made, tmp_path)
+
+
+def test_what_the_thread_says_of_a_bottleneck_and_of_inference_comes_out_again(tmp_path: Path):
+    unfolded = order.reordered(*order.inference(folded=False))[1]
+    found = order.claims_of_inference(*order.reordered(*order.inference()), unfolded)
+    made_again("nntrainer_order", [*order.claims_of_bottleneck(), *found], tmp_path)
+
+
+def test_the_thread_s_two_sorts_come_out_row_by_row():
+    graph, costs = order.bottleneck()
+    for names, table in order.TABLES.items():
+        rows = order.sort(graph, costs, names)
+        assert [row.op for row in rows] == names.split()
+        assert tuple((row.memory_bytes, row.peak_bytes) for row in rows) == table
+
+
+def test_a_mirrored_cell_keeps_two_feature_maps_for_one():
+    graph, costs = echo.recurrent()
+    plan = echo.mirrored(graph)
+    assert plan.recomputed == echo.STEPS - 1
+    assert echo.mirrors(graph, plan) == echo.STEPS - 1
+    assert echo.mirrors(graph, Plan.traced(graph)) == 0
+    assert peak_bytes(graph, plan, costs) > 1.9 * peak_bytes(graph, Plan.traced(graph), costs)
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [
+        (olla.alexnet, 61_100_840),
+        (nets.vgg16, 138_357_544),
+        (nets.GoogLeNet, 13_004_888),
+        (nets.mobilenet_v2, 3_504_872),
+        (more.densenet121, 7_978_856),
+    ],
+)
+def test_a_net_has_the_published_number_of_parameters(make, parameters: int):
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in make().parameters()) == parameters

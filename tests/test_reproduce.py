@@ -1,0 +1,123 @@
+"""`autotune reproduce`: experiments run as processes, their claims told, and what held before watched."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune import cli
+from autotune.claims import BEGIN, END, RESULT, Claim, Figure, into_page, read, write
+from autotune.claims import experiments as experiments_of
+from autotune.commands import reproduce
+
+HELD = Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(10.0), headline=True)
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkout with one experiment, which held when it last ran and says so again."""
+    made = tmp_path / "experiments" / "net"
+    write(made, [HELD])
+    kept = (made / RESULT).read_text()
+    (made / "run.py").write_text(
+        f"from pathlib import Path\nprint('busy')\nPath({str(made / RESULT)!r}).write_text({kept!r})\n"
+    )
+    (tmp_path / "experiments" / "benchmark").mkdir()
+    return made
+
+
+def called(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["reproduce", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_an_experiment_is_run_and_its_claims_are_the_answer_alone(folder: Path, capfd):
+    (folder / RESULT).write_text((folder / RESULT).read_text().replace("a net: peak", "another text"))
+    assert called("net", "--experiments", str(folder.parent), "--json") == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["net"][0]["text"] == "a net: peak"
+    assert json.loads(out)["net"][0]["verdict"] == "reproduced"
+    assert "busy" in err
+
+
+def test_a_list_runs_nothing(folder: Path, capfd):
+    (folder / "run.py").write_text("raise SystemExit(9)")
+    assert called("--list", "--experiments", str(folder.parent)) == 0
+    out, _ = capfd.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["experiment", "net"]
+
+
+def test_a_claim_that_held_before_and_does_no_longer_is_an_error_that_names_it(folder: Path, capfd):
+    lost = folder.parent.parent / "lost"
+    write(lost, [replace(HELD, ours=Figure(20.0))])
+    (folder / "run.py").write_text(f"import shutil\nshutil.copy({str(lost / RESULT)!r}, {str(folder / RESULT)!r})\n")
+    assert called("--all", "--experiments", str(folder.parent)) == 8
+    out, err = capfd.readouterr()
+    assert "not reproduced" in out
+    assert err.splitlines()[-1] == "error: held before and does no longer: net: a net: peak"
+    assert called("--all", "--experiments", str(folder.parent)) == 0  # it did not hold before
+
+
+def test_a_run_that_fails_is_an_error_with_its_exit_code(folder: Path, capfd):
+    (folder / "run.py").write_text("raise SystemExit(9)")
+    assert called("net", "--experiments", str(folder.parent)) == 8
+    assert "run.py ended with 9" in capfd.readouterr().err
+
+
+def test_a_run_that_writes_nothing_does_not_pass_for_its_last_result(folder: Path, capfd):
+    (folder / "run.py").write_text("")
+    assert called("net", "--experiments", str(folder.parent)) == 8
+    assert "of an earlier run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name experiments, or one of --all, --list and --table"),
+        (("net", "--all"), "name experiments, or one of"),
+        (("nett",), "known: net; did you mean 'net'?"),
+        (("benchmark",), "no experiment of claims"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_what_can(arguments: tuple[str, ...], said: str, folder: Path, capfd):
+    assert called(*arguments, "--experiments", str(folder.parent)) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_an_installed_package_says_that_it_needs_a_checkout(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.setattr(autotune, "__file__", str(tmp_path / "site-packages" / "autotune" / "__init__.py"))
+    assert called("--list") == 2
+    assert "run from a checkout" in capfd.readouterr().err
+    assert called("--list", "--experiments", str(tmp_path / "none")) == 2
+    assert "no such folder" in capfd.readouterr().err
+
+
+def test_the_table_is_written_into_the_page_beside_the_experiments(folder: Path):
+    page = folder.parent.parent / "README.md"
+    assert called("--table", "--experiments", str(folder.parent)) == 2
+    page.write_text(f"# Net\n{BEGIN}\n{END}\n")
+    assert called("--table", "--experiments", str(folder.parent)) == 0
+    assert "| net | a net: peak | 10 GB | 10 GB | reproduced |" in page.read_text()
+
+
+def test_the_readme_s_table_is_what_the_committed_results_give():
+    page = (ROOT / "README.md").read_text()
+    results = {name: read(folder) for name, folder in experiments_of(ROOT / "experiments").items()}
+    assert results
+    assert page == into_page(page, results), "run autotune reproduce --table"
+
+
+def test_every_experiment_of_claims_has_its_page_its_picture_and_its_command():
+    for name, folder in experiments_of(ROOT / "experiments").items():
+        assert list((folder / "results").glob("*.png")) + list((folder / "results").glob("*.svg")), name
+        assert f"experiments/{name}/run.py" in (folder / "README.md").read_text()
+
+
+def test_only_what_held_can_fall():
+    texts = [HELD, replace(HELD, text="other", ours=Figure(5.0))]
+    worse = [replace(claim, ours=Figure(1.0)) for claim in texts]
+    assert list(reproduce._fallen(texts, worse)) == ["a net: peak"]
