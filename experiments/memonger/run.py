@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.capture import capture
+from autotune.claims import RESULT, Claim, Figure, write
 from autotune.costs import Costs
 from autotune.devices import this_device
 from autotune.graph import Role, TrainGraph
@@ -31,9 +32,13 @@ from autotune.sharing.objects import exact, greedy
 from autotune.sharing.recycle import recycle, recycle_largest_first
 from autotune.zoo import ZOO
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simulated import picture
+
 HERE = Path(__file__).parent
 PUBLISHED = {"gradients": (7497, 5010), "with activations": (4800, 4330)}
 """What memonger's authors tell of ResNet-50 at batch 32, before and after, in MB of a whole GPU; the second is of a later day."""
+SOURCE = "Caffe2's memonger, commit messages"
 REPEATS = 5
 """Times that sharing is planned; the median counts."""
 
@@ -126,6 +131,51 @@ def claims(found: dict[str, Any]) -> dict[str, float]:
     return {"gradients": 1 - first / found["unshared_bytes"], "with activations": 1 - second / first}
 
 
+def published(results: dict[str, Any]) -> list[Claim]:
+    """memonger's own numbers beside those of the graph with ops in place, as Caffe2's net has them."""
+    found = results["graphs"]["in place"]
+    first, second = (found[what]["ways"]["the better of the two"] for what in PUBLISHED)
+    mib = [nbytes / 2**20 for nbytes in (found["unshared_bytes"], first["shared_bytes"], second["shared_bytes"])]
+    net = f"ResNet-50, batch {results['batch']}, training"
+    how = "every buffer of the step by its shape, ops in place; theirs is what a whole GPU holds"
+    claims = [
+        Claim(
+            f"{net}: {what} shared", source, how, "MiB", Figure(after, before), Figure(ours, ours_before),
+            sense="at most", headline=True,
+        )
+        for (what, (before, after)), source, ours_before, ours in zip(
+            PUBLISHED.items(), (f"{SOURCE}, 2017-01", f"{SOURCE}, 2017-04"), mib, mib[1:], strict=False
+        )
+    ]  # fmt: skip
+    claims.append(
+        Claim(
+            f"{net}: planning", SOURCE, "median of five; theirs in Python, for each GPU", "s", Figure(0.25),
+            Figure(first["seconds"]), sense="at most", transferred=True,
+        )
+    )  # fmt: skip
+    unknown = "the net is not published"
+    for text, figure, unit in (
+        ("segmentation net, longest path: 33 MB raw", Figure(14, 21.7), "MB"),
+        ("dynamic program against greedy", Figure(12.08, 14.96), "MB"),
+        ("dynamic program, 55 blobs: planning", Figure(15), "s"),
+    ):
+        claims.append(Claim(text, SOURCE, "inference", unit, figure, None, why_not=unknown))
+    return claims
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Bytes of the step, nothing shared to everything in one block."""
+    with picture(path, len(results["graphs"])) as axes:
+        for one, (name, found) in zip(axes, results["graphs"].items(), strict=True):
+            bars = {"unshared": found["unshared_bytes"]} | {
+                f"{what} shared": found[what]["ways"]["the better of the two"]["shared_bytes"] for what in PUBLISHED
+            }
+            bars |= {"arena": found["arena"]["shared_bytes"]}
+            one.bar(list(bars), [nbytes / 2**20 for nbytes in bars.values()])
+            one.set(title=f"ResNet-50, batch {results['batch']}, {name}", ylabel="MiB")
+            one.tick_params("x", labelrotation=20)
+
+
 def summary(results: dict[str, Any]) -> str:
     """The page beside `results.json`."""
     device = results["device"]
@@ -188,6 +238,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "summary.md").write_text(summary(results))
+    draw(results, options.out / "shared.png")
+    if options.out / RESULT.name == HERE / RESULT:
+        write(HERE, published(results))
     print(summary(results))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autotune.claims import Verdict, read, write
 from autotune.sharing.net import held_bytes
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.graphs import training_chain
@@ -37,6 +38,12 @@ def test_what_is_stored_saves_at_least_what_memonger_tells():
     for found in STORED["graphs"].values():
         for what, (before, after) in run.PUBLISHED.items():
             assert run.claims(found)[what] >= 1 - after / before
+
+
+def test_the_committed_claims_are_what_the_stored_numbers_give(tmp_path):
+    write(tmp_path, run.published(STORED))
+    assert read(tmp_path) == read(EXPERIMENTS / "memonger")
+    assert {claim.verdict for claim in read(tmp_path)} == {Verdict.RATIOS, Verdict.INCOMPARABLE}
 
 
 @pytest.mark.slow
