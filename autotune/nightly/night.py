@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +66,22 @@ def _one(job: Job, entry: Entry, name: str, interrupts: Interrupts, until: float
             session = EntryNight(entry, job.options, home, name, runner, job.search, interrupts, until)
             night = session.run()
     except AutotuneError as error:  # a store, a device or a file that is not there: nothing of the entry could begin
-        home.directory.mkdir(parents=True, exist_ok=True)
-        pending = next((past.pending for past in reversed(home.history())), "")
-        night = Night(
-            name, entry.key, Verdict.FAILED, f"{error}", pending=pending, started=time.time(), exit_code=error.exit_code
-        )
+        night = _fault(home, entry, name, f"{error}", error.exit_code)
+    except Exception as error:  # noqa: BLE001 - a fault of ours in one entry must not cost the others their night
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        night = _fault(home, entry, name, f"a fault of autotune's own: {reason}", AutotuneError.exit_code)
     home.record(night)
     return night
+
+
+def _fault(home: Home, entry: Entry, name: str, detail: str, exit_code: int) -> Night:
+    """No verdict on the champion; what waits goes on waiting."""
+    home.directory.mkdir(parents=True, exist_ok=True)
+    pending = next((past.pending for past in reversed(home.history())), "")
+    return Night(
+        name, entry.key, Verdict.FAILED, detail, pending=pending, started=time.time(), exit_code=exit_code
+    )  # fmt: skip
 
 
 def _written(job: Job, name: str, interrupted: int = 0) -> Results:

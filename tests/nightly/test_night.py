@@ -414,6 +414,20 @@ def test_one_bad_entry_does_not_end_the_night(bench: Bench):
     assert exit_code(results) == 2
 
 
+def test_a_fault_of_ours_in_one_entry_costs_no_other_its_night_and_is_1(bench: Bench, capsys):
+    bench.search.finds, bench.search.error = CHAMPION, ZeroDivisionError("of ours")
+    options = bench.options("a", "b")
+
+    def mend(night) -> None:
+        bench.search.error = None
+
+    results = bench.run("n1", options, mend)
+    assert [night.verdict for night in results.nights] == [Verdict.FAILED, Verdict.NEW]
+    assert results.nights[0].detail == "a fault of autotune's own: ZeroDivisionError: of ours"
+    assert exit_code(results) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
 # -- time, resume, signals ----------------------------------------------------------------------------------------
 
 
