@@ -92,7 +92,10 @@ def noise(asked: Torch) -> Finding:
         f"{stolen:.0f} % stolen by other machines"
     )
     if varies > _NOISY or load > cores / 2 or stolen > 5:
-        return Finding("noise", "warn", detail, "end other work, or trust only the confidence intervals")
+        cure = "end other work, or trust only the confidence intervals"
+        if "OMP_WAIT_POLICY" not in os.environ and load > cores / 2:  # beside others a step took up to 20 times as long
+            cure += "; OMP_WAIT_POLICY=PASSIVE keeps torch's threads from spinning against it"
+        return Finding("noise", "warn", detail, cure)
     return Finding("noise", "ok", detail)
 
 

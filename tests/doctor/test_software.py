@@ -42,6 +42,15 @@ def test_load_of_others_and_stolen_time_are_noise_too(
     assert software.noise(QUIET).status == status
 
 
+@pytest.mark.usefixtures("idle")
+def test_beside_other_work_spinning_threads_are_named_unless_they_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 0, 0))
+    assert "OMP_WAIT_POLICY=PASSIVE" in software.noise(QUIET).cure
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert "OMP_WAIT_POLICY" not in software.noise(QUIET).cure
+
+
 def test_without_a_compiler_the_cure_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert software.compiler().status == "warn"
