@@ -1,15 +1,13 @@
 """A device's profile: what it is, and how fast it was measured to multiply, to copy and to reach its stores."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.costs import StoreCost
-from autotune.errors import ConfigError
 from autotune.measurement import Device
-from autotune.records import from_json, write_whole
+from autotune.records import read_whole, write_whole
 
 SCHEMA = 1
 
@@ -64,14 +62,6 @@ def write(path: Path, profile: DeviceProfile) -> None:
 
 def read(path: Path) -> DeviceProfile:
     """Read and validate; ConfigError names the file and the first thing wrong in it."""
-    again = "make one with autotune device probe"
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the device profile ({error.strerror}); {again}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ConfigError(f"{path}: not a device profile: truncated or not JSON; {again}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise ConfigError(f"{path}: device profile of schema {found!r}; this version reads {SCHEMA}, {again}")
-    return from_json(DeviceProfile, document, where=str(path))
+    return read_whole(
+        DeviceProfile, path, schema=SCHEMA, what="device profile", again="make one with autotune device probe"
+    )

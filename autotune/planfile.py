@@ -1,14 +1,12 @@
 """The plan file: JSON that a training loop reads, with what it was made for and what it was seen to do."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ConfigError
 from autotune.measurement import Device, Measurement
 from autotune.plan import Plan
-from autotune.records import from_json, write_whole
+from autotune.records import read_whole, write_whole
 from autotune.simulate import Estimate
 from autotune.trial import Settings
 
@@ -53,15 +51,4 @@ def write(path: Path, file: PlanFile) -> None:
 
 def read(path: Path) -> PlanFile:
     """Read and validate; ConfigError names the file and the first thing wrong in it."""
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the plan ({error.strerror}); make one with autotune tune") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ConfigError(f"{path}: not a plan file: truncated or not JSON; make it again with autotune tune") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise ConfigError(
-            f"{path}: plan schema {found!r}; this version reads {SCHEMA}. Make the plan again with autotune tune"
-        )
-    return from_json(PlanFile, document, where=str(path))
+    return read_whole(PlanFile, path, schema=SCHEMA, what="plan", again="make one with autotune tune")

@@ -35,6 +35,20 @@ def from_json(kind: type[T], data: Any, *, where: str) -> T:
         raise ConfigError(f"{where}: {place}{_fault(first['type'], first['msg'], first['input'])}") from None
 
 
+def read_whole(kind: type[T], path: Path, *, schema: int, what: str, again: str) -> T:
+    """What `write_whole` wrote, of that schema; ConfigError names the file and the first thing wrong. `again`: the cure."""
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the {what} ({error.strerror}); {again}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ConfigError(f"{path}: not a {what} file: truncated or not JSON; {again}") from None
+    if not isinstance(document, dict) or document.get("schema") != schema:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise ConfigError(f"{path}: {what} schema {found!r}; this version reads {schema}; {again}")
+    return from_json(kind, document, where=str(path))
+
+
 def append_line(path: Path, record: Any) -> None:
     """Add one line of JSON and sync it; a torn last line, left by a crash, is cut off first."""
     line = json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"

@@ -8,7 +8,6 @@ from typing import Protocol
 from autotune.config import Config, dump, load_config
 from autotune.errors import ConfigError
 from autotune.handback import write_json
-from autotune.harness.numerics import CUDA_TOLERANCE
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts
 from autotune.judge import Rules, baseline_step_bytes
@@ -93,8 +92,5 @@ def resolve(task: Task, prepared: Prepared, trials: list[Trial]) -> Rules:
     measured = None if first.outcome is Outcome.OUT_OF_MEMORY else baseline_step_bytes(first)
     whole = traced.peak_bytes if measured is None else measured
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=whole)
-    tolerance = prepared.capture_error
-    if tolerance is not None and prepared.device.kind == "cuda":
-        tolerance = max(tolerance, CUDA_TOLERANCE)
     task.progress(Resolved(budget_bytes, prepared.floor_bytes))
-    return Rules(budget_bytes, prepared.floor_bytes, tolerance, traced.seconds)
+    return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds)

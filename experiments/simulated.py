@@ -162,6 +162,25 @@ def picture(path: Path, columns: int = 1, width: float = 5.5) -> Iterator[Any]:
     pyplot.close(figure)
 
 
+def draw_frontiers(
+    path: Path,
+    found: Sequence[Point],
+    theirs: Mapping[str, tuple[str, Sequence[tuple[float, float]]]],
+    unit: int,
+    *,
+    by: str,
+) -> None:
+    """Overhead against bytes, a net at a time: ours as a line, theirs, (bytes in units, %) under a title, as crosses."""
+    with picture(path, len(theirs), 3.2) as axes:
+        for part, (net, (title, measured)) in zip(axes, theirs.items(), strict=True):
+            ours = [(point.peak_bytes / unit, point.overhead_percent) for point in found if point.net == net]
+            part.plot(*zip(*ours, strict=True), "o-", label="ours, modelled")
+            part.plot(*zip(*measured, strict=True), "kx", label=f"{by}, measured")
+            part.set(title=title, xlabel="GiB" if unit == 2**30 else "GB")
+        axes[0].set(ylabel="overhead, %")
+        axes[0].legend()
+
+
 def _summed(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
     made = model(images)
     made = getattr(made, "logits", made)

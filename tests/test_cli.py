@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from autotune.costs import Costs, StoreCost
 from autotune.device_profile import DeviceProfile
 from autotune.doctor import Finding
 from autotune.errors import ConfigError, InfeasibleError, PlanError
-from autotune.graph import TrainGraph
+from autotune.harness.run import Prepared
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
@@ -70,14 +70,7 @@ def broken():
 """
 
 
-@dataclass(frozen=True)
-class Prepared:
-    graph: TrainGraph = GRAPH
-    costs: Costs = COSTS
-    device: Device = DEVICE
-    floor_bytes: int = FLOOR
-    baseline_fits: bool = True
-    capture_error: float | None = 0.0
+PREPARED = Prepared(GRAPH, COSTS, DEVICE, FLOOR, True, 0.0)
 
 
 class FakeHarness:
@@ -93,7 +86,7 @@ class FakeHarness:
         self.close()
 
     def prepare(self) -> Prepared:
-        return Prepared()
+        return PREPARED
 
     survey = prepare
 
@@ -406,7 +399,7 @@ def never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             raise AssertionError("a step would have been run")
 
         def survey(self) -> Prepared:
-            return Prepared()
+            return PREPARED
 
     monkeypatch.setattr("autotune.harness.run.Harness", Surveyor)
 
@@ -465,20 +458,20 @@ def test_the_noise_of_the_devices_profile_widens_what_a_dry_run_says_of_time(
 
 def test_a_plan_is_made_within_a_share_of_the_simulated_peak(fake_device: None) -> None:
     whole = simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes
-    made = make(load_config("chain", overrides={"budget": "60%"}), Prepared())
+    made = make(load_config("chain", overrides={"budget": "60%"}), PREPARED)
     assert made.budget_bytes == int(0.6 * whole)
     assert made.estimate.peak_bytes <= made.budget_bytes
 
 
 def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:
     only = {"order": ["depth_first"], "recompute": ["segments"]}
-    made = make(load_config("chain", overrides={"budget": "100%", "planners": only}), Prepared())
+    made = make(load_config("chain", overrides={"budget": "100%", "planners": only}), PREPARED)
     assert {kind: made.settings[kind]["planner"] for kind in only} == {kind: name for kind, (name,) in only.items()}
 
 
 def test_a_budget_that_no_plan_reaches_names_the_lowest_peak_and_its_op(fake_device: None) -> None:
     with pytest.raises(InfeasibleError, match=r"chain\(\) needs [\d.]+ MiB at \w+ .* the budget 5% .*--store ssd=DIR"):
-        make(load_config("chain", overrides={"budget": "5%"}), Prepared())
+        make(load_config("chain", overrides={"budget": "5%"}), PREPARED)
 
 
 def test_a_plan_that_does_not_fit_is_4_and_writes_nothing(
@@ -599,13 +592,13 @@ def test_a_plan_of_another_graph_names_what_differs() -> None:
     other = training_chain(9, 20 * MIB, MIB)
     wider = training_chain(8, 21 * MIB, MIB)
     file = plan_file()
-    match_plan(Path("p.json"), file, Prepared())
+    match_plan(Path("p.json"), file, PREPARED)
     with pytest.raises(PlanError, match=r"p\.json: made for a graph of 33 ops, this one has 37"):
-        match_plan(Path("p.json"), file, Prepared(graph=other))
+        match_plan(Path("p.json"), file, replace(PREPARED, graph=other))
     with pytest.raises(PlanError, match="the same 33 ops on other shapes"):
-        match_plan(Path("p.json"), file, Prepared(graph=wider))
+        match_plan(Path("p.json"), file, replace(PREPARED, graph=wider))
     with pytest.raises(PlanError, match="made on cuda, this is cpu"):
-        match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), Prepared())
+        match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), PREPARED)
 
 
 @pytest.mark.skipif(torch_sees_a_gpu(), reason="this machine has a GPU")

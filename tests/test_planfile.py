@@ -73,7 +73,7 @@ def test_json_that_is_no_plan_is_refused(path: Path, document: str):
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None])
 def test_a_plan_of_another_schema_says_which_one_is_read(path: Path, schema: object):
-    with pytest.raises(ConfigError, match=r"this version reads 1\. Make the plan again"):
+    with pytest.raises(ConfigError, match=r"this version reads 1; make one with autotune tune"):
         planfile.read(edited(path, {"schema": schema}))
 
 

@@ -48,6 +48,13 @@ class Prepared:
     capture_error: float | None
     """Distance of the captured step to eager; None if they could not be compared at any batch size."""
 
+    @property
+    def tolerance(self) -> float | None:
+        """Distance to eager that a plan's results may have; a GPU's kernels add in any order."""
+        if self.capture_error is None:
+            return None
+        return max(self.capture_error, plan_tolerance(self.device.kind))
+
 
 class Harness:
     """Children do the work; this side imports no torch. Not for use from several threads, nor from one that may end

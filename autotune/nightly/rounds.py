@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.harness.numerics import CUDA_TOLERANCE
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts
 from autotune.judge import Rules, judge
@@ -94,10 +93,7 @@ class Rounds:
 
 def rules(file: PlanFile, prepared: Prepared) -> Rules:
     """What the plan was held to when it was found."""
-    tolerance = prepared.capture_error
-    if tolerance is not None and prepared.device.kind == "cuda":
-        tolerance = max(tolerance, CUDA_TOLERANCE)
-    return Rules(file.budget_bytes, prepared.floor_bytes, tolerance, 0.0)
+    return Rules(file.budget_bytes, prepared.floor_bytes, prepared.tolerance, 0.0)
 
 
 def turns(seen: Measurement) -> list[float]:

@@ -17,7 +17,7 @@ from autotune.claims import Claim, Figure, write
 from autotune.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulated import Point, classified, frontier, picture, write_rows
+from simulated import Point, classified, draw_frontiers, frontier, write_rows
 
 HERE = Path(__file__).parent
 SOURCE = "uwsampl/dtr-prototype, data_files (Kirisame et al. 2021)"
@@ -93,27 +93,16 @@ def claims() -> list[Claim]:
     return [claim for name in MODELS for claim in claims_of(name, points(name))]
 
 
-def draw(found: Sequence[Point]) -> None:
-    """Overhead against bytes, a model at a time: ours as a line, theirs as crosses."""
-    with picture(HERE / "results" / "frontier.png", len(MODELS), 3.2) as axes:
-        for part, (name, model) in zip(axes, MODELS.items(), strict=True):
-            ours = [point for point in found if point.net == name]
-            part.plot(
-                [p.peak_bytes / GB for p in ours], [p.overhead_percent for p in ours], "o-", label="ours, modelled"
-            )
-            theirs = [(budget, 100 * (ratio - 1)) for budget, ratio in model.published]
-            part.plot(*zip(*theirs, strict=True), "kx", label="DTR, measured")
-            part.set(title=model.label, xlabel="GB")
-        axes[0].set(ylabel="overhead, %")
-        axes[0].legend()
-
-
 def main() -> None:
     found = {name: points(name) for name in MODELS}
     write(HERE, [claim for name, seen in found.items() for claim in claims_of(name, seen)])
     every = [point for seen in found.values() for point in seen]
     write_rows(HERE / "results" / "points.csv", every)
-    draw(every)
+    theirs = {
+        name: (model.label, [(budget, 100 * (ratio - 1)) for budget, ratio in model.published])
+        for name, model in MODELS.items()
+    }
+    draw_frontiers(HERE / "results" / "frontier.png", every, theirs, GB, by="DTR")
 
 
 if __name__ == "__main__":

@@ -124,14 +124,14 @@ def arena(net: Net, nbytes: dict[str, int]) -> dict[str, Any]:
     return {**laid_out, "max_live_bytes": own + Buffers.of(sizes, born, died).max_live}
 
 
-def claims(found: dict[str, Any]) -> dict[str, float]:
+def savings(found: dict[str, Any]) -> dict[str, float]:
     """The saving of gradient sharing against none, and the further one of activations against memonger's on gradients."""
     first = found["gradients"]["ways"]["the better of the two"]["shared_bytes"]
     second = found["with activations"]["ways"]["the better of the two"]["shared_bytes"]
     return {"gradients": 1 - first / found["unshared_bytes"], "with activations": 1 - second / first}
 
 
-def published(results: dict[str, Any]) -> list[Claim]:
+def claims_of(results: dict[str, Any]) -> list[Claim]:
     """memonger's own numbers beside those of the graph with ops in place, as Caffe2's net has them."""
     found = results["graphs"]["in place"]
     first, second = (found[what]["ways"]["the better of the two"] for what in PUBLISHED)
@@ -191,7 +191,7 @@ def summary(results: dict[str, Any]) -> str:
             f"Unshared {found['unshared_bytes']:,} bytes ({_mib(found['unshared_bytes'])} MiB): ",
         ]
         lines[-1] += ", ".join(f"{part} {_mib(nbytes)}" for part, nbytes in found["parts"].items()) + " MiB."
-        saved = claims(found)
+        saved = savings(found)
         for what, (before, after) in PUBLISHED.items():
             lines += [
                 "",
@@ -240,7 +240,7 @@ def main() -> None:
     (options.out / "summary.md").write_text(summary(results))
     draw(results, options.out / "shared.png")
     if options.out / RESULT.name == HERE / RESULT:
-        write(HERE, published(results))
+        write(HERE, claims_of(results))
     print(summary(results))
 
 

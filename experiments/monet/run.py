@@ -17,7 +17,7 @@ from autotune.workload import Workload
 from autotune.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulated import Point, classified, frontier, picture, write_rows
+from simulated import Point, classified, draw_frontiers, frontier, write_rows
 
 HERE = Path(__file__).parent
 SOURCE = "utsaslab/MONeT, README (Shah et al. 2021)"
@@ -98,27 +98,13 @@ def claims() -> list[Claim]:
     return [claim for name in MODELS for claim in claims_of(name, points(name))]
 
 
-def draw(found: Sequence[Point]) -> None:
-    """Overhead against bytes, a model at a time: ours as a line, theirs as crosses."""
-    with picture(HERE / "results" / "frontier.png", len(MODELS), 3.2) as axes:
-        for part, name in zip(axes, MODELS, strict=True):
-            ours = [point for point in found if point.net == name]
-            part.plot(
-                [p.peak_bytes / GIB for p in ours], [p.overhead_percent for p in ours], "o-", label="ours, modelled"
-            )
-            part.plot(MODELS[name].plain, 0.0, "k+")
-            part.plot(*zip(*MODELS[name].published, strict=True), "kx", label="MONeT, measured")
-            part.set(title=MODELS[name].label, xlabel="GiB")
-        axes[0].set(ylabel="overhead, %")
-        axes[0].legend()
-
-
 def main() -> None:
     found = {name: points(name) for name in MODELS}
     write(HERE, [claim for name, seen in found.items() for claim in claims_of(name, seen)])
     every = [point for seen in found.values() for point in seen]
     write_rows(HERE / "results" / "points.csv", every)
-    draw(every)
+    theirs = {name: (model.label, ((model.plain, 0.0), *model.published)) for name, model in MODELS.items()}
+    draw_frontiers(HERE / "results" / "frontier.png", every, theirs, GIB, by="MONeT")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ def test_at_a_small_size_gradients_save_a_seventh_activations_more_and_an_arena_
     for plan in run.plans(graph).values():
         found = run.measure(graph, plan)
         assert sum(found["parts"].values()) == found["unshared_bytes"]
-        assert run.claims(found)["gradients"] > 1 / 7
-        assert run.claims(found)["with activations"] > 0
+        assert run.savings(found)["gradients"] > 1 / 7
+        assert run.savings(found)["with activations"] > 0
         shared = found["with activations"]["ways"]
         assert found["arena"]["max_live_bytes"] <= found["with activations"]["lower_bound_bytes"]
         assert found["with activations"]["lower_bound_bytes"] <= min(way["shared_bytes"] for way in shared.values())
@@ -37,11 +37,11 @@ def test_what_is_stored_saves_at_least_what_memonger_tells():
     assert (STORED["batch"], STORED["size"]) == (32, 224)
     for found in STORED["graphs"].values():
         for what, (before, after) in run.PUBLISHED.items():
-            assert run.claims(found)[what] >= 1 - after / before
+            assert run.savings(found)[what] >= 1 - after / before
 
 
 def test_the_committed_claims_are_what_the_stored_numbers_give(tmp_path):
-    write(tmp_path, run.published(STORED))
+    write(tmp_path, run.claims_of(STORED))
     assert read(tmp_path) == read(EXPERIMENTS / "memonger")
     assert {claim.verdict for claim in read(tmp_path)} == {Verdict.RATIOS, Verdict.INCOMPARABLE}
 
