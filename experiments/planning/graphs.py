@@ -82,6 +82,7 @@ def watts_strogatz(nodes: int, neighbours: int, chance: float, rng: random.Rando
 def random_training(ops: int, seed: int = 0) -> Made:
     """A random forward of local wiring with a few long skips, and its backward: every op's gradient reads its inputs.
 
+    What nobody read is read once eight more are made, so that the loss reads a few values however many there are.
     Results have 1 KiB to 4 MiB; every fifth op computes ten times as long as its bytes take.
     """
     rng = random.Random(seed)
@@ -92,6 +93,7 @@ def random_training(ops: int, seed: int = 0) -> Made:
         near = made[-8:]
         reads = {made[-1] if rng.random() < 0.7 else rng.choice(near)}
         reads |= {rng.choice(near if rng.random() < 0.9 else made) for _ in range(rng.randrange(3))}
+        reads |= {value for value in near[:1] if not built.is_read(value)}
         inputs.append(sorted(reads))
         made += built.op(f"forward{index}", sorted(reads), (int(2 ** rng.uniform(10, 22)),))
     unread = [value for value in made[1:] if not built.is_read(value)]
