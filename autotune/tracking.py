@@ -37,9 +37,9 @@ ENVIRONMENT = {
 """What this process tells MLflow, where the user said nothing else."""
 
 
-def tracking_uri(config: Config) -> str:
-    """The user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.runs).resolve()}/mlflow.db"
+def tracking_uri(runs: Path) -> str:
+    """The user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs of a directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve()}/mlflow.db"
 
 
 def experiment_name(workload: str, device_key: str) -> str:
@@ -51,7 +51,7 @@ class Tracker:
     """Listens to a study and logs between its measurements. Nothing that MLflow does ends the study."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
-        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(config)
+        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(Path(config.runs))
         self.problem = ""
         """Why logging stopped, in one line; `finish` tries once more."""
         self._device_key = ""
@@ -101,7 +101,7 @@ class Tracker:
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
-        os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
+        _settle_environment()
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -118,7 +118,7 @@ class _Log:
     def __init__(self, config: Config, run_dir: Path, uri: str, device_key: str) -> None:
         self.config, self.run_dir = config, run_dir
         self.experiment = experiment_name(config.workload, device_key)
-        self.client = _connect(uri, Path(config.runs))
+        self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""
         self._children: dict[int, str] = {}
@@ -326,8 +326,9 @@ def _study_params(config: Config) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if value is not None}
 
 
-def _connect(uri: str, runs: Path) -> "MlflowClient":
+def connect(uri: str, runs: Path) -> "MlflowClient":
     """A client of a store that is there; two processes that begin one SQLite file at once would both fail."""
+    _settle_environment()
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow import MlflowClient
@@ -340,3 +341,8 @@ def _connect(uri: str, runs: Path) -> "MlflowClient":
         fcntl.flock(file, fcntl.LOCK_EX)
         client.search_experiments(max_results=1)
     return client
+
+
+def _settle_environment() -> None:
+    """Before MLflow is imported."""
+    os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})

@@ -192,11 +192,10 @@ def test_without_a_server_the_study_goes_on_and_says_so_once_at_the_end(tmp_path
 
 
 def test_the_users_server_comes_before_our_file(tmp_path, monkeypatch):
-    config = configured(tmp_path, runs=str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(config) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
-    assert tracking_uri(config) == "http://tracker:5000"
+    assert tracking_uri(tmp_path) == "http://tracker:5000"
 
 
 def test_failures_are_notable_and_what_was_not_run_is_not():
