@@ -63,7 +63,7 @@ venv: .venv/dev.stamp
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml .venv/torch.stamp
-	$(PIP) -e ".[zoo,cpsat,dev]"
+	$(PIP) -e ".[zoo,cpsat,dashboard,dev]"
 	@touch $@ .venv/zoo.stamp
 
 clean:

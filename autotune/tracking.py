@@ -102,12 +102,9 @@ class Tracker:
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
         _settle_environment()
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             yield
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except faults() as error:
             self._log = None
             self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
@@ -341,6 +338,14 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
         fcntl.flock(file, fcntl.LOCK_EX)
         client.search_experiments(max_results=1)
     return client
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """What is raised where MLflow's store does not answer."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, OSError
 
 
 def _settle_environment() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
-from autotune.tracking import connect, tracking_uri
+from autotune.tracking import connect, faults, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,12 +43,9 @@ def studies(runs: Path) -> list[Logged]:
     uri = tracking_uri(runs)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return []
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         return [_read(run) for run in _parents(connect(uri, runs))]
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except faults() as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"MLflow does not answer: {said[:200]}") from None
 
