@@ -43,7 +43,8 @@ page = st.navigation(
 )
 given = asked()
 with st.sidebar:
-    link("MLflow", given.mlflow)
+    # without the word behind it MLflow opens on its pages for language models
+    link("MLflow", given.mlflow and f"{given.mlflow}/#/experiments?workflowType=machine_learning")
     link("optuna-dashboard", given.optuna)
     st.caption(f"runs of {given.runs}")
 page.run()

@@ -1,5 +1,6 @@
 """What the pages share: records read once as long as their files stay the same, and words for what is missing or broken."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,19 +36,31 @@ def empty(what: str, command: str) -> None:
 def name_broken(found: Iterable[Broken], root: Path) -> None:
     """Places that could not be read, with the reason of each."""
     for one in found:
-        st.warning(f"{called(one.path, root)} cannot be shown: {one.why}", icon=":material/broken_image:")
+        st.warning(plain(f"{called(one.path, root)} cannot be shown: {one.why}"), icon=":material/broken_image:")
+
+
+def plain(text: str) -> str:
+    """Words of a file or an error, which are no Markdown."""
+    return re.sub(r"([\\`*_\[\]$~<>:#|])", r"\\\1", text)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], **options: object) -> None:
     """Rows of words or figures, as wide as the page."""
-    st.dataframe(pd.DataFrame(list(rows), columns=list(head)), hide_index=True, width="stretch", **options)  # type: ignore[arg-type]
+    st.dataframe(
+        pd.DataFrame(list(rows), columns=list(head)), hide_index=True, width="stretch", placeholder="-", **options
+    )  # type: ignore[arg-type]
 
 
-def choose(what: str, names: Sequence[str]) -> str:
-    """One of several, at first the one that the page's address names."""
+def choose(what: str, names: Sequence[str], good: Callable[[str], bool] = bool) -> str:
+    """One of several: at first the one that the page's address names, else the first good one."""
     asked_for = st.query_params.get(what.replace(" ", "_"), "")
-    at = names.index(asked_for) if asked_for in names else 0
+    at = names.index(asked_for) if asked_for in names else next((at for at, name in enumerate(names) if good(name)), 0)
     return st.selectbox(what, names, index=at)
+
+
+def readable(run_dir: Path) -> bool:
+    """Whether there is something of a run to show."""
+    return not isinstance(study(run_dir), Broken)
 
 
 def when(seconds: float) -> datetime:

@@ -58,6 +58,13 @@ def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> alt.
         alt.Chart(stairs).mark_line(interpolate="step-after", color=BLUE, strokeWidth=1).encode(x=x, y=y),
         points,
     ]
+    named = data[data["what"].isin([labels["best"], labels["baseline"]])].assign(
+        name=lambda rows: [
+            f"plan {trial}" if what == labels["best"] else "eager"
+            for trial, what in zip(rows["trial"], rows["what"], strict=True)
+        ]
+    )
+    layers.append(alt.Chart(named).mark_text(align="left", dx=9, dy=-9, fontSize=12).encode(x=x, y=y, text="name:N"))
     if budget_bytes is not None:
         layers.insert(0, _line("x", budget_bytes / MIB, f"budget {budget_bytes / MIB:.1f} MiB"))
     return alt.layer(*layers).properties(height=380)
@@ -67,7 +74,7 @@ def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | No
     """(plan, milliseconds, MiB) of two plans on one axis."""
     data = pd.DataFrame(rows, columns=["plan", "ms", "MiB"])
     names = list(dict.fromkeys(data["plan"]))
-    legend = alt.Legend(title=None, orient="top", labelLimit=600)
+    legend = alt.Legend(title=None, orient="top", labelLimit=600, symbolOpacity=1)
     colour = alt.Color("plan:N", scale=alt.Scale(domain=names, range=[BLACK, ORANGE][: len(names)]), legend=legend)
     drawn = alt.Chart(data).encode(
         x=alt.X("ms:Q", title="time of one step, simulated, ms", scale=alt.Scale(nice=False)),
@@ -88,7 +95,7 @@ def nights(points: Sequence[Point]) -> alt.LayerChart:
     data = pd.DataFrame([asdict(point) for point in points])
     shown = [verdict for verdict in NIGHTS if any(point.verdict == verdict for point in points)]
     scale = alt.Scale(domain=[verdict.value for verdict in shown], range=[NIGHTS[verdict] for verdict in shown])
-    x = alt.X("at:T", title=None)
+    x = alt.X("at:T", title=None, scale=alt.Scale(padding=20))
     y = alt.Y("ratio:Q", title="time, of plain eager's", scale=alt.Scale(zero=False, padding=20))
     line = alt.Chart(data).mark_line(color=GREY, strokeWidth=1).encode(x=x, y=y, detail="champion:N")
     dots = (
@@ -116,14 +123,19 @@ def published(found: Sequence[Beside]) -> alt.LayerChart:
         alt.Chart(data)
         .mark_point(filled=True, size=80, opacity=0.75)
         .encode(
-            x=alt.X("ours_over_published:Q", title="our number over the published one", scale=alt.Scale(type="log")),
+            x=alt.X(
+                "ours_over_published:Q",
+                title="our number over the published one",
+                scale=alt.Scale(type="log"),
+                axis=alt.Axis(values=[0.001, 0.01, 0.1, 0.5, 1, 2, 10, 100], format="~g"),
+            ),
             y=alt.Y("experiment:N", title=None, axis=alt.Axis(labelLimit=300)),
             color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
             tooltip=["experiment:N", "claim:N", alt.Tooltip("ours_over_published:Q", format=".3f"), "verdict:N"],
         )
     )
     equal = alt.Chart(pd.DataFrame({"at": [1.0]})).mark_rule(color=PURPLE, strokeDash=[5, 3]).encode(x="at:Q")
-    return alt.layer(equal, dots).properties(height=60 + 26 * data["experiment"].nunique())
+    return alt.layer(equal, dots).properties(height=80 + 34 * data["experiment"].nunique())
 
 
 def _line(axis: str, at: float, label: str) -> alt.LayerChart:

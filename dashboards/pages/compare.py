@@ -19,7 +19,7 @@ if not names:
 
 def choose(which: str, at: int) -> Side | Broken:
     """One of the two, chosen by study and trial; at first the `at`-th of its trials."""
-    name = page.choose(f"{which} study", list(names))
+    name = page.choose(f"{which} study", list(names), lambda name: page.readable(names[name]))
     path: Path = names[name]
     study = page.study(path)
     if isinstance(study, Broken):

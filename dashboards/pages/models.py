@@ -2,7 +2,6 @@
 
 import streamlit as st
 
-from autotune.table import mib
 from dashboards import champions, page
 from dashboards.champions import Champion
 from dashboards.found import Broken
@@ -16,7 +15,7 @@ on_disk, broken = page.champions(found)
 seen = page.recorded(asked.runs)
 recorded: list[Champion] = []
 if isinstance(seen, Broken):
-    st.warning(f"{seen.why}. What follows is from {asked.runs} alone.")
+    st.warning(page.plain(f"{seen.why}. What follows is from {asked.runs} alone."))
 else:
     recorded = [one for one in map(champions.of_logged, seen) if one is not None]
 page.name_broken(broken, asked.runs)
@@ -39,18 +38,20 @@ def address(one: Champion) -> str | None:
 
 st.subheader("Every plan that won")
 page.table(
-    ("stands", "model", "device", "budget", "peak MiB", "charged MiB", "step ms", "time", "from", "when", "MLflow"),
+    ("stands", "model", "device", "budget", "charged MiB", "step ms", "time", "from", "when", "MLflow"),
     [
         (
-            one in standing, one.model, one.device, one.budget, mib(one.peak_bytes), mib(one.charged_bytes),
-            None if one.seconds is None else round(1e3 * one.seconds, 1),
-            "-" if one.ratio is None else f"{one.ratio:.3f}x",
+            one in standing, one.model, one.device, one.budget,
+            None if one.charged_bytes is None else one.charged_bytes / 2**20,
+            None if one.seconds is None else 1e3 * one.seconds, one.ratio,
             f"night {one.origin}" if one.nightly else one.origin, page.when(one.at), address(one),
         )
         for one in sorted(everything, key=lambda one: (one.key, -one.at))
     ],
     column_config={
+        "charged MiB": st.column_config.NumberColumn(format="%.1f"),
         "step ms": st.column_config.NumberColumn(format="%.1f"),
+        "time": st.column_config.NumberColumn(format="%.2fx", help="over plain eager's"),
         "when": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", timezone="UTC"),
         "MLflow": st.column_config.LinkColumn(display_text="open"),
     },

@@ -21,7 +21,7 @@ st.subheader("Regressions")
 red = nights.regressions(histories)
 for night in red:
     causes = ", ".join(night.causes) or "not known"
-    st.error(f"**{night.entry}**, night {night.night}, cause: **{causes}**. {night.detail}")
+    st.error(f"**{page.plain(night.entry)}**, night {night.night}, cause: **{causes}**. {page.plain(night.detail)}")
 if not red:
     st.success("None on record.")
 

@@ -20,7 +20,7 @@ def shown(run_dir: Path) -> None:
         now = studies.standing(run_dir, 0, {})
         # a run that has only begun is not broken
         if now.running:
-            st.markdown(f"**{now.words}**")
+            st.markdown(f"**{page.plain(now.words)}**")
         else:
             page.name_broken([study], asked.runs)
     else:
@@ -32,11 +32,11 @@ def shown(run_dir: Path) -> None:
 
 def picture(study: studies.Study, now: studies.Standing) -> None:
     """All that is known of it."""
-    st.markdown(f"**{now.words}**")
+    st.markdown(f"**{page.plain(now.words)}**")
     if now.share is not None:
         st.progress(now.share)
-    st.subheader(study.headline)
-    st.write(study.story)
+    st.subheader(page.plain(study.headline))
+    st.markdown(page.plain(study.story))
     if study.dots:
         chart = pictures.frontier(study.dots, study.records.budget_step_bytes, study.cost_label)
         st.altair_chart(chart, width="stretch")
@@ -53,6 +53,7 @@ def picture(study: studies.Study, now: studies.Standing) -> None:
 
 
 names = {called(path, asked.runs): path for path in found.runs}
-chosen = names[page.choose("study", list(names))]
+begun = [name for name, path in names.items() if studies.standing(path, 0, {}).running]
+chosen = names[page.choose("study", list(names), lambda name: name in begun if begun else page.readable(names[name]))]
 live = studies.standing(chosen, 0, {}).running
 st.fragment(shown, run_every="5s" if live else None)(chosen)
