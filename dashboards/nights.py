@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from autotune.nightly.pages import COLUMNS, row
@@ -18,6 +18,7 @@ class Point:
     entry: str
     night: str
     at: datetime
+    """By this machine's clock."""
     ratio: float
     """The champion's time over plain eager's."""
     charged_mib: float | None
@@ -52,7 +53,7 @@ def points(histories: Mapping[str, Sequence[Night]]) -> list[Point]:
         Point(
             night.entry,
             night.night,
-            datetime.fromtimestamp(night.started, UTC),
+            datetime.fromtimestamp(night.started),
             night.ratio,
             None if night.charged_bytes is None else night.charged_bytes / 2**20,
             night.verdict.value,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
@@ -64,8 +64,8 @@ def readable(run_dir: Path) -> bool:
 
 
 def when(seconds: float) -> datetime:
-    """A moment, for a column of moments."""
-    return datetime.fromtimestamp(seconds, UTC)
+    """A moment by this machine's clock, for a column of moments."""
+    return datetime.fromtimestamp(seconds)
 
 
 def study(run_dir: Path) -> Study | Broken:

@@ -52,7 +52,7 @@ page.table(
         "charged MiB": st.column_config.NumberColumn(format="%.1f"),
         "step ms": st.column_config.NumberColumn(format="%.1f"),
         "time": st.column_config.NumberColumn(format="%.2fx", help="over plain eager's"),
-        "when": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", timezone="UTC"),
+        "when": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
         "MLflow": st.column_config.LinkColumn(display_text="open"),
     },
 )  # fmt: skip
