@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.browser import ROOT, chromium, environment, serving, settled
 
 DOCS = Path(__file__).parent
-STUDY = "resnet18"
+STUDY = "mobilenet"
 TUNE = (
-    "tune", "resnet18", "--set", "batch=4", "--set", "size=96", "--budget", "65%", "--time", "100s", "--trials", "14",
+    "tune", "mobilenet_v2", "--set", "batch=4", "--set", "size=160", "--budget", "55%", "--time", "110s", "--trials", "12",
     "--name", STUDY,
 )  # fmt: skip
 

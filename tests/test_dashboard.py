@@ -33,6 +33,12 @@ class Yes(http.server.BaseHTTPRequestHandler):
 at = sys.argv.index("--server.port" if "--server.port" in sys.argv else "--port")
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[at + 1])), Yes).serve_forever()
 """
+HEEDS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+"""In the background of a shell, or under nohup, tests are to ignore these, and pass that on."""
 HANGS = "import time\ntime.sleep(600)\n"
 ENDS = "raise SystemExit('the database is of another version')\n"
 STUBBORN = (
@@ -66,7 +72,7 @@ def start(tmp_path: Path, fakes: Path) -> Iterator[Start]:
     def call(*arguments: str, code: str = "import autotune.cli; autotune.cli.main()") -> "subprocess.Popen[str]":
         path = os.pathsep.join((str(fakes), environment()["PYTHONPATH"]))
         process = subprocess.Popen(
-            [sys.executable, "-c", code, "dashboard", "--no-open", *arguments],
+            [sys.executable, "-c", HEEDS + code, "dashboard", "--no-open", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment() | {"PYTHONPATH": path},
         )  # fmt: skip
         begun.append(process)
