@@ -1,9 +1,10 @@
 """What the pages share: records read once as long as their files stay the same, and words for what is missing or broken."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -44,11 +45,10 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]$~<>:#|])", r"\\\1", text)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], **options: object) -> None:
-    """Rows of words or figures, as wide as the page."""
-    st.dataframe(
-        pd.DataFrame(list(rows), columns=list(head)), hide_index=True, width="stretch", placeholder="-", **options
-    )  # type: ignore[arg-type]
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], columns: Mapping[str, Any] | None = None) -> None:
+    """Rows of words or figures, as wide as the page; `columns`: how Streamlit is to draw some of them."""
+    data = pd.DataFrame(list(rows), columns=list(head))
+    st.dataframe(data, hide_index=True, width="stretch", placeholder="-", column_config=columns)
 
 
 def choose(what: str, names: Sequence[str], good: Callable[[str], bool] = bool) -> str:

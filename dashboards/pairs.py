@@ -64,8 +64,9 @@ def timelines(first: Side, second: Side) -> list[tuple[str, float, float]]:
 
 def decisions(first: Side, second: Side) -> list[tuple[str, str, str]]:
     """(what, first, second): the planners of every kind with their knobs, and what came of them."""
-    chosen = [(kind, *(words(one.trial.settings.get(kind, {})) for one in (first, second))) for kind in KINDS]
-    return [*chosen, *((what, tell(first), tell(second)) for what, tell in _MADE)]
+    settings = first.trial.settings, second.trial.settings
+    chosen = [(kind, words(settings[0].get(kind, {})), words(settings[1].get(kind, {}))) for kind in KINDS]
+    return chosen + [(what, tell(first), tell(second)) for what, tell in _MADE]
 
 
 def figures(first: Side, second: Side) -> list[tuple[str, str, str, str]]:

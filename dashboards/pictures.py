@@ -30,7 +30,10 @@ CLAIMS = {
 }  # fmt: skip
 
 
-def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> alt.LayerChart:
+Picture = alt.LayerChart | alt.FacetChart
+
+
+def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> Picture:
     """Step bytes against cost, with the stairs of what nothing else beats and the budget's line."""
     labels = {kind: label for kind, (label, _) in MARKS.items()}
     shown = [kind for kind in DOTS if any(dot.kind == kind for dot in dots)]
@@ -70,7 +73,7 @@ def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> alt.
     return alt.layer(*layers).properties(height=380)
 
 
-def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | None) -> alt.LayerChart:
+def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | None) -> Picture:
     """(plan, milliseconds, MiB) of two plans on one axis."""
     data = pd.DataFrame(rows, columns=["plan", "ms", "MiB"])
     names = list(dict.fromkeys(data["plan"]))
@@ -90,7 +93,7 @@ def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | No
     return alt.layer(*layers).properties(height=380)
 
 
-def nights(points: Sequence[Point]) -> alt.LayerChart:
+def nights(points: Sequence[Point]) -> Picture:
     """The champion's time over plain eager's, night by night, of one entry; a line as long as a champion stands."""
     data = pd.DataFrame([asdict(point) for point in points])
     shown = [verdict for verdict in NIGHTS if any(point.verdict == verdict for point in points)]
@@ -114,7 +117,7 @@ def nights(points: Sequence[Point]) -> alt.LayerChart:
     return alt.layer(line, dots).properties(height=280)
 
 
-def published(found: Sequence[Beside]) -> alt.LayerChart:
+def published(found: Sequence[Beside]) -> Picture:
     """Ours over published, a row an experiment; equal lies on the line."""
     data = pd.DataFrame([asdict(one) for one in found])
     shown = [verdict for verdict in CLAIMS if any(one.verdict == verdict for one in found)]
@@ -138,12 +141,12 @@ def published(found: Sequence[Beside]) -> alt.LayerChart:
     return alt.layer(equal, dots).properties(height=80 + 34 * data["experiment"].nunique())
 
 
-def _line(axis: str, at: float, label: str) -> alt.LayerChart:
+def _line(axis: str, at: float, label: str) -> Picture:
     """A budget across the chart, with its words at an end."""
     data = pd.DataFrame({"at": [at], "label": [label]})
     rule = alt.Chart(data).mark_rule(color=VERMILION, strokeDash=[5, 3], strokeWidth=1.5)
     if axis == "x":
         words = alt.Chart(data).mark_text(color=VERMILION, align="left", dx=5, dy=8, baseline="top")
-        return rule.encode(x="at:Q") + words.encode(x="at:Q", y=alt.value(0), text="label:N")
+        return alt.layer(rule.encode(x="at:Q"), words.encode(x="at:Q", y=alt.value(0), text="label:N"))
     words = alt.Chart(data).mark_text(color=VERMILION, align="right", dx=-4, dy=-6)
-    return rule.encode(y="at:Q") + words.encode(y="at:Q", x=alt.value("width"), text="label:N")
+    return alt.layer(rule.encode(y="at:Q"), words.encode(y="at:Q", x=alt.value("width"), text="label:N"))

@@ -116,6 +116,7 @@ def answers(url: str) -> bool:
 def busy(port: int) -> Iterator[int]:
     """A port that somebody listens on; any for 0. The usual one may be somebody's already."""
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
             taken.bind(("127.0.0.1", port))
             taken.listen()

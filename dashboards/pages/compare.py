@@ -56,7 +56,7 @@ st.subheader("Alive at the peak, by layer")
 page.table(
     ("layer", "first MiB", "second MiB", "difference MiB"),
     pairs.alive(first, second),
-    column_config={
+    columns={
         name: st.column_config.NumberColumn(format="%.1f") for name in ("first MiB", "second MiB", "difference MiB")
     },
 )

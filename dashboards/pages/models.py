@@ -48,7 +48,7 @@ page.table(
         )
         for one in sorted(everything, key=lambda one: (one.key, -one.at))
     ],
-    column_config={
+    columns={
         "charged MiB": st.column_config.NumberColumn(format="%.1f"),
         "step ms": st.column_config.NumberColumn(format="%.1f"),
         "time": st.column_config.NumberColumn(format="%.2fx", help="over plain eager's"),

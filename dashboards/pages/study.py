@@ -44,7 +44,7 @@ def picture(study: studies.Study, now: studies.Standing) -> None:
     page.table(
         studies.COLUMNS,
         study.rows,
-        column_config={name: number(format="%.1f") for name in studies.COLUMNS if name.endswith((" MiB", " ms"))}
+        columns={name: number(format="%.1f") for name in studies.COLUMNS if name.endswith((" MiB", " ms"))}
         | {"time": number("time, of eager's", format="%.3fx")},
     )
     for trial, outcome, detail in study.failures:
