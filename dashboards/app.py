@@ -9,6 +9,9 @@ import streamlit as st
 from dashboards.asked import asked
 
 PAGES = Path(__file__).parent / "pages"
+# a name of an icon would be fetched from the icons' makers; the browser is to ask nobody else
+ICON = """<svg viewBox="0 0 16 16"><path fill="#0072B2" d="M1 2h4v12H1z"/><path fill="#56B4E9" d="M6 6h4v8H6z"/>
+<path fill="#E69F00" d="M11 10h4v4h-4z"/></svg>"""
 
 
 def answers(address: str) -> bool:
@@ -31,7 +34,7 @@ def link(name: str, address: str) -> None:
         st.caption(f"{name} is not running")
 
 
-st.set_page_config(page_title="autotune", page_icon=":material/tune:", layout="wide")
+st.set_page_config(page_title="autotune", page_icon=ICON, layout="wide")
 page = st.navigation(
     [
         st.Page(PAGES / "models.py", title="Models and devices", icon=":material/grid_on:", default=True),

@@ -16,8 +16,8 @@ from autotune.trial import Trial
 from autotune.units import fmt_seconds, parse_seconds
 
 COLUMNS = (
-    "plan", "kind", "order", "update", "recompute", "offload",
-    "predicted MiB", "peak MiB", "charged MiB", "step ms", "time", "verdict",
+    "plan", "kind", "verdict", "charged MiB", "time", "step ms", "peak MiB", "predicted MiB",
+    "order", "update", "recompute", "offload",
 )  # fmt: skip
 Cell = str | float | None
 
@@ -93,14 +93,14 @@ def _ended(run_dir: Path) -> int | None:
 def _cells(row: table.Row) -> tuple[Cell, ...]:
     seen, expected = row.trial.measurement, row.trial.estimate
     return (
-        row.cells[0],
-        *row.cells[1:6],
-        _mib(expected.peak_bytes if expected else None),
-        _mib(seen.step_peak_bytes if seen else None),
-        _mib(seen.step_charged_bytes if seen else None),
-        None if seen is None or seen.median_seconds is None else 1e3 * seen.median_seconds,
-        None if seen is None else seen.time_ratio,
+        *row.cells[:2],
         row.cells[-1],
+        _mib(seen.step_charged_bytes if seen else None),
+        None if seen is None else seen.time_ratio,
+        None if seen is None or seen.median_seconds is None else 1e3 * seen.median_seconds,
+        _mib(seen.step_peak_bytes if seen else None),
+        _mib(expected.peak_bytes if expected else None),
+        *row.cells[2:6],
     )
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -32,7 +33,7 @@ PAGES = {
     "study?study=story": ("One study", ["ended after", "baseline", "BEST"], 1),
     "compare?first_study=story&second_study=story": ("Two plans", ["Memory over one step", "recompute"], 1),
     "nightly": ("Nights", ["cause: environment", "regression", "nightly/torn cannot be shown"], 1),
-    "published": ("Published and ours", ["ratios reproduced", "memonger"], 1),
+    "published": ("Published and ours", ["ratios reproduced", "dtr"], 1),
 }
 """By address: the title, what is said, and how many charts are drawn."""
 
@@ -89,7 +90,9 @@ def the_page_shows(page: "Page", told: dict[str, str], address: str) -> None:
     """Its title, its words, its charts, and links to the servers beside."""
     title, words, charts = PAGES[address]
     errors: list[str] = []
+    hosts: set[str | None] = set()
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
     settled(page, f"{told['dashboard']}/{address}")
     assert page.locator("h1").inner_text() == title
     assert page.locator('[data-testid="stException"]').count() == 0, title
@@ -102,6 +105,7 @@ def the_page_shows(page: "Page", told: dict[str, str], address: str) -> None:
     assert told["optuna"] in links
     assert any(link and link.startswith(f"{told['mlflow']}/#/") for link in links)
     assert errors == []
+    assert hosts <= {"127.0.0.1", None}, title  # None: data in the address itself
 
 
 def each_page_is_reached_from_another(page: "Page") -> None:
