@@ -35,42 +35,48 @@ Picture = alt.LayerChart | alt.FacetChart
 
 def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> Picture:
     """Step bytes against cost, with the stairs of what nothing else beats and the budget's line."""
-    labels = {kind: label for kind, (label, _) in MARKS.items()}
-    shown = [kind for kind in DOTS if any(dot.kind == kind for dot in dots)]
-    data = pd.DataFrame(
-        {"MiB": dot.nbytes / MIB, "cost": dot.cost, "what": labels[dot.kind], "trial": dot.number} for dot in dots
-    )
-    names, colours, shapes = ([labels[k] for k in shown], [DOTS[k][0] for k in shown], [DOTS[k][1] for k in shown])
-    legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=400)
-    x = alt.X("MiB:Q", title="bytes of the step, MiB", scale=alt.Scale(zero=False, padding=20))
-    y = alt.Y("cost:Q", title=cost, scale=alt.Scale(zero=False, padding=20))
-    points = (
-        alt.Chart(data)
-        .mark_point(filled=True, size=90, opacity=0.9)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("what:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-            shape=alt.Shape("what:N", scale=alt.Scale(domain=names, range=shapes), legend=legend),
-            tooltip=["trial:Q", "what:N", alt.Tooltip("MiB:Q", format=".1f"), alt.Tooltip("cost:Q", format=".3f")],
-        )
-    )
-    fits = sorted((dot.nbytes / MIB, dot.cost) for dot in dots if dot.kind in ("ok", "best", "baseline", "over"))
-    stairs = pd.DataFrame(list(unbeaten(fits)), columns=["MiB", "cost"])
-    layers: list[Any] = [
-        alt.Chart(stairs).mark_line(interpolate="step-after", color=BLUE, strokeWidth=1).encode(x=x, y=y),
-        points,
-    ]
-    named = data[data["what"].isin([labels["best"], labels["baseline"]])].assign(
-        name=lambda rows: [
-            f"plan {trial}" if what == labels["best"] else "eager"
-            for trial, what in zip(rows["trial"], rows["what"], strict=True)
-        ]
-    )
-    layers.append(alt.Chart(named).mark_text(align="left", dx=9, dy=-9, fontSize=12).encode(x=x, y=y, text="name:N"))
+    axes = {
+        "x": alt.X("MiB:Q", title="bytes of the step, MiB", scale=alt.Scale(zero=False, padding=20)),
+        "y": alt.Y("cost:Q", title=cost, scale=alt.Scale(zero=False, padding=20)),
+    }
+    layers: list[Any] = [layer.encode(**axes) for layer in (_stairs(dots), _marks(dots), _names(dots))]
     if budget_bytes is not None:
         layers.insert(0, _line("x", budget_bytes / MIB, f"budget {budget_bytes / MIB:.1f} MiB"))
     return alt.layer(*layers).properties(height=380)
+
+
+def _stairs(dots: Sequence[Dot]) -> alt.Chart:
+    fits = sorted((dot.nbytes / MIB, dot.cost) for dot in dots if dot.kind in ("ok", "best", "baseline", "over"))
+    data = pd.DataFrame(list(unbeaten(fits)), columns=["MiB", "cost"])
+    return alt.Chart(data).mark_line(interpolate="step-after", color=BLUE, strokeWidth=1)
+
+
+def _marks(dots: Sequence[Dot]) -> alt.Chart:
+    """A dot a trial, its kind in colour and shape."""
+    data = pd.DataFrame(
+        {"MiB": dot.nbytes / MIB, "cost": dot.cost, "what": MARKS[dot.kind][0], "trial": dot.number} for dot in dots
+    )
+    shown = {MARKS[kind][0]: drawn for kind, drawn in DOTS.items() if any(dot.kind == kind for dot in dots)}
+    legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=400)
+    colours = alt.Scale(domain=list(shown), range=[colour for colour, _ in shown.values()])
+    shapes = alt.Scale(domain=list(shown), range=[shape for _, shape in shown.values()])
+    return (
+        alt.Chart(data)
+        .mark_point(filled=True, size=90, opacity=0.9)
+        .encode(
+            color=alt.Color("what:N", scale=colours, legend=legend),
+            shape=alt.Shape("what:N", scale=shapes, legend=legend),
+            tooltip=["trial:Q", "what:N", alt.Tooltip("MiB:Q", format=".1f"), alt.Tooltip("cost:Q", format=".3f")],
+        )
+    )
+
+
+def _names(dots: Sequence[Dot]) -> alt.Chart:
+    """Words at the best and at plain eager."""
+    named = {"best": "plan {}", "baseline": "eager"}
+    rows = [(dot.nbytes / MIB, dot.cost, named[dot.kind].format(dot.number)) for dot in dots if dot.kind in named]
+    data = pd.DataFrame(rows, columns=["MiB", "cost", "name"])
+    return alt.Chart(data).mark_text(align="left", dx=9, dy=-9, fontSize=12).encode(text="name:N")
 
 
 def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | None) -> Picture:
