@@ -35,11 +35,9 @@ Picture = alt.LayerChart | alt.FacetChart
 
 def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> Picture:
     """Step bytes against cost, with the stairs of what nothing else beats and the budget's line."""
-    axes = {
-        "x": alt.X("MiB:Q", title="bytes of the step, MiB", scale=alt.Scale(zero=False, padding=20)),
-        "y": alt.Y("cost:Q", title=cost, scale=alt.Scale(zero=False, padding=20)),
-    }
-    layers: list[Any] = [layer.encode(**axes) for layer in (_stairs(dots), _marks(dots), _names(dots))]
+    x = alt.X("MiB:Q", title="bytes of the step, MiB", scale=alt.Scale(zero=False, padding=20))
+    y = alt.Y("cost:Q", title=cost, scale=alt.Scale(zero=False, padding=20))
+    layers: list[Any] = [layer.encode(x=x, y=y) for layer in (_stairs(dots), _marks(dots), _names(dots))]
     if budget_bytes is not None:
         layers.insert(0, _line("x", budget_bytes / MIB, f"budget {budget_bytes / MIB:.1f} MiB"))
     return alt.layer(*layers).properties(height=380)
@@ -48,7 +46,8 @@ def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> Pict
 def _stairs(dots: Sequence[Dot]) -> alt.Chart:
     fits = sorted((dot.nbytes / MIB, dot.cost) for dot in dots if dot.kind in ("ok", "best", "baseline", "over"))
     data = pd.DataFrame(list(unbeaten(fits)), columns=["MiB", "cost"])
-    return alt.Chart(data).mark_line(interpolate="step-after", color=BLUE, strokeWidth=1)
+    drawn: alt.Chart = alt.Chart(data).mark_line(interpolate="step-after", color=BLUE, strokeWidth=1)
+    return drawn
 
 
 def _marks(dots: Sequence[Dot]) -> alt.Chart:
@@ -60,14 +59,11 @@ def _marks(dots: Sequence[Dot]) -> alt.Chart:
     legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=400)
     colours = alt.Scale(domain=list(shown), range=[colour for colour, _ in shown.values()])
     shapes = alt.Scale(domain=list(shown), range=[shape for _, shape in shown.values()])
-    return (
-        alt.Chart(data)
-        .mark_point(filled=True, size=90, opacity=0.9)
-        .encode(
-            color=alt.Color("what:N", scale=colours, legend=legend),
-            shape=alt.Shape("what:N", scale=shapes, legend=legend),
-            tooltip=["trial:Q", "what:N", alt.Tooltip("MiB:Q", format=".1f"), alt.Tooltip("cost:Q", format=".3f")],
-        )
+    drawn: alt.Chart = alt.Chart(data).mark_point(filled=True, size=90, opacity=0.9)
+    return drawn.encode(
+        color=alt.Color("what:N", scale=colours, legend=legend),
+        shape=alt.Shape("what:N", scale=shapes, legend=legend),
+        tooltip=["trial:Q", "what:N", alt.Tooltip("MiB:Q", format=".1f"), alt.Tooltip("cost:Q", format=".3f")],
     )
 
 
@@ -76,7 +72,8 @@ def _names(dots: Sequence[Dot]) -> alt.Chart:
     named = {"best": "plan {}", "baseline": "eager"}
     rows = [(dot.nbytes / MIB, dot.cost, named[dot.kind].format(dot.number)) for dot in dots if dot.kind in named]
     data = pd.DataFrame(rows, columns=["MiB", "cost", "name"])
-    return alt.Chart(data).mark_text(align="left", dx=9, dy=-9, fontSize=12).encode(text="name:N")
+    drawn: alt.Chart = alt.Chart(data).mark_text(align="left", dx=9, dy=-9, fontSize=12)
+    return drawn.encode(text="name:N")
 
 
 def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | None) -> Picture:
