@@ -37,14 +37,14 @@ def serving(runs: Path) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def chromium(width: int = 1280, height: int = 900, scale: float = 1.0) -> "Iterator[Page]":
+def chromium(width: int = 1280, height: int = 900) -> "Iterator[Page]":
     """An empty page."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         # as root, which containers run as, it refuses to start in its sandbox
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+        yield browser.new_page(viewport={"width": width, "height": height})
         browser.close()
 
 

@@ -7,6 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from autotune.claims import Claim, Figure, write
+from dashboards.page import plain
 from tests.dashboards import made
 
 ROOT = Path(__file__).parents[2] / "dashboards"
@@ -140,6 +141,10 @@ def test_nights_show_the_regression_its_cause_and_every_night(runs: Path) -> Non
     assert "cause: **environment**" in red.value
     assert charts(test) == 1
     assert len(test.dataframe[1].value) == 5
+
+
+def test_words_of_a_record_are_shown_as_they_are_and_not_as_markdown() -> None:
+    assert plain("a_b* [c](d) -> $e$") == r"a\_b\* \[c\](d) -\> \$e\$"
 
 
 def test_an_entry_whose_history_is_torn_is_named_and_the_others_stay(runs: Path) -> None:
