@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.config import Config
-from autotune.measurement import Measurement, Outcome
+from autotune.measurement import Device, Measurement, Outcome
 from autotune.progress import Event, Finished, Ready
 from autotune.records import to_json
 from autotune.trial import Trial, frame, load
@@ -54,13 +54,13 @@ class Tracker:
         self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(Path(config.runs))
         self.problem = ""
         """Why logging stopped, in one line; `finish` tries once more."""
-        self._device_key = ""
+        self._device: Device | None = None
         self._log: _Log | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case Ready(_, _, device):
-                self._device_key = device.key
+                self._device = device
             case Finished(_, _, _, False) if not self.problem:
                 with self._tolerant():
                     self._logged().catch_up(load(self.run_dir / "trials.jsonl"))
@@ -68,7 +68,7 @@ class Tracker:
     def finish(self, *, interrupted: int = 0) -> str:
         """Log what is missing and the artifacts; one line that says where it lies, or why it does not."""
         trials = load(self.run_dir / "trials.jsonl")
-        if not trials or not self._device_key:
+        if not trials or self._device is None:
             return ""
         self.problem = ""
         with self._tolerant():
@@ -96,7 +96,8 @@ class Tracker:
 
     def _logged(self) -> "_Log":
         if self._log is None:
-            self._log = _Log(self.config, self.run_dir, self.uri, self._device_key)
+            assert self._device is not None  # `Ready` comes before any trial
+            self._log = _Log(self.config, self.run_dir, self.uri, self._device)
         return self._log
 
     @contextmanager
@@ -112,9 +113,9 @@ class Tracker:
 class _Log:
     """The parent run of one run directory, and which of its trials have a child."""
 
-    def __init__(self, config: Config, run_dir: Path, uri: str, device_key: str) -> None:
-        self.config, self.run_dir = config, run_dir
-        self.experiment = experiment_name(config.workload, device_key)
+    def __init__(self, config: Config, run_dir: Path, uri: str, device: Device) -> None:
+        self.config, self.run_dir, self.device = config, run_dir, device
+        self.experiment = experiment_name(config.workload, device.key)
         self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""
@@ -221,10 +222,8 @@ class _Log:
     def _common_tags(self, trial: Trial) -> dict[str, str]:
         tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
         tags |= {f"version.{name}": version(name) for name in ("autotune", "optuna", "mlflow")}
-        device = trial.measurement.device if trial.measurement is not None else None
-        if device is not None:
-            tags |= {f"device.{key}": str(value) for key, value in to_json(device).items() if value != ""}
-            tags |= {"device.key": device.key, "version.torch": device.torch}
+        tags |= {f"device.{key}": str(value) for key, value in to_json(self.device).items() if value != ""}
+        tags |= {"device.key": self.device.key, "version.torch": self.device.torch}
         if sha := git_sha():
             tags["git.sha"] = sha
         return tags

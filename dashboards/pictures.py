@@ -35,7 +35,8 @@ Picture = alt.LayerChart | alt.FacetChart
 
 def frontier(dots: Sequence[Dot], budget_bytes: float | None, cost: str) -> Picture:
     """Step bytes against cost, with the stairs of what nothing else beats and the budget's line."""
-    x = alt.X("MiB:Q", title="bytes of the step, MiB", scale=alt.Scale(zero=False, padding=20))
+    # room for the words beside the last dot
+    x = alt.X("MiB:Q", title="bytes of the step, MiB", scale=alt.Scale(zero=False, padding=50))
     y = alt.Y("cost:Q", title=cost, scale=alt.Scale(zero=False, padding=20))
     layers: list[Any] = [layer.encode(x=x, y=y) for layer in (_stairs(dots), _marks(dots), _names(dots))]
     if budget_bytes is not None:

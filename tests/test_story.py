@@ -97,7 +97,10 @@ def the_page_shows(page: "Page", told: dict[str, str], address: str) -> None:
     assert page.locator("h1").inner_text() == title
     assert page.locator('[data-testid="stException"]').count() == 0, title
     assert page.locator('[data-testid="stVegaLiteChart"] :is(svg, canvas)').count() >= charts, title
-    # tables are drawn; for those who cannot see, their words stand in the page
+    # tables are drawn, a moment after the page; for those who cannot see, their words stand in it, once they are scrolled to
+    for table in page.locator('[data-testid="stDataFrame"]').all():
+        table.scroll_into_view_if_needed()
+        table.locator('[role="gridcell"]').first.wait_for(state="attached")
     cells = page.locator('[data-testid="stDataFrame"] [role="gridcell"]').all_text_contents()
     said = " ".join((page.locator('[data-testid="stMain"]').inner_text(), *cells))
     assert [word for word in words if word not in said] == [], title

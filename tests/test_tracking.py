@@ -113,6 +113,7 @@ def test_tags_say_outcome_kind_graph_versions_and_device(logged):
     assert tags["autotune.outcome"] == "ok"
     assert tags["graph.digest"] == logged.result.baseline.graph_digest
     assert tags["device.key"] == DEVICE.key
+    assert logged.parent.data.tags["device.silicon"] == DEVICE.silicon
     assert {"version.torch", "version.optuna", "version.mlflow", "version.autotune"} <= set(tags)
     assert logged.children[logged.result.best.number].data.tags["autotune.best"] == "true"
     assert sum(run.data.tags["autotune.best"] == "true" for run in logged.children.values()) == 1
