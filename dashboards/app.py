@@ -49,5 +49,5 @@ with st.sidebar:
     # without the word behind it MLflow opens on its pages for language models
     link("MLflow", given.mlflow and f"{given.mlflow}/#/experiments?workflowType=machine_learning")
     link("optuna-dashboard", given.optuna)
-    st.caption(f"runs of {given.runs}")
+    st.caption(f"records: {given.runs}")
 page.run()

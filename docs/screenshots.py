@@ -36,11 +36,10 @@ def main() -> None:
 
 def shoot(runs: Path, study: str) -> None:
     """The report's head, the study's page and two of its plans beside each other."""
-    with chromium(height=860) as page:
+    with chromium(height=830) as page:
         page.goto((runs / study / "report.html").resolve().as_uri())
         page.screenshot(path=DOCS / "report.png")
-    # what is served is called `runs`, as on the machine of whoever looks
-    with serving(runs) as told, chromium(height=860) as page:
+    with serving(runs) as told, chromium(height=830) as page:
         for name, address in (
             ("study", f"study?study={study}"),
             ("compare", f"compare?first_study={study}&second_study={study}"),

@@ -26,8 +26,8 @@ def environment() -> dict[str, str]:
 @contextlib.contextmanager
 def serving(runs: Path) -> Iterator[dict[str, str]]:
     """Addresses of a dashboard over these runs and of the servers beside it, which end with the context."""
-    command = [sys.executable, "-m", "autotune", "dashboard", "--runs", str(runs), "--no-open", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process:
+    command = [sys.executable, "-m", "autotune", "dashboard", "--runs", runs.name, "--no-open", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True, cwd=runs.parent) as process:
         assert process.stdout is not None
         try:
             yield json.loads(process.stdout.readline())

@@ -84,7 +84,8 @@ def run(runs: Path | None, port: int | None, *, browser: bool, json: bool) -> No
         raise ConfigError(f"the dashboard needs streamlit, which is not installed: {PIP}")
     if runs is not None and not runs.is_dir():
         raise ConfigError(f"--runs {runs}: no such directory; name the one that autotune tune writes to")
-    root, place = _app(), (runs or Path("runs")).resolve()
+    # as typed: pages name directories as whoever reads them would
+    root, place = _app(), runs or Path("runs")
     with Signals() as signals, tempfile.TemporaryDirectory(prefix="autotune-") as logs, answering() as out:
         servers: list[Server] = []
         try:
