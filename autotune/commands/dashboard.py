@@ -34,6 +34,10 @@ GRACE_SECONDS = 5.0
 PIP = "pip install 'autotune[dashboard]', in a checkout pip install -e '.[dashboard]'"
 
 
+class ServerError(AutotuneError):
+    """The dashboard's own server cannot start, or has ended."""
+
+
 @dataclass
 class Server:
     """One child with all that it starts."""
@@ -178,7 +182,7 @@ def _no_store(uri: str, runs: Path) -> str:
 
 
 def _wait(servers: Sequence[Server], signals: Signals) -> list[str]:
-    """Until each answers or cannot; lines about those that do not. AutotuneError where the dashboard itself is one."""
+    """Until each answers or cannot; lines about those that do not. ServerError where the dashboard itself is one."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not signals.received and time.monotonic() < deadline:
         for one in servers:
@@ -192,7 +196,7 @@ def _wait(servers: Sequence[Server], signals: Signals) -> list[str]:
     if signals.received:
         return []
     if servers[0].problem:
-        raise AutotuneError(f"the dashboard {servers[0].problem}")
+        raise ServerError(f"the dashboard {servers[0].problem}")
     notes = [f"{one.name}: {one.problem}" for one in servers if one.problem]
     for note in notes:
         say(note)
@@ -209,7 +213,7 @@ def _serve(servers: Sequence[Server], signals: Signals) -> None:
             if running and one.problem:
                 say(f"{one.name}: {one.problem}")
         if servers[0].problem:
-            raise AutotuneError(f"the dashboard {servers[0].problem}")
+            raise ServerError(f"the dashboard {servers[0].problem}")
 
 
 def _end(servers: Sequence[Server]) -> None:
@@ -265,7 +269,7 @@ def _port(name: str, asked: int | None) -> int:
                     ) from None
                 continue
             return int(tried.getsockname()[1])
-    raise AutotuneError(f"no free port on {HOST} for {name}")
+    raise ServerError(f"no free port on {HOST} for {name}")
 
 
 def _answers(url: str) -> bool:
