@@ -40,11 +40,8 @@ def shoot(runs: Path, study: str) -> None:
         page.goto((runs / study / "report.html").resolve().as_uri())
         page.screenshot(path=DOCS / "report.png")
     with serving(runs) as told, chromium(height=830) as page:
-        for name, address in (
-            ("study", f"study?study={study}"),
-            ("compare", f"compare?first_study={study}&second_study={study}"),
-            ("published", "published"),
-        ):
+        addresses = {"study": f"study?study={study}", "compare": f"compare?first_study={study}&second_study={study}"}
+        for name, address in addresses.items():
             settled(page, f"{told['dashboard']}/{address}")
             page.screenshot(path=DOCS / f"dashboard-{name}.png")
     for path in sorted(DOCS.glob("*.png")):
