@@ -11,12 +11,13 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",*$$/\1/p' pyproject.toml)
 
 .DELETE_ON_ERROR:
-.PHONY: help tune test lint unit slow venv clean
+.PHONY: help tune test lint unit slow screenshots venv clean
 
 help:
 	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget 512MiB']   tune a training step into its budget"
 	@echo "make test    lint, types and every test"
 	@echo "make lint    ruff and mypy alone"
+	@echo "make screenshots   the pictures in docs/, from a study run for them: some minutes, chromium"
 	@echo "make venv    the environment of the tests alone; make clean takes it away, runs/ stay"
 
 tune: .venv/zoo.stamp
@@ -43,6 +44,9 @@ slow: .venv/dev.stamp
 	@if command -v chromium >/dev/null; then marked="slow or browser"; else marked="slow"; echo "no chromium: no browser tests"; fi; \
 		echo "$(BIN)/pytest -n 2 -m '$$marked'"; $(BIN)/pytest -n 2 -m "$$marked" || [ $$? -eq 5 ]
 
+screenshots: .venv/dev.stamp
+	$(BIN)/python -m docs.screenshots
+
 venv: .venv/dev.stamp
 
 .venv/bin/python:
@@ -63,7 +67,7 @@ venv: .venv/dev.stamp
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml .venv/torch.stamp
-	$(PIP) -e ".[zoo,cpsat,dev]"
+	$(PIP) -e ".[zoo,cpsat,dashboard,dev]"
 	@touch $@ .venv/zoo.stamp
 
 clean:

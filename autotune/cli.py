@@ -298,6 +298,25 @@ def reproduce(
     run(names or [], every=all_, listed=list_, table=table, root=experiments, json=json)
 
 
+@app.command(short_help="Show runs, plans and nights in a browser.")
+def dashboard(
+    *,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="DIR", help="Directory of the records; runs/ by default.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="P", min=1, max=65535, help="Of the dashboard; 8501, or a free one.")
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serve the dashboard on this machine alone, MLflow's pages and optuna-dashboard beside it, until Ctrl-C."""
+    from autotune.commands.dashboard import run
+
+    run(runs, port, browser=not no_open, json=json)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every error becomes one line on standard error and an exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)

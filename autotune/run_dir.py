@@ -109,6 +109,21 @@ class Records:
         return Walk(self.graph, self.costs, self.best.plan)
 
 
+def at_work(run_dir: Path) -> int | None:
+    """The process of this machine that works in a run directory now; its lock is looked at, never taken."""
+    import psutil
+
+    lock, done = run_dir / "lock", run_dir / "study.json"
+    try:
+        process, began = int(lock.read_text()), lock.stat().st_mtime
+        # a night goes on to other studies, and a number is given to another process one day
+        ended = done.exists() and done.stat().st_mtime >= began
+        alive = not ended and psutil.Process(process).create_time() <= began
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process if alive else None
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 

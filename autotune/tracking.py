@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.config import Config
-from autotune.measurement import Measurement, Outcome
+from autotune.measurement import Device, Measurement, Outcome
 from autotune.progress import Event, Finished, Ready
 from autotune.records import to_json
 from autotune.trial import Trial, frame, load
@@ -37,9 +37,9 @@ ENVIRONMENT = {
 """What this process tells MLflow, where the user said nothing else."""
 
 
-def tracking_uri(config: Config) -> str:
-    """The user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(config.runs).resolve()}/mlflow.db"
+def tracking_uri(runs: Path) -> str:
+    """The user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs of a directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve()}/mlflow.db"
 
 
 def experiment_name(workload: str, device_key: str) -> str:
@@ -51,16 +51,16 @@ class Tracker:
     """Listens to a study and logs between its measurements. Nothing that MLflow does ends the study."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
-        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(config)
+        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(Path(config.runs))
         self.problem = ""
         """Why logging stopped, in one line; `finish` tries once more."""
-        self._device_key = ""
+        self._device: Device | None = None
         self._log: _Log | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case Ready(_, _, device):
-                self._device_key = device.key
+                self._device = device
             case Finished(_, _, _, False) if not self.problem:
                 with self._tolerant():
                     self._logged().catch_up(load(self.run_dir / "trials.jsonl"))
@@ -68,7 +68,7 @@ class Tracker:
     def finish(self, *, interrupted: int = 0) -> str:
         """Log what is missing and the artifacts; one line that says where it lies, or why it does not."""
         trials = load(self.run_dir / "trials.jsonl")
-        if not trials or not self._device_key:
+        if not trials or self._device is None:
             return ""
         self.problem = ""
         with self._tolerant():
@@ -96,18 +96,16 @@ class Tracker:
 
     def _logged(self) -> "_Log":
         if self._log is None:
-            self._log = _Log(self.config, self.run_dir, self.uri, self._device_key)
+            assert self._device is not None  # `Ready` comes before any trial
+            self._log = _Log(self.config, self.run_dir, self.uri, self._device)
         return self._log
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
-        os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
+        _settle_environment()
         try:
             yield
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except faults() as error:
             self._log = None
             self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
@@ -115,10 +113,10 @@ class Tracker:
 class _Log:
     """The parent run of one run directory, and which of its trials have a child."""
 
-    def __init__(self, config: Config, run_dir: Path, uri: str, device_key: str) -> None:
-        self.config, self.run_dir = config, run_dir
-        self.experiment = experiment_name(config.workload, device_key)
-        self.client = _connect(uri, Path(config.runs))
+    def __init__(self, config: Config, run_dir: Path, uri: str, device: Device) -> None:
+        self.config, self.run_dir, self.device = config, run_dir, device
+        self.experiment = experiment_name(config.workload, device.key)
+        self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""
         self._children: dict[int, str] = {}
@@ -224,10 +222,8 @@ class _Log:
     def _common_tags(self, trial: Trial) -> dict[str, str]:
         tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
         tags |= {f"version.{name}": version(name) for name in ("autotune", "optuna", "mlflow")}
-        device = trial.measurement.device if trial.measurement is not None else None
-        if device is not None:
-            tags |= {f"device.{key}": str(value) for key, value in to_json(device).items() if value != ""}
-            tags |= {"device.key": device.key, "version.torch": device.torch}
+        tags |= {f"device.{key}": str(value) for key, value in to_json(self.device).items() if value != ""}
+        tags |= {"device.key": self.device.key, "version.torch": self.device.torch}
         if sha := git_sha():
             tags["git.sha"] = sha
         return tags
@@ -326,8 +322,9 @@ def _study_params(config: Config) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if value is not None}
 
 
-def _connect(uri: str, runs: Path) -> "MlflowClient":
+def connect(uri: str, runs: Path) -> "MlflowClient":
     """A client of a store that is there; two processes that begin one SQLite file at once would both fail."""
+    _settle_environment()
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from mlflow import MlflowClient
@@ -340,3 +337,16 @@ def _connect(uri: str, runs: Path) -> "MlflowClient":
         fcntl.flock(file, fcntl.LOCK_EX)
         client.search_experiments(max_results=1)
     return client
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """What is raised where MLflow's store does not answer."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, OSError
+
+
+def _settle_environment() -> None:
+    """Before MLflow is imported."""
+    os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})

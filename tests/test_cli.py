@@ -199,7 +199,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 COMMANDS = [
-    "doctor", "device probe", "device diff", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "reproduce",
+    "doctor", "device probe", "device diff", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "reproduce", "dashboard",
     "show",
 ]  # fmt: skip
 

@@ -113,6 +113,7 @@ def test_tags_say_outcome_kind_graph_versions_and_device(logged):
     assert tags["autotune.outcome"] == "ok"
     assert tags["graph.digest"] == logged.result.baseline.graph_digest
     assert tags["device.key"] == DEVICE.key
+    assert logged.parent.data.tags["device.silicon"] == DEVICE.silicon
     assert {"version.torch", "version.optuna", "version.mlflow", "version.autotune"} <= set(tags)
     assert logged.children[logged.result.best.number].data.tags["autotune.best"] == "true"
     assert sum(run.data.tags["autotune.best"] == "true" for run in logged.children.values()) == 1
@@ -192,11 +193,10 @@ def test_without_a_server_the_study_goes_on_and_says_so_once_at_the_end(tmp_path
 
 
 def test_the_users_server_comes_before_our_file(tmp_path, monkeypatch):
-    config = configured(tmp_path, runs=str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(config) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
-    assert tracking_uri(config) == "http://tracker:5000"
+    assert tracking_uri(tmp_path) == "http://tracker:5000"
 
 
 def test_failures_are_notable_and_what_was_not_run_is_not():

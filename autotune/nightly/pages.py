@@ -39,7 +39,7 @@ def document(results: Results) -> dict[str, Any]:
 
 def table(results: Results) -> list[tuple[str, ...]]:
     """Header and rows, the worst first; entries that are not done last."""
-    rows = [_row(night) for night in results.by_severity]
+    rows = [row(night) for night in results.by_severity]
     return [COLUMNS, *rows, *((key, "not done", "-", "-", "-", "-", "") for key in results.left)]
 
 
@@ -79,7 +79,8 @@ def junit(results: Results) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _row(night: Night) -> tuple[str, ...]:
+def row(night: Night) -> tuple[str, ...]:
+    """Words under `COLUMNS`."""
     return (
         night.entry,
         night.verdict.value,

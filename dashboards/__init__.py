@@ -1,0 +1,1 @@
+"""The Streamlit app over MLflow and the run directories; `autotune dashboard` starts it."""

@@ -1,0 +1,71 @@
+"""A small `runs/` without a device: studies, nights, and directories that a crash left behind."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from autotune import planfile
+from autotune.config import Config
+from autotune.handback import write_json, write_plan
+from autotune.judge import Rules
+from autotune.nightly.record import Home, Night, Verdict, identity
+from autotune.regress import Cause, Change
+from autotune.run_dir import Records
+from tests.nightly.fakes import CHAMPION, plan_file
+from tests.test_report import DEVICE, FLOOR, full_run
+
+
+def study(root: Path, name: str) -> Path:
+    """A run that ended: a plan that won, one of every failure."""
+    root.mkdir(parents=True, exist_ok=True)
+    run_dir = full_run(root / name)
+    records = Records.load(run_dir)
+    assert records.best is not None
+    rules = Rules(records.budget_step_bytes or 0, FLOOR, 0.0, 0.0)
+    config = Config(workload="chain", arguments={"layers": 12}, plans=str(root / "plans"))
+    write_plan(config, run_dir, DEVICE, rules, records.best)
+    write_json(run_dir / "study.json", {"best": records.best.number, "interrupted": 0})
+    return run_dir
+
+
+def begin(run_dir: Path) -> None:
+    """Let it look as if this process worked there now."""
+    (run_dir / "lock").write_text(str(os.getpid()))
+    (run_dir / "study.json").unlink(missing_ok=True)
+
+
+def nights(root: Path, entry: str = "chain") -> Path:
+    """Four good nights and a regression of a champion."""
+    directory = root / "nightly" / entry
+    directory.mkdir(parents=True)
+    file = plan_file(CHAMPION)
+    planfile.write(directory / "champion.json", file)
+    home, name = Home(directory), identity(file)
+    good = Night("n", entry, Verdict.SAME, champion=name, turns=(0.95, 0.96, 0.97), charged_bytes=800_000)
+    for number in range(4):
+        home.record(replace(good, night=f"n{number}", started=1e9 + 86400.0 * number))
+    home.record(
+        replace(
+            good, night="n4", started=1e9 + 86400.0 * 4, verdict=Verdict.REGRESSION, turns=(1.1, 1.2, 1.3),
+            detail="time +25.0 % beside its record (torch 2.12 -> 2.13)", causes=(Cause.ENVIRONMENT,),
+            change=Change(1.25, 1.2, 1.3),
+        )
+    )  # fmt: skip
+    return directory
+
+
+def broken(root: Path) -> dict[str, str]:
+    """Directories that cannot be read, and a word that is said of each."""
+    for name in ("cut", "wild", "other", "begun"):
+        (root / name).mkdir(parents=True)
+        (root / name / "config.yaml").write_text("workload: chain\nbudget: 65%\n")
+    (root / "cut" / "trials.jsonl").write_text('{"number": 0, "kind": \n{"number": 1}\n')
+    (root / "wild" / "config.yaml").write_text("workload: [chain\n  budget: {")
+    (root / "other" / "plan.json").write_text(json.dumps({"schema": 99}))
+    (root / "begun" / "config.yaml").unlink()
+    (root / "begun" / "lock").write_text("999999999")
+    entry = root / "nightly" / "torn"
+    entry.mkdir(parents=True)
+    (entry / "history.jsonl").write_text("not a night\n")
+    return {"cut": "not JSON", "wild": "expected", "other": "schema", "begun": "no run is recorded", "torn": "not JSON"}

@@ -1,0 +1,175 @@
+"""Every page, run by Streamlit without a browser."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from autotune.claims import Claim, Figure, write
+from dashboards.page import plain
+from tests.dashboards import made
+
+ROOT = Path(__file__).parents[2] / "dashboards"
+PAGES = sorted(path.stem for path in (ROOT / "pages").glob("*.py"))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the pages are told to show."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    root, experiments = tmp_path / "runs", tmp_path / "experiments"
+    experiments.mkdir()
+    mlflow = ["--mlflow", "http://127.0.0.1:9"]
+    monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(root), "--experiments", str(experiments), *mlflow])
+    return root
+
+
+def page(name: str, **query: str) -> AppTest:
+    test = AppTest.from_file(str(ROOT / "pages" / f"{name}.py"), default_timeout=60)
+    for key, value in query.items():
+        test.query_params[key] = value
+    test.run()
+    assert not test.exception, test.exception[0].message
+    return test
+
+
+def charts(test: AppTest) -> int:
+    return len(test.get("vega_lite_chart"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_with_nothing_to_show_a_page_says_what_to_run(name: str, runs: Path) -> None:
+    test = page(name)
+    assert len(test.info) == 1
+    assert test.code[0].value.startswith("autotune ")
+    assert not test.dataframe
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_directories_that_a_crash_left_behind_crash_no_page(name: str, runs: Path) -> None:
+    made.broken(runs)
+    page(name)
+
+
+@pytest.mark.parametrize("name", ["cut", "wild", "other", "begun"])
+def test_a_run_that_cannot_be_read_is_named_with_the_reason(name: str, runs: Path) -> None:
+    said = made.broken(runs)
+    made.study(runs, "good")
+    assert not page("study").warning
+    (warning,) = page("study", study=name).warning
+    assert warning.value.startswith(f"{name} cannot be shown")
+    assert said[name] in warning.value
+
+
+def test_models_and_devices_have_the_champion_of_nights_and_studies(runs: Path) -> None:
+    made.study(runs, "first")
+    made.nights(runs)
+    grid, every = (found.value for found in page("models").dataframe)
+    assert list(grid["model"]) == ["chain()", "chain(layers=12)"]
+    assert set(grid.columns) == {"model", "Fake 9000", "Test <Silicon>"}
+    assert set(every["from"]) == {"night chain", "first"}
+
+
+def test_a_champion_that_cannot_be_read_is_named_beside_the_others(runs: Path) -> None:
+    made.study(runs, "first")
+    made.broken(runs)
+    test = page("models")
+    assert [warning.value.split(" ")[0] for warning in test.warning] == ["other"]
+    assert list(test.dataframe[0].value["model"]) == ["chain(layers=12)"]
+
+
+def test_a_study_shows_headline_frontier_table_and_why_trials_failed(runs: Path) -> None:
+    made.study(runs, "first")
+    test = page("study")
+    assert test.markdown[0].value == "**ended after 10 trials**"
+    assert test.subheader[0].value.endswith("for 1 % more time")
+    assert charts(test) == 1
+    table = test.dataframe[0].value
+    assert list(table["plan"]) == [str(number) for number in reversed(range(10))]
+    assert list(table["verdict"]).count("BEST") == 1
+    assert any("crashed" in found.label for found in test.expander)
+
+
+def test_the_study_that_runs_is_shown_first_and_grows_as_it_goes_on(runs: Path) -> None:
+    running = made.study(runs, "running")
+    lines = (running / "trials.jsonl").read_text().splitlines(keepends=True)
+    (running / "trials.jsonl").write_text("".join(lines[:2]))
+    made.begin(running)
+    made.study(runs, "ended")
+    test = page("study")
+    assert test.selectbox[0].value == "running"
+    assert "running as process" in test.markdown[0].value
+    assert len(test.dataframe[0].value) == 2
+    (running / "trials.jsonl").write_text("".join(lines) + '{"number": 10, "ki')
+    test.run()
+    assert len(test.dataframe[0].value) == 10
+
+
+def test_a_study_that_has_only_begun_is_not_called_broken(runs: Path) -> None:
+    run_dir = runs / "new"
+    run_dir.mkdir(parents=True)
+    made.begin(run_dir)
+    test = page("study")
+    assert not test.warning
+    assert "0 trials" in test.markdown[0].value
+
+
+def test_two_plans_stand_on_one_axis_with_figures_decisions_and_layers(runs: Path) -> None:
+    made.study(runs, "first")
+    test = page("compare")
+    assert charts(test) == 1
+    figures, decisions, layers = (found.value for found in test.dataframe)
+    assert "peak of the step, measured" in set(figures[""])
+    assert "recompute" in set(decisions[""])
+    assert {"layer", "difference MiB"} <= set(layers.columns)
+    assert not test.warning
+
+
+def test_a_plan_of_a_run_that_cannot_be_read_is_named(runs: Path) -> None:
+    made.study(runs, "first")
+    made.broken(runs)
+    test = page("compare", first_study="cut")
+    assert "not JSON" in test.warning[0].value
+    assert not test.dataframe
+
+
+def test_nights_show_the_regression_its_cause_and_every_night(runs: Path) -> None:
+    made.nights(runs)
+    test = page("nightly")
+    (red,) = test.error
+    assert "cause: **environment**" in red.value
+    assert charts(test) == 1
+    assert len(test.dataframe[1].value) == 5
+
+
+def test_words_of_a_record_are_shown_as_they_are_and_not_as_markdown() -> None:
+    assert plain("a_b* [c](d) -> $e$") == r"a\_b\* \[c\](d) -\> \$e\$"
+
+
+def test_an_entry_whose_history_is_torn_is_named_and_the_others_stay(runs: Path) -> None:
+    made.nights(runs)
+    made.broken(runs)
+    test = page("nightly")
+    assert test.warning[0].value.startswith("nightly/torn cannot be shown")
+    assert test.error
+
+
+def test_claims_are_counted_drawn_and_told(runs: Path) -> None:
+    folder = runs.parent / "experiments" / "net"
+    write(folder, [Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(10.0))])
+    (folder.parent / "bad" / "results").mkdir(parents=True)
+    (folder.parent / "bad" / "results" / "result.json").write_text("[")
+    test = page("published")
+    assert next((metric.label, metric.value) for metric in test.metric) == ("reproduced", "1")
+    assert charts(test) == 1
+    assert "no list of claims" in test.warning[0].value
+    assert list(test.dataframe[0].value["claim"]) == ["a net: peak"]
+
+
+def test_the_app_has_its_pages_and_says_which_servers_do_not_run(runs: Path) -> None:
+    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    assert not test.exception
+    said = [caption.value for caption in test.sidebar.caption]
+    assert said[:2] == ["MLflow is not running", "optuna-dashboard is not running"]
+    assert test.title[0].value == "Models and devices"
