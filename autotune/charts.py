@@ -110,7 +110,7 @@ def memory(panels: Sequence[Panel], colours: Mapping[str, str], budget_bytes: fl
     """
     highest = max((sum(column) for panel in panels for column in zip(*panel.roles.values(), strict=True)), default=0)
     thin = [_thinned(panel, FINE * highest) for panel in panels]
-    with _figure(0.9 + 1.9 * len(panels), "Memory through one step, stacked by role", len(panels)) as (all_axes, svg):
+    with _figure(0.9 + 2.1 * len(panels), "Memory through one step, stacked by role", len(panels)) as (all_axes, svg):
         for panel, axes in zip(thin, all_axes, strict=True):
             filled = {role: nbytes for role, nbytes in panel.roles.items() if any(nbytes)}
             axes.stackplot(

@@ -36,8 +36,9 @@ ROLE_COLOURS = dict(
 
 DRIVE_BYTES = 600 * 10**12
 """Written over its life, that drives of 1 TB are commonly rated for."""
-TRIALS, MODULES, NOTES = 500, 15, 30
-"""Rows of trials, modules of a table, and notes of what failed, at most: the page is to stay small."""
+TRIALS, MODULES, DECISIONS, NOTES = 500, 15, 8, 30
+"""Rows of trials, modules of the peak, modules of one kind of decision, and notes of what failed, at most: the page is to stay
+small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,23 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
+def write_pictures(run_dir: Path, directory: Path) -> list[Path]:
+    """Write the report's pictures, each as an SVG file that stands alone; gives their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, svg in pictures(Records.load(run_dir)).items():
+        if svg:
+            path = directory / f"{name}.svg"
+            path.write_text(svg, encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def pictures(records: Records) -> dict[str, str]:
+    """`frontier`, `memory` and `lanes` as SVG; empty what the records do not tell."""
+    return {"frontier": _frontier(records), "memory": _memory(records), "lanes": _lanes(records)}
+
+
 def render(records: Records) -> str:
     """The page of a run."""
     import jinja2
@@ -81,7 +99,7 @@ def render(records: Records) -> str:
     shown = _shown(records)
     return page.render(
         name=records.name, headline=headline, story=story, facts=_facts(records),
-        frontier=_frontier(records), memory=_memory(records), lanes=_lanes(records),
+        **pictures(records),
         chosen=records.chosen is not None, modules=_modules(records), decisions=_decisions(records),
         errors=_errors(records), accuracy=_accuracy(records), certificate=_certificate(records),
         columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(shown, records.best), why=_why,
@@ -238,7 +256,7 @@ def _modules(records: Records) -> list[Bar]:
 
 
 def _decisions(records: Records) -> list[Bar]:
-    """(what was decided, module, saved MiB, cost in ms, MiB through the store): each kind, then its modules."""
+    """(kind of decision, module, MiB saved, cost in ms, MiB through the store): each kind as a whole, then its modules."""
     if records.chosen is None:
         return []
     made = decisions(records.chosen)
@@ -246,23 +264,19 @@ def _decisions(records: Records) -> list[Bar]:
     found = []
     for kind in dict.fromkeys(one.kind for one in made):
         whole, *parts = (one for one in made if one.kind == kind)
-        found.append(_decision(whole, f"all {len(parts)} modules" if len(parts) > 1 else "", most))
-        found += [_decision(one, one.layer, most) for one in parts[:MODULES]]
-        if rest := parts[MODULES:]:
-            cells = (kind, f"{len(rest)} more, at most", *_cost_cells(rest))
-            found.append(Bar(cells, 100 * max(one.saved_bytes for one in rest) / most))
+        told = [one for one in parts if one.saved_bytes or one.seconds][:DECISIONS] if len(parts) > 1 else []
+        where = f"{len(parts)} modules" if len(parts) > 1 else parts[0].layer
+        found.append(Bar((kind, where, *_price(whole)), 100 * whole.saved_bytes / most, total=True))
+        found += [Bar(("", one.layer, *_price(one)), 100 * one.saved_bytes / most) for one in told]
     return found
 
 
-def _decision(made: Decision, where: str, most: int) -> Bar:
-    return Bar((made.kind, where, *_cost_cells([made])), 100 * made.saved_bytes / most, total=not made.layer)
-
-
-def _cost_cells(made: Sequence[Decision]) -> tuple[str, str, str]:
-    """Of several: the most that one of them saves, and what they cost together."""
-    seconds, moved = sum(one.seconds for one in made), sum(one.moved_bytes for one in made)
-    saved = max(one.saved_bytes for one in made)
-    return table.mib(saved), f"{1e3 * seconds:.1f}" if seconds else "-", table.mib(moved) if moved else "-"
+def _price(made: Decision) -> tuple[str, str, str]:
+    return (
+        table.mib(made.saved_bytes),
+        f"{1e3 * made.seconds:.1f}" if made.seconds else "-",
+        table.mib(made.moved_bytes) if made.moved_bytes else "-",
+    )
 
 
 def _shown(records: Records) -> Sequence[Trial]:

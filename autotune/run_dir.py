@@ -109,6 +109,11 @@ class Records:
         return Walk(self.graph, self.costs, self.best.plan)
 
 
+def runs_of(run_dir: Path) -> str:
+    """The directory of runs that a run lies in now: its config names the one in which it was begun."""
+    return str(run_dir.parent)
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
