@@ -111,7 +111,7 @@ class Records:
 
 def runs_of(run_dir: Path) -> str:
     """The directory of runs that a run lies in now: its config names the one in which it was begun."""
-    return str(run_dir.parent)
+    return str(run_dir.parent if run_dir.name else run_dir.resolve().parent)
 
 
 def _text(path: Path) -> str:

@@ -3,14 +3,18 @@
 from pathlib import Path
 
 from autotune.commands.session import answering, latest_run, print_json, say
+from autotune.config import load_config
 from autotune.errors import StoreError
 from autotune.report import write_pictures, write_report
+from autotune.run_dir import runs_of
+from autotune.tracking import Tracker, interrupted, rehome
 
 
 def run(where: Path | None, *, pictures: Path | None, log: bool, json: bool) -> None:
     """Write it and print its path; StoreError where it was to be logged and MLflow does not answer."""
     run_dir = where or latest_run(Path("runs"))
     path = write_report(run_dir)
+    rehome(Path(runs_of(run_dir)))
     drawn = [] if pictures is None else write_pictures(run_dir, pictures)
     with answering() as out:
         if log:
@@ -22,10 +26,6 @@ def run(where: Path | None, *, pictures: Path | None, log: bool, json: bool) -> 
 
 
 def _log(run_dir: Path) -> None:
-    from autotune.config import load_config
-    from autotune.run_dir import runs_of
-    from autotune.tracking import Tracker, interrupted
-
     tracker = Tracker(load_config(str(run_dir / "config.yaml"), overrides={"runs": runs_of(run_dir)}), run_dir)
     logged = tracker.finish(interrupted=interrupted(run_dir))
     if tracker.problem:
