@@ -58,7 +58,7 @@ def answer(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
-        assert ended.value.code == 0, capfd.readouterr().err
+        assert not ended.value.code, capfd.readouterr().err
         return capfd.readouterr().out
 
     return run
