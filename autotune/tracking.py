@@ -141,7 +141,8 @@ class Tracker:
                 f"{self.uri.partition(':')[0]} needs {error.name}: pip install 'autotune[postgres]' brings psycopg"
             )
         except (MlflowException, SQLAlchemyError, OSError) as error:
-            self._fail((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._fail(_public(said.partition(" with exception ")[0][:300]))
 
     def _fail(self, problem: str) -> None:
         self._log = None

@@ -60,8 +60,16 @@ class Logged:
             progress=tracker, write_report=report,
         )  # fmt: skip
 
+    def family(self, name: str) -> list[Run]:
+        """The run of that name, and its children."""
+        found = self.client.search_runs([self.experiment.experiment_id])
+        (parent,) = (run for run in found if run.info.run_name == f"{name} 65%")
+        return [
+            run for run in found if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))
+        ]
+
     def runs(self) -> list[Run]:
-        return list(self.client.search_runs([self.experiment.experiment_id]))
+        return self.family("first")
 
     @property
     def parent(self) -> Run:
@@ -211,10 +219,10 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", "moved/kept/first"])
-    assert ended.value.code == 0
+    assert not ended.value.code
     client = MlflowClient(tracking_uri=f"sqlite:///{runs}/mlflow.db")
     found = client.search_runs([logged.experiment.experiment_id])
-    assert len(found) == len(logged.runs())
+    assert {run.info.run_id for run in logged.runs()} <= {run.info.run_id for run in found}
     assert all(run.info.artifact_uri == f"{runs.as_uri()}/mlruns/{run.info.run_id}/artifacts" for run in found)
     parent = logged.parent.info.run_id
     assert Path(client.download_artifacts(parent, "trials.csv", str(tmp_path))).read_text() == "the moved one"
@@ -308,14 +316,13 @@ def test_what_a_server_missed_is_delivered_when_it_is_back(logged, tmp_path, mon
             monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.tracker.uri)
             with pytest.raises(SystemExit) as ended:
                 cli.main(["report", str(tmp_path / name), "--log"])
-            assert ended.value.code == 0
+            assert not ended.value.code
         else:
             tracker.uri = logged.tracker.uri  # as if it had come back before the end
             tracker.finish()
-        (parent,) = (run for run in logged.runs() if run.info.run_name.startswith(f"{name} "))
-        mine = [run for run in logged.runs() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-        assert len(mine) == len(notable(result.trials))
-        assert parent.info.status == "FINISHED"
+        family = logged.family(name)
+        assert len(family) == 1 + len(notable(result.trials))
+        assert {run.info.status for run in family} == {"FINISHED"}
 
 
 def test_a_database_that_is_gone_costs_seconds_and_its_password_is_not_told(tmp_path, monkeypatch):
@@ -418,7 +425,7 @@ def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_deliv
     assert message.startswith(f"not logged to {uri}: ")
     with mlflow_server(store, artifacts, port), pytest.raises(SystemExit) as ended:
         cli.main(["report", str(tmp_path / "second"), "--log"])
-    assert ended.value.code == 0
+    assert not ended.value.code
     client = MlflowClient(store)
     found = client.search_runs([client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key)).experiment_id])
     (parent,) = (run for run in found if run.info.run_name == "second 65%")
