@@ -110,8 +110,9 @@ class Records:
 
 
 def runs_of(run_dir: Path) -> str:
-    """The directory of runs that a run lies in now: its config names the one in which it was begun."""
-    return str(run_dir.parent if run_dir.name else run_dir.resolve().parent)
+    """The `runs` that a run lies in now, which its config may name where it lay before; a night's lie deeper than others."""
+    above = list((run_dir if run_dir.name else run_dir.resolve()).parents)
+    return str(next((place for place in above if (place / "mlflow.lock").exists()), above[0]))
 
 
 def _text(path: Path) -> str:

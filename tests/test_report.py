@@ -19,7 +19,7 @@ from autotune.measurement import Device, Lanes, Measurement, Outcome
 from autotune.plan import Plan, Swap, check, events
 from autotune.records import to_json
 from autotune.report import render, write_report
-from autotune.run_dir import Records
+from autotune.run_dir import Records, runs_of
 from autotune.schedule import Run, away, layer_runs, lower
 from autotune.simulate import simulate
 from autotune.trial import Trial, append
@@ -258,6 +258,20 @@ def test_the_page_opens_from_disk_and_no_screen_is_too_narrow(tmp_path: Path) ->
         browser = ["chromium", "--headless", "--no-sandbox", f"--window-size={width},900", "--dump-dom", page.as_uri()]
         seen = subprocess.run(browser, capture_output=True, text=True, timeout=60, check=True)
         assert "<title>fits</title>" in seen.stdout
+
+
+def test_a_run_belongs_to_the_nearest_directory_that_logs_and_else_to_the_one_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = tmp_path / "runs" / "nightly" / "entry" / "one"
+    night.mkdir(parents=True)
+    assert runs_of(night) == str(night.parent)
+    (tmp_path / "runs" / "mlflow.lock").touch()
+    assert runs_of(night) == runs_of(tmp_path / "runs" / "first") == str(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert runs_of(Path("runs/first")) == "runs"
+    monkeypatch.chdir(night)
+    assert runs_of(Path()) == str(tmp_path / "runs")
 
 
 def test_a_run_without_trials_says_so(tmp_path: Path) -> None:
