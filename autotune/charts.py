@@ -77,7 +77,7 @@ def frontier(dots: Sequence[Dot], *, budget_bytes: float | None, cost: str) -> s
         if budget_bytes is not None:
             _budget_line(axes.axvline, budget_bytes)
         fits = sorted((dot.nbytes, dot.cost) for dot in dots if dot.kind in ("ok", "best", "baseline", "over"))
-        if stairs := list(_unbeaten(fits)):
+        if stairs := list(unbeaten(fits)):
             axes.step(
                 [nbytes / MIB for nbytes, _ in stairs],
                 [c for _, c in stairs],
@@ -233,7 +233,7 @@ def _joined(bars: Iterable[tuple[float, float, str]], gap: float) -> dict[str, l
     return found
 
 
-def _unbeaten(points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+def unbeaten(points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
     """Of points sorted by bytes those that are cheaper than all smaller ones."""
     lowest = float("inf")
     for nbytes, cost in points:

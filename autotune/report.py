@@ -164,9 +164,10 @@ def _facts(records: Records) -> list[tuple[str, str]]:
     ]
 
 
-def _frontier(records: Records) -> str:
+def dots(records: Records) -> list[charts.Dot]:
+    """Every trial that has bytes and a time, measured or predicted; times as `cost_label` says."""
     traced = records.traced
-    dots = []
+    found = []
     for trial in records.trials:
         seen = trial.measurement
         if seen is None or trial.kind == "repeat":
@@ -190,11 +191,20 @@ def _frontier(records: Records) -> str:
                 kind = "ok" if measured else "predicted"
             case _:
                 kind = "failed"
-        dots.append(charts.Dot(trial.number, nbytes, cost, kind))
-    if not dots:
+        found.append(charts.Dot(trial.number, nbytes, cost, kind))
+    return found
+
+
+def cost_label(records: Records) -> str:
+    """What the costs of its dots are."""
+    return "step time / plain eager's" if records.has_ratios else "step time, ms"
+
+
+def _frontier(records: Records) -> str:
+    found = dots(records)
+    if not found:
         return ""
-    label = "step time / plain eager's" if records.has_ratios else "step time, ms"
-    return charts.frontier(dots, budget_bytes=records.budget_step_bytes, cost=label)
+    return charts.frontier(found, budget_bytes=records.budget_step_bytes, cost=cost_label(records))
 
 
 def _memory(records: Records) -> str:

@@ -42,9 +42,9 @@ ENVIRONMENT = {
 """What this process tells MLflow, where the user said nothing else."""
 
 
-def tracking_uri(config: Config) -> str:
-    """The config's, else the user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs."""
-    return config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_uri(config)
+def tracking_uri(runs: Path, given: str | None = None) -> str:
+    """The one that was given, else the user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs of a directory."""
+    return given or os.environ.get("MLFLOW_TRACKING_URI") or _own_uri(runs)
 
 
 def rehome(runs: Path) -> None:
@@ -76,7 +76,8 @@ class Tracker:
     """Listens to a study and logs between its measurements. Nothing that MLflow does ends the study."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
-        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(config)
+        self.config, self.run_dir = config, run_dir
+        self.uri = tracking_uri(Path(config.runs), config.tracking_uri)
         self.problem = ""
         """Why logging stopped, in one line; `finish` tries once more."""
         self._log: _Log | None = None
@@ -130,23 +131,13 @@ class Tracker:
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
-        os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
+        _settle_environment()
         try:
             yield
-        except ModuleNotFoundError as error:
-            self._fail(
-                f"{self.uri.partition(':')[0]} needs {error.name}: pip install 'autotune[postgres]' brings psycopg"
-            )
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except faults() as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._fail(_public(said.partition(" with exception ")[0][:300]))
-
-    def _fail(self, problem: str) -> None:
-        self._log = None
-        self.problem = problem
+            self._log = None
+            self.problem = _public(said.partition(" with exception ")[0][:300])
 
 
 class _Log:
@@ -156,7 +147,7 @@ class _Log:
         self.config, self.run_dir = config, run_dir
         device = from_json(Device, json.loads((run_dir / "device.json").read_text()), where=f"{run_dir}/device.json")
         self.experiment = experiment_name(config.workload, device.key)
-        self.client = _connect(uri, config)
+        self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""
         self._children: dict[int, str] = {}
@@ -377,33 +368,51 @@ def _study_params(config: Config) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if value is not None}
 
 
-def _own_uri(config: Config) -> str:
-    return f"sqlite:///{Path(config.runs).resolve()}/mlflow.db"
-
-
-def _public(uri: str) -> str:
-    """Without the password that it may hold."""
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", uri)
-
-
-def _connect(uri: str, config: Config) -> "MlflowClient":
-    """A client of a store that is there; two processes that begin one SQLite file at once would both fail."""
+def connect(uri: str, runs: Path) -> "MlflowClient":
+    """A client of a store that is there, one of `faults` else; two processes that begin one SQLite file at once would both
+    fail.
+    """
+    _settle_environment()
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _knock(uri)
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    try:
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except ModuleNotFoundError as error:
+        raise OSError(f"{error}; pip install 'autotune[postgres]' brings PostgreSQL's") from None
     if not uri.startswith("sqlite:"):
         return client
-    runs = Path(config.runs)
     runs.mkdir(parents=True, exist_ok=True)
     with (runs / "mlflow.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         client.search_experiments(max_results=1)
-        if uri == _own_uri(config):
+        if uri == _own_uri(runs):
             rehome(runs)
     return client
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """What is raised where MLflow's store does not answer."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, OSError
+
+
+def _settle_environment() -> None:
+    """Before MLflow is imported."""
+    os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
+
+
+def _own_uri(runs: Path) -> str:
+    return f"sqlite:///{runs.resolve()}/mlflow.db"
+
+
+def _public(uri: str) -> str:
+    """Without the password that it may hold."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", uri)
 
 
 def _knock(uri: str) -> None:

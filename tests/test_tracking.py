@@ -26,7 +26,7 @@ from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.report import write_report
 from autotune.study import Result, tune
-from autotune.tracking import ENVIRONMENT, Tracker, experiment_name, notable, rehome, tracking_uri
+from autotune.tracking import ENVIRONMENT, Tracker, connect, experiment_name, notable, rehome, tracking_uri
 from autotune.trial import Trial
 from tests.fake_runner import DEVICE, FakeRunner
 from tests.test_study import configured
@@ -335,22 +335,30 @@ def test_a_database_that_is_gone_costs_seconds_and_its_password_is_not_told(tmp_
     assert "refused" in message
 
 
-def test_a_driver_that_is_missing_is_named_with_its_cure(tmp_path, monkeypatch):
+def test_an_address_that_cannot_be_opened_ends_no_study(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql+nosuchdriver://127.0.0.1/runs")
     config = configured(tmp_path, trials=3)
     tracker = Tracker(config, tmp_path / "run")
     assert tune(config, FakeRunner(), tmp_path / "run", progress=tracker).best is not None
-    assert "not logged to mysql+nosuchdriver://127.0.0.1/runs: " in tracker.finish()
+    assert tracker.finish().startswith("not logged to mysql+nosuchdriver://127.0.0.1/runs: ")
+
+
+def test_postgresql_without_its_driver_is_told_what_brings_it(tmp_path, monkeypatch):
+    def missing(**_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'psycopg'")
+
+    monkeypatch.setattr("mlflow.MlflowClient", missing)
+    with pytest.raises(OSError, match=r"No module named 'psycopg'; pip install 'autotune\[postgres\]'"):
+        connect("postgresql+psycopg:///runs", tmp_path)
 
 
 def test_the_configs_address_comes_before_the_users_and_that_before_our_file(tmp_path, monkeypatch):
-    config = configured(tmp_path, runs=str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(config) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
-    assert tracking_uri(config) == "http://tracker:5000"
-    other = configured(tmp_path, tracking_uri="postgresql://me@server/runs")
-    assert tracking_uri(other) == "postgresql://me@server/runs"
+    assert tracking_uri(tmp_path) == "http://tracker:5000"
+    config = configured(tmp_path, tracking_uri="postgresql://me@server/runs")
+    assert Tracker(config, tmp_path / "run").uri == "postgresql://me@server/runs"
 
 
 def test_an_address_with_a_password_is_refused_where_it_would_be_logged(tmp_path):
