@@ -6,11 +6,13 @@ import random
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotune import cli
 from autotune.costs import Costs, StoreCost
 from autotune.decisions import decisions
 from autotune.errors import ConfigError
@@ -258,6 +260,18 @@ def test_the_page_opens_from_disk_and_no_screen_is_too_narrow(tmp_path: Path) ->
         browser = ["chromium", "--headless", "--no-sandbox", f"--window-size={width},900", "--dump-dom", page.as_uri()]
         seen = subprocess.run(browser, capture_output=True, text=True, timeout=60, check=True)
         assert "<title>fits</title>" in seen.stdout
+
+
+def test_pictures_stand_alone_and_are_the_pages_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, out = full_run(tmp_path / "run"), tmp_path / "docs"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(run), "--pictures", str(out)])
+    assert not ended.value.code
+    drawn = [out / name for name in ("frontier.svg", "memory.svg", "lanes.svg")]
+    assert capfd.readouterr().out.split() == [str(run / "report.html"), *map(str, drawn)]
+    for picture in drawn:
+        assert ET.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert picture.read_text() in (run / "report.html").read_text()
 
 
 def test_a_run_belongs_to_the_nearest_directory_that_logs_and_else_to_the_one_around_it(
