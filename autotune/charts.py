@@ -190,16 +190,32 @@ def _inline(markup: str, label: str) -> str:
 
 
 def _rounded(path: str) -> str:
-    """Its numbers with two decimals at most; a letter that repeats the one before it goes without saying."""
-    words: list[str] = []
-    last = ""
-    for word in path.split():
-        if not word.isalpha():
-            words.append(f"{float(word):.2f}".rstrip("0").rstrip("."))
-        elif word != "L" or last != "L":
-            words.append(word)
-        last = word if word.isalpha() else last
-    return " ".join(words)
+    """A path of lines alone, with a decimal at most and no coordinate that stays as it is; others with two decimals."""
+    words = path.split()
+    if not set(words[::3]) <= {"M", "L", "z"} or len(words) < 20:
+        return " ".join(word if word.isalpha() else _short(word, 2) for word in words)
+    made: list[str] = []
+    at = ("", "")
+    rest = iter(words)
+    for command in rest:
+        if command == "z":
+            made.append(command)
+            continue
+        to = _short(next(rest), 1), _short(next(rest), 1)
+        if command == "M":
+            made.append(f"M{to[0]} {to[1]}")
+        elif to[0] == at[0] and to[1] != at[1]:
+            made.append(f"V{to[1]}")
+        elif to[1] == at[1] and to[0] != at[0]:
+            made.append(f"H{to[0]}")
+        elif to != at:
+            made.append(f"L{to[0]} {to[1]}")
+        at = to
+    return "".join(made)
+
+
+def _short(number: str, decimals: int) -> str:
+    return f"{float(number):.{decimals}f}".rstrip("0").rstrip(".")
 
 
 def _thinned(panel: Panel, nbytes: float) -> Panel:

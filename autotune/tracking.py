@@ -373,11 +373,11 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
     fail.
     """
     _settle_environment()
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     _knock(uri)
     from mlflow import MlflowClient
 
+    for name in ("mlflow", "alembic"):  # which set their levels when they are imported
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     except ModuleNotFoundError as error:

@@ -17,11 +17,15 @@ def panel(title: str, *totals: float) -> Panel:
 def shapes(svg: str, colour: str) -> list[list[tuple[float, float]]]:
     """Corners of every area of a colour, in the picture's points: y grows downwards."""
     paths = re.findall(r'<path d="([^"]*)"[^>]*?(?:fill: (#\w+))', svg, re.IGNORECASE)
-    found = []
-    for path, fill in paths:
-        if fill.lower() == colour:
-            numbers = [float(word) for word in path.split() if not word.isalpha()]
-            found.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
+    return [corners(path) for path, fill in paths if fill.lower() == colour]
+
+
+def corners(path: str) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for command, numbers in re.findall(r"([MLHV])([-\d. ]+)", path):
+        x, y = found[-1] if found else (0.0, 0.0)
+        given = [float(number) for number in numbers.split()]
+        found.append((given[0], y) if command == "H" else (x, given[0]) if command == "V" else (given[0], given[1]))
     return found
 
 

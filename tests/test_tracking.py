@@ -18,6 +18,7 @@ import optuna
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as artifact_cache
 
 from autotune import cli, table
 from autotune.config import Config
@@ -233,6 +234,7 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     monkeypatch.setattr("autotune.commands.tune._tune", lambda config, where, *, json: gone_on.append(config))
     with pytest.raises(SystemExit):
         cli.main(["resume", "moved/kept/first"])
+    artifact_cache.clear()  # as in another process: this one remembers where it wrote for each run
     tracker = Tracker(gone_on[0], Path("moved/kept/first"))
     logged.tune(tracker, Path("moved/kept/first"), gone_on[0])
     assert "--backend-store-uri sqlite:///moved/kept/mlflow.db" in tracker.finish()
