@@ -107,10 +107,10 @@ def _absences(walk: Walk) -> Iterator[_Absence]:
                 pass
 
 
-def _spent(walk: Walk) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+def _spent(walk: Walk) -> tuple[dict[tuple[str, str], float], Counter[str]]:
     """(seconds by kind and module, bytes through the store by module); a wait is that of the value that came last."""
     graph = walk.graph
-    seconds: Counter[tuple[str, str]] = Counter()
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
     moved: Counter[str] = Counter()
     arrives: dict[int, float] = {}
     ran: set[int] = set()
