@@ -1,5 +1,6 @@
 """A walk through the README as someone new takes it: its words name what there is, and its blocks do what they say."""
 
+import itertools
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,8 +35,23 @@ def blocks(language: str) -> list[str]:
 
 
 def shell_commands() -> list[list[str]]:
+    """Each in words; what `make` is asked for as it runs it in the end."""
     lines = [line for block in blocks("sh") for line in block.splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    found = []
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        for whether, command in itertools.groupby(words, lambda word: word != "&&"):
+            if whether:
+                found.append(made(list(command)))
+    return found
+
+
+def made(words: list[str]) -> list[str]:
+    if words[0] != "make":
+        return words
+    ask = ["make", "-n", "-o", ".venv/zoo.stamp", *words[1:]]
+    told = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=True)
+    return shlex.split(told.stdout.splitlines()[-1].lstrip("@"))
 
 
 def told_commands() -> Iterator[tuple[list[list[str]], set[str]]]:
@@ -90,14 +107,14 @@ def test_shell_blocks_ask_for_what_they_say(monkeypatch: pytest.MonkeyPatch, ans
     asked: list[Config] = []
     monkeypatch.setattr("autotune.commands.tune.run", lambda config, **_: asked.append(config))
     monkeypatch.chdir(ROOT)
-    for words in shell_commands():
-        if words[0] == "make":
-            made = subprocess.run(
-                ["make", "-n", "-o", ".venv/zoo.stamp", *words[1:]], capture_output=True, text=True, check=True
-            )
-            words = shlex.split(made.stdout.splitlines()[-1].lstrip("@"))  # noqa: PLW2901 - what make runs in the end
-        assert words[0].removeprefix(".venv/bin/") == "autotune", words
-        answer(*words[1:])
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for program, *words in shell_commands():
+        if program == "pip":
+            assert words[:2] == ["install", "-e"]
+            assert set(words[2].strip(".[]").split(",")) <= set(extras)
+            continue
+        assert program.removeprefix(".venv/bin/") == "autotune", program
+        answer(*words) if words[0] == "tune" else answer(words[0], "--help")
     assert [(config.workload, config.budget) for config in asked] == [
         ("resnet18", "65%"), ("gpt2", "60%"), ("my/file.py:factory", "6GiB"),
     ]  # fmt: skip
