@@ -216,7 +216,7 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     runs = tmp_path / "moved" / "kept"
     shutil.copytree(logged.directory / "runs", runs)
     (runs / "mlruns" / logged.parent.info.run_id / "artifacts" / "trials.csv").write_text("the moved one")
-    left = {path: path.stat().st_mtime_ns for path in logged.directory.rglob("*") if path.is_file()}
+    left = {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()}
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", "moved/kept/first"])
@@ -240,7 +240,7 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     assert "--backend-store-uri sqlite:///moved/kept/mlflow.db" in tracker.finish()
     assert len(client.search_runs([logged.experiment.experiment_id])) == len(found)
     assert Path(client.download_artifacts(parent, "trials.csv", str(tmp_path))).read_text() != "the moved one"
-    assert {path: path.stat().st_mtime_ns for path in logged.directory.rglob("*") if path.is_file()} == left
+    assert {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()} == left
 
 
 def test_a_store_that_is_no_database_is_left_as_it_is(tmp_path, capfd):
