@@ -387,7 +387,7 @@ def started(command: list[str], port: int, **options: Any) -> Iterator[subproces
         yield server
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
+            os.killpg(server.pid, signal.SIGINT)  # at SIGTERM PostgreSQL waits for its clients, of which we are one
         server.wait(30)
 
 
