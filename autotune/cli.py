@@ -67,6 +67,12 @@ SeedFrom = Annotated[
         "--seed-from", metavar="RUN|PLAN", help="Measure the settings of a run or a plan of another device first."
     ),
 ]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri", metavar="URI", help="MLflow's: http://server:5000 or postgresql://user@server/name."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only tell what is predicted, how many trials it takes and how long.")
 ]
@@ -138,6 +144,7 @@ def tune(
     objective: Objective = None,
     memory_format: MemoryFormat = None,
     seed_from: SeedFrom = None,
+    tracking_uri: TrackingUri = None,
     name: Name = None,
     dry_run: DryRun = False,
     json: Json = False,
@@ -154,6 +161,7 @@ def tune(
         "objective": objective,
         "memory_format": memory_format,
         "seed_from": seed_from,
+        "tracking_uri": tracking_uri,
     }
     config = _config(workload, given, set_, store)
     if dry_run:
@@ -172,13 +180,14 @@ def resume(
     *,
     time: Time = None,
     trials: Trials = None,
+    tracking_uri: TrackingUri = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Go on with a run that was interrupted, by whatever; --time and --trials are those of the whole run."""
     from autotune.commands.tune import go_on
 
-    go_on(run, {"time": time, "trials": trials}, json=json)
+    go_on(run, {"time": time, "trials": trials, "tracking_uri": tracking_uri}, json=json)
 
 
 @app.command(short_help="Make a plan by estimate alone.")
@@ -236,13 +245,17 @@ def nightly(
 def report(
     run: Annotated[Path | None, typer.Argument(help="A directory under runs/; the latest.")] = None,
     *,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="DIR", help="Also write its pictures there, as SVG.")
+    ] = None,
+    log: Annotated[bool, typer.Option("--log", help="Also log to MLflow what it lacks of the run.")] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Write the report of a run anew from its records."""
     from autotune.commands.report import run as write
 
-    write(run, json=json)
+    write(run, pictures=pictures, log=log, json=json)
 
 
 @app.command(short_help="Lay buffers out in as few bytes as possible.")

@@ -4,6 +4,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -81,6 +82,8 @@ class Config(Section):
     """What plans run in, and what they are compared with; times are told as ratios to the user's own format."""
     seed_from: str | None = None
     """A plan file or a run directory, of any device: its settings are the first trials."""
+    tracking_uri: str | None = None
+    """MLflow's: `http://server:5000`, `postgresql://user@server/name`; a SQLite file in `runs` by default."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
 
@@ -100,6 +103,16 @@ class Config(Section):
     @property
     def limit_bytes(self) -> int | None:
         return None if self.limit is None else parse_bytes(self.limit)
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_password(cls, uri: str | None) -> str | None:
+        if uri is not None and urlsplit(uri).password is not None:
+            raise ValueError(
+                "holds a password, and configs are logged; leave it out and set PGPASSWORD or MLFLOW_TRACKING_PASSWORD, "
+                "or set the whole address as MLFLOW_TRACKING_URI"
+            )
+        return uri
 
     @field_validator("budget", "time", "limit", mode="before")
     @classmethod

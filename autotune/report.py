@@ -1,15 +1,20 @@
 """A run as one HTML page that opens from disk: what was won, what it costs, and where every byte is."""
 
+import statistics
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import charts, table
+from autotune.decisions import Decision, decisions
 from autotune.measurement import Budget, Lanes, Outcome
 from autotune.order_bound import order_lower_bound
 from autotune.run_dir import Records
 from autotune.simulate import Estimate
 from autotune.trial import Trial
 from autotune.units import fmt_bytes, fmt_seconds
+from autotune.walk import ROLES, Walk
 
 PHASE_COLOURS = {
     "executing": charts.SKY,
@@ -18,13 +23,41 @@ PHASE_COLOURS = {
     "recompute": charts.ORANGE,
     "update": charts.GREEN,
     "waiting": charts.VERMILION,
-    "write": charts.PURPLE,
-    "read": charts.GREY,
+    "save": charts.PURPLE,
+    "load": charts.GREY,
 }
-
+ROLE_COLOURS = dict(
+    zip(
+        ROLES,
+        (charts.BLUE, charts.SKY, charts.GREY, charts.PALE, charts.ORANGE, charts.GREEN, charts.PURPLE, charts.YELLOW),
+        strict=True,
+    )
+)
 
 DRIVE_BYTES = 600 * 10**12
 """Written over its life, that drives of 1 TB are commonly rated for."""
+TRIALS, MODULES, DECISIONS, NOTES = 500, 15, 8, 30
+"""Rows of trials, modules of the peak, modules of one kind of decision, and notes of what failed, at most: the page is to stay
+small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a worker said at length, and of which trials."""
+
+    trials: tuple[int, ...]
+    verdict: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A row whose first figure is drawn too."""
+
+    cells: tuple[str, ...]
+    share: float
+    """Percent of the longest."""
+    total: bool = False
 
 
 def write_report(run_dir: Path) -> Path:
@@ -39,6 +72,23 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
+def write_pictures(run_dir: Path, directory: Path) -> list[Path]:
+    """Write the report's pictures, each as an SVG file that stands alone; gives their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, svg in pictures(Records.load(run_dir)).items():
+        if svg:
+            path = directory / f"{name}.svg"
+            path.write_text(svg, encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def pictures(records: Records) -> dict[str, str]:
+    """`frontier`, `memory` and `lanes` as SVG; empty what the records do not tell."""
+    return {"frontier": _frontier(records), "memory": _memory(records), "lanes": _lanes(records)}
+
+
 def render(records: Records) -> str:
     """The page of a run."""
     import jinja2
@@ -46,13 +96,14 @@ def render(records: Records) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"))
     headline, story = words(records)
+    shown = _shown(records)
     return page.render(
         name=records.name, headline=headline, story=story, facts=_facts(records),
-        frontier=_frontier(records), memory=_memory(records), lanes=_lanes(records),
-        chosen=records.chosen is not None,
-        layers=_layers(records), errors=_errors(records), certificate=_certificate(records),
-        columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(records.trials, records.best),
-        details=[trial for trial in records.trials if trial.measurement and trial.measurement.detail],
+        **pictures(records),
+        chosen=records.chosen is not None, modules=_modules(records), decisions=_decisions(records),
+        errors=_errors(records), accuracy=_accuracy(records), certificate=_certificate(records),
+        columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(shown, records.best), why=_why,
+        left_out=len(records.trials) - len(shown), notes=_notes(records),
         outcomes=Counter(table.verdict(trial) for trial in records.trials).most_common(), device=_device(records),
     )  # fmt: skip
 
@@ -146,7 +197,7 @@ def dots(records: Records) -> list[charts.Dot]:
 
 def cost_label(records: Records) -> str:
     """What the costs of its dots are."""
-    return "step time, of the baseline's" if records.has_ratios else "step time, ms"
+    return "step time / plain eager's" if records.has_ratios else "step time, ms"
 
 
 def _frontier(records: Records) -> str:
@@ -157,49 +208,125 @@ def _frontier(records: Records) -> str:
 
 
 def _memory(records: Records) -> str:
-    traced, chosen = records.traced, records.chosen
-    if traced is None:
+    if records.traced is None:
         return ""
-    roles = chosen.by_role if chosen else {}
-    return charts.memory(traced.band, chosen.band if chosen else None, roles, records.budget_step_bytes)
+    panels = [_panel("as traced", records.traced)]
+    if records.best is not None and records.chosen is not None:
+        panels.append(_panel(f"plan {records.best.number}", records.chosen))
+    return charts.memory(panels, ROLE_COLOURS, records.budget_step_bytes)
+
+
+def _panel(name: str, walk: Walk) -> charts.Panel:
+    seconds, _ = walk.band
+    roles = {role: (*nbytes, *nbytes[-1:]) for role, nbytes in walk.by_role.items()}
+    title = f"{name}: {fmt_bytes(walk.peak_bytes)} at most, {fmt_seconds(walk.seconds)}"
+    return charts.Panel(title, (*seconds, walk.seconds)[: len(roles["parameters"])], roles)
 
 
 def _lanes(records: Records) -> str:
     if records.chosen is None or not records.chosen.schedule.store:
         return ""
-    drawn = charts.lanes(records.chosen.tracks(), PHASE_COLOURS, "simulated")
+    panels: dict[str, charts.Tracks] = {"simulated": records.chosen.tracks()}
     seen = records.best.measurement.lanes if records.best and records.best.measurement else None
-    return drawn + (charts.lanes(_measured_tracks(seen), PHASE_COLOURS, "measured") if seen is not None else "")
+    if seen is not None:
+        panels["measured"] = _measured_tracks(seen)
+    return charts.lanes(panels, PHASE_COLOURS)
 
 
-def _measured_tracks(seen: Lanes) -> dict[str, list[tuple[float, float, str]]]:
+def _measured_tracks(seen: Lanes) -> charts.Tracks:
     """As `Walk.tracks`: what one step's lanes did on the device."""
     waits = sorted((*seen.save_stalls, *seen.load_stalls))
     ends = [0.0, *(end for _, end in waits)]
     begins = [*(begin for begin, _ in waits), seen.seconds]
     ran = [(end, begin, "executing") for end, begin in zip(ends, begins, strict=True)]
     return {
-        "compute": [*ran, *((*wait, "waiting") for wait in waits)],
-        "write": [(*span, "write") for span in seen.saves],
-        "read": [(*span, "read") for span in seen.loads],
+        "execute": [*ran, *((*wait, "waiting") for wait in waits)],
+        "load": [(*span, "load") for span in seen.loads],
+        "save": [(*span, "save") for span in seen.saves],
     }
 
 
-def _layers(records: Records, top: int = 15) -> list[tuple[str, str, str, float]]:
-    """(layer, best plan's MiB, traced MiB, share of the largest) at each plan's own peak."""
+def _modules(records: Records) -> list[Bar]:
+    """(module, the plan's MiB, the traced step's) at each one's own peak."""
     if records.traced is None:
         return []
     before = records.traced.at_peak()
     now = records.chosen.at_peak() if records.chosen else before
-    ranked = sorted(now.items(), key=lambda item: (-item[1], item[0]))[:top]
-    most = max((nbytes for _, nbytes in ranked), default=1) or 1
-    return [(layer, table.mib(nbytes), table.mib(before[layer]), 100 * nbytes / most) for layer, nbytes in ranked]
+    ranked = sorted(now.items(), key=lambda item: (-item[1], item[0]))
+    most = ranked[0][1] or 1
+    found = [
+        Bar((layer, table.mib(nbytes), table.mib(before[layer])), 100 * nbytes / most)
+        for layer, nbytes in ranked[:MODULES]
+    ]
+    if rest := ranked[MODULES:]:
+        others = sum(nbytes for _, nbytes in rest)
+        them = table.mib(before.total() - sum(before[layer] for layer, _ in ranked[:MODULES]))
+        found.append(Bar((f"all others ({len(rest)})", table.mib(others), them), 100 * min(others / most, 1)))
+    return [*found, Bar(("together", table.mib(now.total()), table.mib(before.total())), 0, total=True)]
+
+
+def _decisions(records: Records) -> list[Bar]:
+    """(kind of decision, module, MiB saved, cost in ms, MiB through the store): each kind as a whole, then its modules."""
+    if records.chosen is None:
+        return []
+    made = decisions(records.chosen)
+    most = max((one.saved_bytes for one in made), default=0) or 1
+    found = []
+    for kind in dict.fromkeys(one.kind for one in made):
+        whole, *parts = (one for one in made if one.kind == kind)
+        told = [one for one in parts if one.saved_bytes or one.seconds][:DECISIONS] if len(parts) > 1 else []
+        where = f"{len(parts)} modules" if len(parts) > 1 else parts[0].layer
+        found.append(Bar((kind, where, *_price(whole)), 100 * whole.saved_bytes / most, total=True))
+        found += [Bar(("", one.layer, *_price(one)), 100 * one.saved_bytes / most) for one in told]
+    return found
+
+
+def _price(made: Decision) -> tuple[str, str, str]:
+    return (
+        table.mib(made.saved_bytes),
+        f"{1e3 * made.seconds:.1f}" if made.seconds else "-",
+        table.mib(made.moved_bytes) if made.moved_bytes else "-",
+    )
+
+
+def _shown(records: Records) -> Sequence[Trial]:
+    """All trials; of very many those that ran or failed."""
+    if len(records.trials) <= TRIALS:
+        return records.trials
+    passed = ("seen before", "not run")
+    told = [trial for trial in records.trials if table.verdict(trial) not in passed]
+    best = records.best.number if records.best else -1
+    return [trial for at, trial in enumerate(told) if at < TRIALS or trial.number == best]
+
+
+def _why(trial: Trial) -> str:
+    """Why a trial is no candidate, in one line."""
+    seen = trial.measurement
+    if seen is None or (seen.outcome is Outcome.OK and trial.kind != "repeat"):
+        return ""
+    line = next(iter(seen.detail.strip().splitlines()), "")
+    return line if len(line) <= 160 else f"{line[:159]}…"
+
+
+def _notes(records: Records) -> list[Note]:
+    """What the table has no room for, said once for all trials that it was said of."""
+    told: dict[tuple[str, str], list[int]] = {}
+    for trial in records.trials:
+        detail = trial.measurement.detail.strip() if trial.measurement else ""
+        if detail != _why(trial) and trial.kind != "repeat":
+            told.setdefault((table.verdict(trial), detail), []).append(trial.number)
+    return [Note(tuple(trials), verdict, _middle_out(text)) for (verdict, text), trials in list(told.items())[:NOTES]]
+
+
+def _middle_out(text: str, head: int = 400, tail: int = 800) -> str:
+    """The begin and the end, where an error says what it is and where it stood."""
+    return text if len(text) <= head + tail else f"{text[:head]}\n…\n{text[-tail:]}"
 
 
 def _errors(records: Records) -> list[tuple[str, ...]]:
     """(trial, predicted MiB, measured MiB, error %, predicted ms, measured ms, error %) of every plan that ran."""
     found: list[tuple[str, ...]] = []
-    for trial in records.trials:
+    for trial in _shown(records):
         expected, seen = trial.estimate, trial.measurement
         if expected is None or seen is None or seen.step_peak_bytes is None or trial.kind == "repeat":
             continue
@@ -210,6 +337,24 @@ def _errors(records: Records) -> list[tuple[str, ...]]:
             "-" if seconds is None else f"{seconds * 1e3:.1f}", _percent(expected.seconds, seconds),
         ))  # fmt: skip
     return found
+
+
+def _accuracy(records: Records) -> str:
+    """How far predictions lay from what was measured, in one sentence."""
+    peaks, times = [], []
+    for trial in records.trials:
+        expected, seen = trial.estimate, trial.measurement
+        if expected is None or seen is None or not seen.step_peak_bytes or trial.kind == "repeat":
+            continue
+        peaks.append(abs(expected.peak_bytes / seen.step_peak_bytes - 1))
+        if seen.median_seconds:
+            times.append(abs(expected.seconds / seen.median_seconds - 1))
+    said = [
+        f"{what} {100 * statistics.median(errors):.2f} % off at the median, {100 * max(errors):.2f} % at worst"
+        for what, errors in (("the peak", peaks), ("the time", times))
+        if errors
+    ]
+    return f"Predictions are, of {'; of '.join(said)}." if said else ""
 
 
 def _certificate(records: Records) -> list[tuple[str, str]]:

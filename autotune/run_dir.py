@@ -124,6 +124,12 @@ def at_work(run_dir: Path) -> int | None:
     return process if alive else None
 
 
+def runs_of(run_dir: Path) -> str:
+    """The `runs` that a run lies in now, which its config may name where it lay before; a night's lie deeper than others."""
+    above = list((run_dir if run_dir.name else run_dir.resolve()).parents)
+    return str(next((place for place in above if (place / "mlflow.lock").exists()), above[0]))
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 

@@ -6,24 +6,29 @@ import logging
 import math
 import os
 import re
+import socket
+import sqlite3
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from autotune.config import Config
 from autotune.measurement import Device, Measurement, Outcome
-from autotune.progress import Event, Finished, Ready
-from autotune.records import to_json
+from autotune.progress import Event, Finished
+from autotune.records import from_json, to_json
 from autotune.trial import Trial, frame, load
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-ARTIFACTS = ("plan.json", "report.html", "trials.jsonl", "graph.json", "costs.json", "device.json", "config.yaml")
-"""Of the run directory; `trials.csv` is made beside them."""
+_logger = logging.getLogger(__name__)
+
+RECORDS = frozenset({".json", ".jsonl", ".yaml", ".html", ".csv"})
+"""Of the run directory all files of these kinds are artifacts: what the report is made from, and the report."""
 
 ENVIRONMENT = {
     # set_terminated prints to stdout, where the command line's answer goes
@@ -37,9 +42,29 @@ ENVIRONMENT = {
 """What this process tells MLflow, where the user said nothing else."""
 
 
-def tracking_uri(runs: Path) -> str:
-    """The user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs of a directory."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs.resolve()}/mlflow.db"
+def tracking_uri(runs: Path, given: str | None = None) -> str:
+    """The one that was given, else the user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs of a directory."""
+    return given or os.environ.get("MLFLOW_TRACKING_URI") or _own_uri(runs)
+
+
+def rehome(runs: Path) -> None:
+    """Let MLflow find its artifacts where `runs/` lies now: it keeps their addresses whole, those of a place it was moved from
+    too. A store that cannot be read is left as it is.
+    """
+    if not (runs / "mlflow.db").exists():
+        return
+    root = (runs.resolve() / "mlruns").as_uri()
+    moved = "name LIKE 'autotune.%' AND artifact_location LIKE 'file:%/mlruns' AND artifact_location <> :root"
+    try:
+        with closing(sqlite3.connect(runs / "mlflow.db", timeout=10)) as store, store:
+            store.execute(
+                "UPDATE runs SET artifact_uri = :root || '/' || run_uuid || '/artifacts' "
+                f"WHERE experiment_id IN (SELECT experiment_id FROM experiments WHERE {moved})",
+                {"root": root},
+            )
+            store.execute(f"UPDATE experiments SET artifact_location = :root WHERE {moved}", {"root": root})
+    except sqlite3.DatabaseError as error:
+        _logger.warning("%s/mlflow.db: artifacts may not be found, it cannot be read (%s)", runs, error)
 
 
 def experiment_name(workload: str, device_key: str) -> str:
@@ -51,24 +76,27 @@ class Tracker:
     """Listens to a study and logs between its measurements. Nothing that MLflow does ends the study."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
-        self.config, self.run_dir, self.uri = config, run_dir, tracking_uri(Path(config.runs))
+        self.config, self.run_dir = config, run_dir
+        self.uri = tracking_uri(Path(config.runs), config.tracking_uri)
         self.problem = ""
         """Why logging stopped, in one line; `finish` tries once more."""
-        self._device: Device | None = None
         self._log: _Log | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Ready(_, _, device):
-                self._device = device
             case Finished(_, _, _, False) if not self.problem:
                 with self._tolerant():
                     self._logged().catch_up(load(self.run_dir / "trials.jsonl"))
+                if self.problem:
+                    _logger.warning(
+                        "not logged to %s: %s. The search goes on; at its end this is tried again",
+                        _public(self.uri), self.problem,
+                    )  # fmt: skip
 
     def finish(self, *, interrupted: int = 0) -> str:
         """Log what is missing and the artifacts; one line that says where it lies, or why it does not."""
         trials = load(self.run_dir / "trials.jsonl")
-        if not trials or self._device is None:
+        if not trials:
             return ""
         self.problem = ""
         with self._tolerant():
@@ -76,7 +104,7 @@ class Tracker:
             log.catch_up(trials)
             log.close(trials, interrupted)
             return f"{log.experiment}: {self._where(log)}"
-        return f"not logged to {self.uri}: {self.problem}. autotune resume {self.run_dir} logs it later"
+        return f"not logged to {_public(self.uri)}: {self.problem}. autotune report {self.run_dir} --log logs it later"
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Say more of a run that was logged."""
@@ -85,19 +113,20 @@ class Tracker:
                 self._log.tag(tags)
 
     def _where(self, log: "_Log") -> str:
-        """The address of its page on a server, else the command that opens one."""
+        """The address of the run's page on a server, else the command that starts one, and the address there."""
+        page = f"#/experiments/{log.experiment_id}/runs/{log.run_id}"
         if self.uri.startswith("http"):
-            return f"{self.uri.rstrip('/')}/#/experiments/{log.experiment_id}"
+            return f"{_public(self.uri).rstrip('/')}/{page}"
         near = (
             f"sqlite:///{Path(self.config.runs)}/mlflow.db"  # shorter than the whole path, where runs/ lies below here
         )
         same = Path(near.removeprefix("sqlite:///")).resolve() == Path(self.uri.removeprefix("sqlite:///")).resolve()
-        return f"mlflow ui --backend-store-uri {near if same else self.uri}"
+        shown = near if same else _public(self.uri)
+        return f"mlflow ui --backend-store-uri {shown}, then http://127.0.0.1:5000/{page}"
 
     def _logged(self) -> "_Log":
         if self._log is None:
-            assert self._device is not None  # `Ready` comes before any trial
-            self._log = _Log(self.config, self.run_dir, self.uri, self._device)
+            self._log = _Log(self.config, self.run_dir, self.uri)
         return self._log
 
     @contextmanager
@@ -106,20 +135,27 @@ class Tracker:
         try:
             yield
         except faults() as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._log = None
-            self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            self.problem = _public(said.partition(" with exception ")[0][:300])
 
 
 class _Log:
     """The parent run of one run directory, and which of its trials have a child."""
 
-    def __init__(self, config: Config, run_dir: Path, uri: str, device: Device) -> None:
-        self.config, self.run_dir, self.device = config, run_dir, device
+    def __init__(self, config: Config, run_dir: Path, uri: str) -> None:
+        self.config, self.run_dir = config, run_dir
+        device = from_json(Device, json.loads((run_dir / "device.json").read_text()), where=f"{run_dir}/device.json")
         self.experiment = experiment_name(config.workload, device.key)
         self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""
         self._children: dict[int, str] = {}
+
+    @property
+    def run_id(self) -> str:
+        """Of the parent; empty before the first `catch_up`."""
+        return self._parent
 
     def catch_up(self, trials: Sequence[Trial]) -> None:
         """A child for every notable trial that has none yet."""
@@ -131,17 +167,20 @@ class _Log:
 
     def close(self, trials: Sequence[Trial], interrupted: int) -> None:
         """Name the best, add the artifacts, end the parent."""
-        best = best_of(trials, self.run_dir)
+        study = _study(self.run_dir)
+        best = next((trial for trial in trials if trial.number == study.get("best")), None)
         for number, run in self._children.items():
             self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
         if best is not None and best.measurement is not None:
-            self._batch(self._parent, best, {f"best_{key}": value for key, value in _metrics(best).items()}, {})
+            metrics = {f"best_{key}": value for key, value in _metrics(best).items()}
+            metrics |= {key: float(study[key]) for key in ("budget_bytes", "floor_bytes", "capture_error")}
+            self._batch(self._parent, best, metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
         frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
-        for name in (*ARTIFACTS, "trials.csv"):
-            if (self.run_dir / name).exists():
-                self.client.log_artifact(self._parent, str(self.run_dir / name))
+        for path in sorted(self.run_dir.iterdir()):
+            if path.suffix in RECORDS and not path.name.startswith("."):
+                self.client.log_artifact(self._parent, str(path))
         self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
 
     def tag(self, tags: Mapping[str, str]) -> None:
@@ -153,9 +192,9 @@ class _Log:
         found = self.client.get_experiment_by_name(self.experiment)
         if found is not None:
             return str(found.experiment_id)
-        own = uri.startswith("sqlite:") and "MLFLOW_TRACKING_URI" not in os.environ
-        where = (Path(self.config.runs).resolve() / "mlruns").as_uri() if own else None
-        return self.client.create_experiment(self.experiment, artifact_location=where)
+        # a server has a place of its own; beside a database that is asked directly there is none
+        beside = None if uri.startswith("http") else (Path(self.config.runs).resolve() / "mlruns").as_uri()
+        return self.client.create_experiment(self.experiment, artifact_location=beside)
 
     def _open(self, trials: Sequence[Trial]) -> None:
         """Find this run directory's parent and children by their tags, or begin it."""
@@ -257,11 +296,9 @@ def notable(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
-def best_of(trials: Sequence[Trial], run_dir: Path) -> Trial | None:
-    """The winner that the study wrote down."""
-    path = run_dir / "study.json"
-    number = json.loads(path.read_text())["best"] if path.exists() else None
-    return next((trial for trial in trials if trial.number == number), None)
+def interrupted(run_dir: Path) -> int:
+    """Number of the signal that ended the last session of a run; 0 for none."""
+    return int(_study(run_dir).get("interrupted", 0))
 
 
 def git_sha() -> str:
@@ -271,6 +308,12 @@ def git_sha() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return made.stdout.strip() if made.returncode == 0 else ""
+
+
+def _study(run_dir: Path) -> dict[str, Any]:
+    """What the study wrote down at its end: the winner and the budget; empty where it did not get so far."""
+    path = run_dir / "study.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _cost(seen: Measurement | None) -> float:
@@ -301,6 +344,7 @@ def _metrics(trial: Trial) -> dict[str, float]:
             "stall_seconds": seen.stall_seconds,
             "transfer_bytes": seen.transfer_bytes,
             "max_error": seen.max_error,
+            "hidden_share": seen.lanes.hidden if seen.lanes else None,
         }
     return {key: value for key, value in found.items() if value is not None}
 
@@ -323,19 +367,27 @@ def _study_params(config: Config) -> dict[str, Any]:
 
 
 def connect(uri: str, runs: Path) -> "MlflowClient":
-    """A client of a store that is there; two processes that begin one SQLite file at once would both fail."""
+    """A client of a store that is there, one of `faults` else; two processes that begin one SQLite file at once would both
+    fail.
+    """
     _settle_environment()
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    _knock(uri)
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    for name in ("mlflow", "alembic"):  # which set their levels when they are imported
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except ModuleNotFoundError as error:
+        raise OSError(f"{error}; pip install 'autotune[postgres]' brings PostgreSQL's") from None
     if not uri.startswith("sqlite:"):
         return client
     runs.mkdir(parents=True, exist_ok=True)
     with (runs / "mlflow.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         client.search_experiments(max_results=1)
+        if uri == _own_uri(runs):
+            rehome(runs)
     return client
 
 
@@ -350,3 +402,19 @@ def faults() -> tuple[type[Exception], ...]:
 def _settle_environment() -> None:
     """Before MLflow is imported."""
     os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
+
+
+def _own_uri(runs: Path) -> str:
+    return f"sqlite:///{runs.resolve()}/mlflow.db"
+
+
+def _public(uri: str) -> str:
+    """Without the password that it may hold."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", uri)
+
+
+def _knock(uri: str) -> None:
+    """OSError where nobody listens: MLflow would ask a database that is gone ten times, for minutes."""
+    at = urlsplit(uri)
+    if at.scheme.startswith("postgresql") and at.hostname:
+        socket.create_connection((at.hostname, at.port or 5432), timeout=5).close()

@@ -12,9 +12,14 @@ from autotune.simulate import resident_bytes, spans
 
 SLICES = 500
 """Points of a memory timeline: finer than the screen would only make the file large."""
+NO_LAYER = "(no layer)"
+"""Module of an op that belongs to none, as the loss's."""
 ROLES = (
-    "parameters", "optimizer state", "buffers and batch", "activations", "gradients", "scratch", "store's own",
+    "parameters", "optimizer state", "buffers and batch", "store's own", "gradients", "activations", "in transit",
+    "workspaces",
 )  # fmt: skip
+"""What bytes are for, from what always stands to what comes and goes. In transit is what stands only because its bytes are
+on their way: being written until it is freed, loaded until it is read."""
 
 
 class Walk:
@@ -58,17 +63,25 @@ class Walk:
         graph, at_slice = self.graph, set(self.slices)
         found: dict[str, list[int]] = {role: [] for role in ROLES}
         standing = Counter({"store's own": resident_bytes(graph, self.schedule, self.costs) - graph.static_bytes})
+        moving: set[int] = set()
         for at, live in enumerate(self._live()):
-            if at not in at_slice:
-                continue
-            now = standing + Counter()
-            for value in live:
-                now[_role(graph, graph.values[value])] += graph.values[value].nbytes
-            match self.spans[at].moment.instruction:
+            instruction = self.spans[at].moment.instruction
+            match instruction:
+                case Offload(value) | Prefetch(value):
+                    moving.add(value)
                 case Run(op):
-                    now["scratch"] = self.costs.scratch_bytes[op]
-            for role, nbytes in found.items():
-                nbytes.append(now[role])
+                    moving.difference_update(graph.ops[op].inputs, graph.ops[op].writes)
+            if at in at_slice:
+                now = standing + Counter()
+                for value in live:
+                    role = "in transit" if value in moving else _role(graph, graph.values[value])
+                    now[role] += graph.values[value].nbytes
+                if isinstance(instruction, Run):
+                    now["workspaces"] = self.costs.scratch_bytes[instruction.op]
+                for role, nbytes in found.items():
+                    nbytes.append(now[role])
+            if isinstance(instruction, Free):
+                moving.discard(instruction.value)
         return found
 
     def at_peak(self) -> Counter[str]:
@@ -80,16 +93,16 @@ class Walk:
                 for value in live:
                     maker = graph.producer[value]
                     own = f"({_role(graph, graph.values[value])})"
-                    layer = own if maker is None else graph.ops[maker].layer or "(no layer)"
+                    layer = own if maker is None else graph.ops[maker].layer or NO_LAYER
                     alive[layer] += graph.values[value].nbytes
         match self.spans[self.peak_at].moment.instruction if self.spans else None:
             case Run(op) if self.costs.scratch_bytes[op]:
-                alive["(scratch of the running op)"] += self.costs.scratch_bytes[op]
+                alive["(workspace of the running op)"] += self.costs.scratch_bytes[op]
         return alive
 
     def tracks(self) -> dict[str, list[tuple[float, float, str]]]:
         """Per engine its bars; neighbours of one kind are one bar."""
-        found: dict[str, list[tuple[float, float, str]]] = {"compute": [], "write": [], "read": []}
+        found: dict[str, list[tuple[float, float, str]]] = {"execute": [], "load": [], "save": []}
         ran: set[int] = set()
         for span in self.spans:
             start, end = span.start_seconds, span.end_seconds
@@ -97,14 +110,14 @@ class Walk:
                 case Run(op):
                     what = "recompute" if op in ran else self.graph.ops[op].phase.value
                     ran.add(op)
-                    _join(found["compute"], start, span.ready_seconds, "waiting")
-                    _join(found["compute"], span.ready_seconds, end, what)
+                    _join(found["execute"], start, span.ready_seconds, "waiting")
+                    _join(found["execute"], span.ready_seconds, end, what)
                 case Free(_):
-                    _join(found["compute"], start, end, "waiting")
+                    _join(found["execute"], start, end, "waiting")
                 case Offload(_) if span.transfer:
-                    _join(found["write"], *span.transfer, "write")
+                    _join(found["save"], *span.transfer, "save")
                 case Prefetch(_) if span.transfer:
-                    _join(found["read"], *span.transfer, "read")
+                    _join(found["load"], *span.transfer, "load")
         return found
 
     def _live(self) -> Iterator[set[int]]:

@@ -2,19 +2,27 @@
 
 import itertools
 import json
+import random
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotune import cli
 from autotune.costs import Costs, StoreCost
+from autotune.decisions import decisions
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
-from autotune.measurement import Device, Measurement, Outcome
+from autotune.measurement import Device, Lanes, Measurement, Outcome
 from autotune.plan import Plan, Swap, check, events
 from autotune.records import to_json
-from autotune.report import write_report
-from autotune.schedule import away, layer_runs, lower
+from autotune.report import render, write_report
+from autotune.run_dir import Records, runs_of
+from autotune.schedule import Run, away, layer_runs, lower
 from autotune.simulate import simulate
 from autotune.trial import Trial, append
 from autotune.walk import Walk
@@ -136,6 +144,31 @@ def test_the_page_is_small_and_asks_the_network_for_nothing(tmp_path: Path) -> N
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
+def test_the_page_of_2800_ops_and_1500_trials_is_small_too() -> None:
+    """As many ops as ResNet-152's step has, offloading; and more trials than a night measures."""
+    graph, costs = training(700)
+    plan = offloading(graph)
+    estimate = simulate(graph, lower(graph, plan), costs)
+    bars = tuple((0.01 * at, 0.01 * at + 0.004) for at in range(3000))
+    lanes = Lanes(40.0, bars, tuple((start + 0.005, end + 0.005) for start, end in bars), bars[::3], bars[1::3])
+    base = trial(0, graph, costs, None, seen(graph, costs, None))
+    found = replace(base, number=1, kind="search", settings=SETTINGS, plan=plan, estimate=estimate)
+    good = replace(seen(graph, costs, plan), lanes=lanes, transfer_bytes=2**30)
+    rng = random.Random(0)
+    trials = [base]
+    for number in range(1, 1500):
+        if number % 3:
+            trials.append(replace(found, number=number, measurement=good))
+            continue
+        said = failed(rng.choice(list(Outcome)[2:]), "".join(rng.choices("abcdefgh \n", k=4000)))
+        trials.append(replace(found, number=number, plan=Plan.traced(graph), measurement=said))
+    assert len(graph.ops) == 2801
+    page = render(Records("large", {"budget": "95%"}, tuple(trials), graph, costs, DEVICE))
+    assert len(page.encode()) < 2**20
+    for words in ("measured", "in transit", "sent to the store", "are left out here and stand in trials.jsonl"):
+        assert words in page
+
+
 def test_hostile_details_are_escaped(tmp_path: Path) -> None:
     html = write_report(full_run(tmp_path / "run")).read_text()
     assert "alert(&#39;crashed&#39;)" in html
@@ -154,6 +187,105 @@ def test_an_offload_plan_gets_its_lanes_and_a_recompute_plan_none(tmp_path: Path
     ]
     html = write_report(write_run(tmp_path / "other", trials, graph, costs)).read_text()
     assert "Computing and moving" not in html
+
+
+def test_both_plans_are_stacked_by_role_under_one_budget(tmp_path: Path) -> None:
+    html = write_report(full_run(tmp_path / "run")).read_text()
+    memory = next(svg for svg in html.split("<svg ")[1:] if 'aria-label="Memory through' in svg)
+    roles = (
+        "parameters",
+        "optimizer state",
+        "buffers and batch",
+        "gradients",
+        "activations",
+        "in transit",
+        "workspaces",
+    )
+    for words in (*roles, "as traced", "plan 1: "):
+        assert f">{words}" in memory
+    assert memory.count(">budget, ") == 1
+
+
+def test_what_a_plan_decides_stands_with_what_it_saves_and_costs(tmp_path: Path) -> None:
+    records = Records.load(full_run(tmp_path / "run"))
+    assert records.chosen is not None
+    whole = decisions(records.chosen)[0]
+    row = next(line for line in render(records).splitlines() if f'"kind">{whole.kind}<' in line)
+    cells = re.findall(r'class="n">([^<]*)<', row)
+    assert cells[0] == f"{whole.saved_bytes / MIB:.1f}"
+    assert cells[1] == (f"{1e3 * whole.seconds:.1f}" if whole.seconds else "-")
+    assert cells[2] == f"{whole.moved_bytes / MIB:.1f}"
+    assert whole.saved_bytes > 0
+
+
+def test_every_failure_has_its_reason_beside_it_and_what_was_said_at_length_stands_once(tmp_path: Path) -> None:
+    graph, costs = training(3)
+    plan = Plan.traced(graph)
+    long = "the worker died\n" + "\n".join(f"frame {number}" for number in range(300)) + "\nMemoryError: <here>"
+    trials = [
+        trial(0, graph, costs, None, seen(graph, costs, None)),
+        *(trial(number, graph, costs, plan, failed(Outcome.CRASHED, long)) for number in (1, 2)),
+        trial(3, graph, costs, plan, failed(Outcome.TIMEOUT, "no step in 60 s")),
+    ]
+    html = write_report(write_run(tmp_path / "run", trials, graph, costs)).read_text()
+    assert html.count('<td class="why">the worker died</td>') == 2
+    assert html.count('<td class="why">no step in 60 s</td>') == 1
+    assert html.count("MemoryError: &lt;here&gt;") == 1
+    assert "trials 1, 2: crashed" in html
+
+
+def test_a_value_is_in_transit_until_it_is_written_and_until_it_is_read() -> None:
+    graph = training_chain(4)
+    walk = Walk(graph, Costs.unit(graph), Plan(Plan.traced(graph).order))
+    assert not any(walk.by_role["in transit"])
+    costs = replace(Costs.unit(graph), stores={"ssd": StoreCost(1e9, 1e9, 1e9, 1e9)})
+    walk = Walk(graph, costs, Plan(Plan.traced(graph).order, (Swap(graph.ops[0].outputs[0], 1),), 1, "ssd"))
+    moving = [
+        graph.ops[span.moment.instruction.op].name
+        for span, nbytes in zip(walk.spans, walk.by_role["in transit"], strict=True)
+        if nbytes == 10 and isinstance(span.moment.instruction, Run)
+    ]
+    assert moving == ["fwd2", "dx2", "dw2", "dx1"]
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_page_opens_from_disk_and_no_screen_is_too_narrow(tmp_path: Path) -> None:
+    page = write_report(full_run(tmp_path / "run"))
+    script = (
+        "<script>document.title = document.documentElement.scrollWidth <= innerWidth ? 'fits' : 'too wide'</script>"
+    )
+    page.write_text(page.read_text().replace("</body>", f"{script}</body>"))
+    for width in (500, 1400):  # a headless window is no narrower than 500
+        browser = ["chromium", "--headless", "--no-sandbox", f"--window-size={width},900", "--dump-dom", page.as_uri()]
+        seen = subprocess.run(browser, capture_output=True, text=True, timeout=60, check=True)
+        assert "<title>fits</title>" in seen.stdout
+
+
+def test_pictures_stand_alone_and_are_the_pages_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, out = full_run(tmp_path / "run"), tmp_path / "docs"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(run), "--pictures", str(out)])
+    assert not ended.value.code
+    drawn = [out / name for name in ("frontier.svg", "memory.svg", "lanes.svg")]
+    assert capfd.readouterr().out.split() == [str(run / "report.html"), *map(str, drawn)]
+    for picture in drawn:
+        assert ET.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert picture.read_text() in (run / "report.html").read_text()
+
+
+def test_a_run_belongs_to_the_nearest_directory_that_logs_and_else_to_the_one_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = tmp_path / "runs" / "nightly" / "entry" / "one"
+    night.mkdir(parents=True)
+    assert runs_of(night) == str(night.parent)
+    (tmp_path / "runs" / "mlflow.lock").touch()
+    assert runs_of(night) == runs_of(tmp_path / "runs" / "first") == str(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert runs_of(Path("runs/first")) == "runs"
+    monkeypatch.chdir(night)
+    assert runs_of(Path()) == str(tmp_path / "runs")
 
 
 def test_a_run_without_trials_says_so(tmp_path: Path) -> None:
@@ -216,7 +348,7 @@ def test_the_store_lane_holds_one_bar_a_transfer_and_compute_never_overlaps_itse
     plan = offloading(graph)
     tracks = Walk(graph, costs, plan).tracks()
     moved = sum(graph.values[swap.value].nbytes for swap in plan.offload)
-    for lane in ("write", "read"):
+    for lane in ("save", "load"):
         assert 0.999999 * moved / 2e9 <= sum(end - start for start, end, _ in tracks[lane]) <= 1.000001 * moved / 1e9
-    bars = tracks["compute"]
+    bars = tracks["execute"]
     assert all(one[1] <= two[0] + 1e-9 for one, two in itertools.pairwise(bars))

@@ -1,16 +1,33 @@
 """A study in a real MLflow on SQLite: what is there, once, and what happens when it is not."""
 
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as artifact_cache
 
+from autotune import cli, table
 from autotune.config import Config
+from autotune.errors import ConfigError
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
+from autotune.report import write_report
 from autotune.study import Result, tune
-from autotune.tracking import Tracker, experiment_name, notable, tracking_uri
+from autotune.tracking import ENVIRONMENT, Tracker, connect, experiment_name, notable, rehome, tracking_uri
 from autotune.trial import Trial
 from tests.fake_runner import DEVICE, FakeRunner
 from tests.test_study import configured
@@ -31,7 +48,7 @@ class Logged:
     def configured(self, **fields: object) -> Config:
         return configured(self.directory, runs=str(self.directory / "runs"), trials=8, **fields)
 
-    def tune(self, tracker: Tracker) -> Result:
+    def tune(self, tracker: Tracker, run_dir: Path | None = None, config: Config | None = None) -> Result:
         report = lambda run_dir: (run_dir / "report.html").write_text("<html>") and run_dir / "report.html"  # noqa: E731
         failing: list[Plan] = []
 
@@ -40,11 +57,20 @@ class Logged:
             return Outcome.CRASHED if [plan] == failing[1:2] else Outcome.OK
 
         return tune(
-            self.config, FakeRunner(outcome_of=fail_second), self.run_dir, progress=tracker, write_report=report
-        )
+            config or self.config, FakeRunner(outcome_of=fail_second), run_dir or self.run_dir,
+            progress=tracker, write_report=report,
+        )  # fmt: skip
+
+    def family(self, name: str) -> list[Run]:
+        """The run of that name, and its children."""
+        found = self.client.search_runs([self.experiment.experiment_id])
+        (parent,) = (run for run in found if run.info.run_name == f"{name} 65%")
+        return [
+            run for run in found if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))
+        ]
 
     def runs(self) -> list[Run]:
-        return list(self.client.search_runs([self.experiment.experiment_id]))
+        return self.family("first")
 
     @property
     def parent(self) -> Run:
@@ -127,21 +153,104 @@ def test_plan_report_and_all_trials_are_artifacts(logged):
     assert len(Path(where).read_text().splitlines()) == 1 + len(logged.result.trials)
 
 
-def test_the_message_names_the_experiment_and_the_command_that_shows_it(logged, monkeypatch):
+def test_the_message_names_the_experiment_the_command_that_shows_it_and_the_page(logged, monkeypatch):
     command = "mlflow ui --backend-store-uri sqlite:///"
-    assert logged.message == f"{logged.experiment.name}: {command}{logged.directory}/runs/mlflow.db"
+    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}"
+    then = f", then http://127.0.0.1:5000/{page}"
+    assert logged.message == f"{logged.experiment.name}: {command}{logged.directory}/runs/mlflow.db{then}"
     monkeypatch.chdir(logged.directory)
     near = Tracker(logged.config.model_copy(update={"runs": "runs"}), logged.run_dir)
     logged.tune(near)
-    assert near.finish() == f"{logged.experiment.name}: {command}runs/mlflow.db"
+    assert near.finish() == f"{logged.experiment.name}: {command}runs/mlflow.db{then}"
 
 
-def test_the_message_is_an_address_where_there_is_a_server(logged, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://tracking.example/")
+def test_the_message_is_the_address_of_the_run_where_there_is_a_server(logged, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@tracking.example/")
     tracker = Tracker(logged.config, logged.run_dir)
-    assert tracker._where(logged.tracker._logged()) == (
-        f"https://tracking.example/#/experiments/{logged.experiment.experiment_id}"
-    )
+    log = logged.tracker._logged()
+    log.catch_up(logged.result.trials)
+    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}"
+    assert tracker._where(log) == f"https://me:***@tracking.example/{page}"
+
+
+def test_every_figure_of_a_trials_row_is_a_metric_of_its_run(logged):
+    rows = [row for row in table.rows(logged.result.trials) if row.trial.number in logged.children]
+    assert len(rows) > 3
+    for row in rows:
+        found = logged.children[row.trial.number].data.metrics
+        cells = dict(zip(table.COLUMNS, row.cells, strict=True))
+        foreseen = f"~{table.mib(found['estimate_peak_bytes'])}" if "estimate_peak_bytes" in found else "-"
+        seconds, ratio = found.get("step_seconds"), found.get("time_ratio")
+        assert cells["peak MiB"] == (table.mib(found["step_peak_bytes"]) if "step_peak_bytes" in found else foreseen)
+        assert cells["charged MiB"] == table.mib(found.get("step_charged_bytes"))
+        assert cells["step ms"] == ("-" if seconds is None else f"{1e3 * seconds:.1f}")
+        assert cells["ratio"] == ("-" if ratio is None else f"{ratio:.3f}")
+
+
+def test_budget_floor_and_proofs_are_metrics_of_the_parent(logged):
+    metrics = logged.parent.data.metrics
+    assert metrics["budget_bytes"] == logged.result.budget_bytes
+    assert metrics["floor_bytes"] == logged.result.floor_bytes
+    best = logged.result.best.estimate
+    for name in ("lower_bound_bytes", "lower_bound_seconds", "recompute_seconds", "stall_seconds", "layout_bytes"):
+        assert metrics[f"best_estimate_{name}"] == getattr(best, name)
+
+
+def test_the_same_report_is_made_of_what_mlflow_holds_alone(logged, tmp_path):
+    run_dir = logged.directory / "runs" / "whole"
+    tracker = Tracker(logged.config, run_dir)
+    tune(logged.config, FakeRunner(store=True), run_dir, progress=tracker, write_report=write_report)
+    run = re.search(r"/runs/(\w+)$", tracker.finish())[1]
+    page = (run_dir / "report.html").read_text()
+    assert "<h1>The step fits in" in page
+    shutil.rmtree(run_dir)
+    held = tmp_path / "whole"
+    held.mkdir()
+    for found in logged.client.list_artifacts(run):
+        logged.client.download_artifacts(run, found.path, str(held))
+    assert (held / "report.html").read_text() == page
+    (held / "report.html").unlink()
+    assert write_report(held).read_text() == page
+
+
+def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_path, monkeypatch):
+    runs = tmp_path / "moved" / "kept"
+    shutil.copytree(logged.directory / "runs", runs)
+    (runs / "mlruns" / logged.parent.info.run_id / "artifacts" / "trials.csv").write_text("the moved one")
+    left = {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "moved/kept/first"])
+    assert not ended.value.code
+    client = MlflowClient(tracking_uri=f"sqlite:///{runs}/mlflow.db")
+    found = client.search_runs([logged.experiment.experiment_id])
+    assert {run.info.run_id for run in logged.runs()} <= {run.info.run_id for run in found}
+    assert all(run.info.artifact_uri == f"{runs.as_uri()}/mlruns/{run.info.run_id}/artifacts" for run in found)
+    parent = logged.parent.info.run_id
+    assert Path(client.download_artifacts(parent, "trials.csv", str(tmp_path))).read_text() == "the moved one"
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{runs}/first/optuna.db")
+    assert len(study.trials) == len(logged.result.trials)
+
+    gone_on: list[Config] = []
+    monkeypatch.setattr("autotune.commands.tune._tune", lambda config, where, *, json: gone_on.append(config))
+    with pytest.raises(SystemExit):
+        cli.main(["resume", "moved/kept/first"])
+    artifact_cache.clear()  # as in another process: this one remembers where it wrote for each run
+    tracker = Tracker(gone_on[0], Path("moved/kept/first"))
+    logged.tune(tracker, Path("moved/kept/first"), gone_on[0])
+    assert "--backend-store-uri sqlite:///moved/kept/mlflow.db" in tracker.finish()
+    assert len(client.search_runs([logged.experiment.experiment_id])) == len(found)
+    assert Path(client.download_artifacts(parent, "trials.csv", str(tmp_path))).read_text() != "the moved one"
+    assert {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()} == left
+
+
+def test_a_store_that_is_no_database_is_left_as_it_is(tmp_path, capfd):
+    (tmp_path / "mlflow.db").write_text("not a database at all, but long enough to be read as one" * 20)
+    before = (tmp_path / "mlflow.db").read_bytes()
+    rehome(tmp_path)
+    rehome(tmp_path / "nowhere")
+    assert (tmp_path / "mlflow.db").read_bytes() == before
+    assert "artifacts may not be found" in capfd.readouterr().err
 
 
 def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
@@ -180,23 +289,182 @@ def test_standard_output_stays_clean(logged, capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_without_a_server_the_study_goes_on_and_says_so_once_at_the_end(tmp_path, monkeypatch):
+def test_without_a_server_the_study_goes_on_says_so_at_once_and_once_more_at_the_end(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     config = configured(tmp_path, trials=3)
     tracker = Tracker(config, tmp_path / "run")
     result = tune(config, FakeRunner(), tmp_path / "run", progress=tracker)
     assert result.best is not None
+    said = [line for line in capfd.readouterr().err.splitlines() if "not logged to http://127.0.0.1:9: " in line]
+    assert len(said) == 1
+    assert said[0].endswith("The search goes on; at its end this is tried again")
     message = tracker.finish()
     assert message.startswith("not logged to http://127.0.0.1:9: ")
     assert "\n" not in message
-    assert str(tmp_path / "run") in message
+    assert f"autotune report {tmp_path / 'run'} --log" in message
 
 
-def test_the_users_server_comes_before_our_file(tmp_path, monkeypatch):
+def test_what_a_server_missed_is_delivered_when_it_is_back(logged, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for name, deliver in (("early", False), ("late", True)):
+        config = configured(tmp_path, trials=3, runs=str(tmp_path))
+        tracker = Tracker(config, tmp_path / name)
+        result = tune(config, FakeRunner(), tmp_path / name, progress=tracker)
+        assert tracker.problem
+        if deliver:
+            assert "--log" in tracker.finish()
+            with pytest.raises(SystemExit) as still_down:
+                cli.main(["report", str(tmp_path / name), "--log"])
+            assert still_down.value.code == 2
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.tracker.uri)
+            with pytest.raises(SystemExit) as ended:
+                cli.main(["report", str(tmp_path / name), "--log"])
+            assert not ended.value.code
+        else:
+            tracker.uri = logged.tracker.uri  # as if it had come back before the end
+            tracker.finish()
+        family = logged.family(name)
+        assert len(family) == 1 + len(notable(result.trials))
+        assert {run.info.status for run in family} == {"FINISHED"}
+
+
+def test_a_database_that_is_gone_costs_seconds_and_its_password_is_not_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:9/runs")
+    config = configured(tmp_path, trials=3)
+    tracker = Tracker(config, tmp_path / "run")
+    tune(config, FakeRunner(), tmp_path / "run", progress=tracker)
+    message = tracker.finish()
+    assert message.startswith("not logged to postgresql+psycopg://me:***@127.0.0.1:9/runs: ")
+    assert "refused" in message
+
+
+def test_an_address_that_cannot_be_opened_ends_no_study(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql+nosuchdriver://127.0.0.1/runs")
+    config = configured(tmp_path, trials=3)
+    tracker = Tracker(config, tmp_path / "run")
+    assert tune(config, FakeRunner(), tmp_path / "run", progress=tracker).best is not None
+    assert tracker.finish().startswith("not logged to mysql+nosuchdriver://127.0.0.1/runs: ")
+
+
+def test_postgresql_without_its_driver_is_told_what_brings_it(tmp_path, monkeypatch):
+    def missing(**_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'psycopg'")
+
+    monkeypatch.setattr("mlflow.MlflowClient", missing)
+    with pytest.raises(OSError, match=r"No module named 'psycopg'; pip install 'autotune\[postgres\]'"):
+        connect("postgresql+psycopg:///runs", tmp_path)
+
+
+def test_the_configs_address_comes_before_the_users_and_that_before_our_file(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
     assert tracking_uri(tmp_path) == "http://tracker:5000"
+    config = configured(tmp_path, tracking_uri="postgresql://me@server/runs")
+    assert Tracker(config, tmp_path / "run").uri == "postgresql://me@server/runs"
+
+
+def test_an_address_with_a_password_is_refused_where_it_would_be_logged(tmp_path):
+    with pytest.raises(ConfigError, match="holds a password, and configs are logged; leave it out and set PGPASSWORD"):
+        configured(tmp_path, tracking_uri="postgresql://me:secret@server/runs")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(command: list[str], port: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers on its port, ended with everything that it started."""
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0, **options)
+    try:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert server.poll() is None, f"{command[0]} ended with {server.returncode}"
+            time.sleep(0.2)
+        yield server
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGINT)  # at SIGTERM PostgreSQL waits for its clients, of which we are one
+        server.wait(30)
+
+
+@contextmanager
+def mlflow_server(store: str, artifacts: Path, port: int) -> Iterator[str]:
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", str(artifacts),
+        "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+    ]  # fmt: skip
+    with started(command, port, env={**os.environ, **ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}):
+        yield f"http://127.0.0.1:{port}"
+
+
+def tuned(directory: Path, name: str, uri: str) -> tuple[Result, str]:
+    config = configured(directory, runs=str(directory), trials=5, tracking_uri=uri)
+    tracker = Tracker(config, directory / name)
+    result = tune(config, FakeRunner(), directory / name, progress=tracker, write_report=write_report)
+    return result, tracker.finish()
+
+
+def logged_well(client: MlflowClient, result: Result, run: str, page: str, into: Path) -> None:
+    parent = client.get_run(run)
+    children = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
+    assert len(children) == len(notable(result.trials))
+    assert parent.data.metrics["best_charged_bytes"] == result.best.measurement.charged_bytes
+    into.mkdir()
+    assert Path(client.download_artifacts(run, "report.html", str(into))).read_text() == page
+
+
+@pytest.mark.slow
+def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_delivered(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    port = free_port()
+    store, artifacts = f"sqlite:///{tmp_path}/server.db", tmp_path / "artifacts"
+    with mlflow_server(store, artifacts, port) as uri:
+        result, message = tuned(tmp_path, "first", uri)
+        run = re.search(rf": {uri}/#/experiments/\d+/runs/(\w+)$", message)[1]
+        page = (tmp_path / "first" / "report.html").read_text()
+        logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
+        if browser := shutil.which("chromium"):
+            command = [browser, "--headless", "--no-sandbox", "--virtual-time-budget=20000", "--dump-dom"]
+            shown = subprocess.run([*command, message.split(": ", 1)[1]], capture_output=True, text=True, check=True)
+            assert "first 65%" in shown.stdout
+    result, message = tuned(tmp_path, "second", uri)
+    assert message.startswith(f"not logged to {uri}: ")
+    with mlflow_server(store, artifacts, port), pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(tmp_path / "second"), "--log"])
+    assert not ended.value.code
+    client = MlflowClient(store)
+    found = client.search_runs([client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key)).experiment_id])
+    (parent,) = (run for run in found if run.info.run_name == "second 65%")
+    mine = [run for run in found if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert len(mine) == len(notable(result.trials))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("postgres") is None, reason="needs postgres")
+def test_a_study_is_logged_to_postgresql_by_its_address_alone(tmp_path, monkeypatch):
+    pytest.importorskip("psycopg")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    port = free_port()
+    binaries = Path(shutil.which("postgres")).resolve().parent
+    as_user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses root
+    with tempfile.TemporaryDirectory() as directory:
+        data = Path(directory)
+        if as_user:
+            shutil.chown(data, **as_user)
+        make = [binaries / "initdb", "-D", data / "db", "-U", "me", "--auth=trust"]
+        subprocess.run(make, check=True, capture_output=True, cwd=directory, **as_user)
+        serve = [str(binaries / "postgres"), "-D", f"{data}/db", "-k", directory, "-h", "127.0.0.1", "-p", str(port)]
+        with started(serve, port, cwd=directory, **as_user):
+            uri = f"postgresql+psycopg://me@127.0.0.1:{port}/postgres"
+            result, message = tuned(tmp_path, "first", uri)
+            run = re.search(rf"--backend-store-uri {re.escape(uri)}, then http\S+/runs/(\w+)$", message)[1]
+            page = (tmp_path / "first" / "report.html").read_text()
+            logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
 
 
 def test_failures_are_notable_and_what_was_not_run_is_not():

@@ -33,12 +33,13 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
 
 
 def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
-    """Tune on with the config that the run recorded."""
+    """Tune on with the config that the run recorded, where the run lies now."""
     from autotune.config import load_config
+    from autotune.run_dir import runs_of
 
     if not (where / "config.yaml").exists():
         raise ConfigError(f"{where}: no run is recorded here; give a directory that autotune tune made")
-    _tune(load_config(str(where / "config.yaml"), overrides=changes), where, json=json)
+    _tune(load_config(str(where / "config.yaml"), overrides=changes | {"runs": runs_of(where)}), where, json=json)
 
 
 def _tune(config: "Config", where: Path, *, json: bool) -> None:
