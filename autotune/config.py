@@ -83,6 +83,8 @@ class Config(Section):
     """A plan file or a run directory, of any device: its settings are the first trials."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
+    patience: int = Field(20, ge=1)
+    """Plans of the sampler's that are measured without a new leader, after which the search ends."""
 
     @property
     def ref(self) -> WorkloadRef:

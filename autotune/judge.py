@@ -21,6 +21,8 @@ NOTABLE = 0.01
 """Share of bytes below which a smaller plan is no better than one as fast: a process's charge varies by as much."""
 TIE = 0.02
 """Share of time that is given up for bytes at most, however noisy the times are: all that fit the budget are small enough."""
+RACED = 4
+"""Steps of a plan that are timed before it may be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,23 @@ def not_run(estimate: Estimate, rules: Rules) -> Measurement:
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
+def hopeless(steps: Sequence[float], eager: Sequence[float], beat: float) -> bool:
+    """Whether even the luckiest of the steps so far took more of eager's time beside it than the ratio that is to be beaten.
+
+    Of four steps of a plan that is as fast as that one in sixteen times all come out slower, by noise alone.
+    """
+    if len(steps) < RACED or len(steps) != len(eager):
+        return False
+    return min(step / other for step, other in zip(steps, eager, strict=True)) > beat
+
+
+def to_beat(leading: Trial | None) -> float | None:
+    """The ratio to eager that a plan must reach to be of use: the leader's, and what noise and a tie allow beyond it."""
+    if leading is None or leading.measurement is None or leading.measurement.time_ratio is None:
+        return None
+    return leading.measurement.time_ratio * (1 + TIE + noise(leading.measurement))
+
+
 def was_run(trial: Trial) -> bool:
     """Whether a plan reached the device; `not_run` measurements carry neither bytes nor an outcome of a worker."""
     seen = trial.measurement
@@ -184,18 +203,29 @@ def winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     return leader([trial for trial in trials if trial.plan in confirmed], rules) or leader(trials, rules)
 
 
-def leader(trials: Iterable[Trial], rules: Rules) -> Trial | None:
-    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, and
-    no notable time slower, the smallest of them; of those that are no notable bytes larger than it, the fastest.
-    """
+def fitting(trials: Iterable[Trial], rules: Rules) -> list[Trial]:
+    """Each verified plan that kept the budget in every run it had, its runs as one."""
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != "repeat" and was_run(trial):
             runs.setdefault(trial.plan, []).append(trial)
-    fit = [pool(same) for same in runs.values() if all(_accepted(trial, rules) for trial in same)]
-    cost = {trial.number: measured_ratio(trial.measurement, rules) or math.inf for trial in fit if trial.measurement}
+    return [pool(same) for same in runs.values() if all(_accepted(trial, rules) for trial in same)]
+
+
+def paid(trial: Trial, rules: Rules) -> float:
+    """What the plan costs in time, to be ranked by; infinite where nothing ran."""
+    ratio = measured_ratio(trial.measurement, rules) if trial.measurement is not None else None
+    return math.inf if ratio is None else ratio
+
+
+def leader(trials: Iterable[Trial], rules: Rules) -> Trial | None:
+    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, and
+    no notable time slower, the smallest of them; of those that are no notable bytes larger than it, the fastest.
+    """
+    fit = fitting(trials, rules)
     if not fit:
         return None
+    cost = {trial.number: paid(trial, rules) for trial in fit}
     best = min(fit, key=lambda trial: cost[trial.number])
     ties = [
         trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + min(TIE, _noise(trial) + _noise(best)))

@@ -52,6 +52,7 @@ def render(records: Records) -> str:
         chosen=records.chosen is not None,
         layers=_layers(records), errors=_errors(records), certificate=_certificate(records),
         columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(records.trials, records.best),
+        fresh_columns=table.FRESH_COLUMNS, confirmed=_confirmed(records),
         details=[trial for trial in records.trials if trial.measurement and trial.measurement.detail],
         outcomes=Counter(table.verdict(trial) for trial in records.trials).most_common(), device=_device(records),
     )  # fmt: skip
@@ -184,6 +185,10 @@ def _layers(records: Records, top: int = 15) -> list[tuple[str, str, str, float]
     ranked = sorted(now.items(), key=lambda item: (-item[1], item[0]))[:top]
     most = max((nbytes for _, nbytes in ranked), default=1) or 1
     return [(layer, table.mib(nbytes), table.mib(before[layer]), 100 * nbytes / most) for layer, nbytes in ranked]
+
+
+def _confirmed(records: Records) -> list[table.Row]:
+    return table.fresh_rows(records.confirmed, records.baseline) if records.baseline is not None else []
 
 
 def _errors(records: Records) -> list[tuple[str, ...]]:

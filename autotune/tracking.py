@@ -22,7 +22,12 @@ from autotune.trial import Trial, frame, load
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-ARTIFACTS = ("plan.json", "report.html", "trials.jsonl", "graph.json", "costs.json", "device.json", "config.yaml")
+CONFIRMED = "confirmed.json"
+"""What the plans that were measured afresh came to, as `autotune.confirm.document` tells it."""
+
+ARTIFACTS = (
+    "plan.json", "report.html", "trials.jsonl", "graph.json", "costs.json", "device.json", "config.yaml", CONFIRMED,
+)  # fmt: skip
 """Of the run directory; `trials.csv` is made beside them."""
 
 ENVIRONMENT = {
@@ -140,11 +145,26 @@ class _Log:
             self._batch(self._parent, best, {f"best_{key}": value for key, value in _metrics(best).items()}, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
+        self._confirmed(trials)
         frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for name in (*ARTIFACTS, "trials.csv"):
             if (self.run_dir / name).exists():
                 self.client.log_artifact(self._parent, str(self.run_dir / name))
         self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
+
+    def _confirmed(self, trials: Sequence[Trial]) -> None:
+        """On the last fresh run of each plan what all of them came to."""
+        path = self.run_dir / CONFIRMED
+        by_number = {trial.number: trial for trial in trials}
+        for told in json.loads(path.read_text()) if path.exists() else []:
+            run = self._children[told["trial"]]
+            self.client.set_tag(run, "autotune.verdict", told["verdict"])
+            metrics = {
+                f"confirmed_{name}_{part}": value
+                for name in ("step_seconds", "time_ratio", "beside_best")
+                for part, value in (told[name] or {}).items()
+            }
+            self._batch(run, by_number[told["trial"]], metrics | {"confirmed_rounds": told["rounds"]}, {})
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """On the parent."""
@@ -255,7 +275,7 @@ def notable(trials: Sequence[Trial]) -> list[Trial]:
         leads = trial.plan is not None and seen.outcome is Outcome.OK and _cost(seen) < lead
         if leads:
             lead = _cost(seen)
-        failed = seen.outcome not in (Outcome.OK, Outcome.OVER_BUDGET)
+        failed = seen.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
         if leads or failed or trial.kind in ("baseline", "smallest", "confirm"):
             found.append(trial)
     return found

@@ -93,7 +93,7 @@ class FakeHarness:
     def baseline(self) -> Measurement:
         return replace(self.measure(Plan.traced(GRAPH)), max_error=None)
 
-    def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
         expected = simulate(GRAPH, lower(GRAPH, plan), COSTS)
         return Measurement(
             Outcome.OK,
@@ -395,7 +395,7 @@ def never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         def baseline(self) -> Measurement:
             raise AssertionError("a step would have been run")
 
-        def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
             raise AssertionError("a step would have been run")
 
         def survey(self) -> Prepared:
@@ -686,9 +686,9 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
     number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     class Interrupted(FakeHarness):
-        def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
             signal.raise_signal(number)
-            return super().measure(plan, budget_bytes=budget_bytes)
+            return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
 
         def baseline(self) -> Measurement:
             return FakeHarness.measure(self, Plan.traced(GRAPH))

@@ -86,10 +86,9 @@ def test_estimates_over_the_budget_never_reach_the_runner(told):
 def test_no_plan_runs_twice_but_to_be_confirmed(told):
     _, runner, result, _ = told
     confirmed = [plan_hash(trial.plan) for trial in result.trials if trial.kind == "confirm"]
-    for confirmation in confirmed:
-        runner_saw = runner.measured.count(confirmation)
-        assert runner_saw == 2
-    assert len(runner.measured) == len(set(runner.measured)) + len(confirmed)
+    searched = runner.measured[: len(runner.measured) - len(confirmed)]
+    assert len(searched) == len(set(searched))
+    assert runner.measured[len(searched) :] == confirmed
     assert runner.renewed == len(confirmed)
 
 
@@ -112,7 +111,7 @@ def test_plain_optuna_opens_the_study_and_finds_every_trial(told):
     for ours, theirs in zip(result.trials, study.trials, strict=True):
         assert theirs.user_attrs["outcome"] == ours.measurement.outcome
         assert set(theirs.constraints) == {"memory", "numerics"}
-        fits = ours.measurement.outcome is Outcome.OK and ours.kind != "baseline"
+        fits = ours.measurement.outcome in (Outcome.OK, Outcome.STOPPED_EARLY) and ours.kind != "baseline"
         assert all(violation <= 0 for violation in theirs.constraints.values()) == fits
     # of plans within the noise the smallest wins, whichever of them Optuna saw first
     best = result.trials[study.best_trial.number].measurement
@@ -273,10 +272,9 @@ def test_a_store_adds_offload_to_the_search(tmp_path):
     assert "offload.window.store" in stored(tmp_path).trials[result.best.number].params
 
 
-def test_a_search_without_gain_stops_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.study.PATIENCE", 2)
+def test_a_search_without_gain_stops_by_itself(tmp_path):
     one = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"]}
-    result = run(tmp_path, trials=None, budget="120%", planners=one)
+    result = run(tmp_path, trials=None, budget="120%", planners=one, patience=2)
     assert [trial.kind for trial in result.trials].count("repeat") == 8
 
 
