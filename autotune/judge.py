@@ -109,12 +109,18 @@ def held_to(measurement: Measurement, budget_bytes: int | None) -> Measurement:
     return replace(measurement, outcome=Outcome.OVER_BUDGET, detail=detail)
 
 
+def sure_to_exceed(estimate: Estimate, rules: Rules) -> bool:
+    """Whether the simulator finds a plan too large: its peak, or notably what its layout makes of that."""
+    laid_out = estimate.charged_bytes or 0
+    return estimate.peak_bytes > rules.budget_bytes or laid_out > (1 + NOTABLE) * rules.budget_bytes
+
+
 def not_run(estimate: Estimate, rules: Rules) -> Measurement:
     """The outcome of a plan that the simulator already finds too large."""
-    detail = (
-        f"estimated {fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}, the step may take "
-        f"{fmt_bytes(rules.budget_bytes)}: not run"
-    )
+    needs = f"{fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}"
+    if estimate.peak_bytes <= rules.budget_bytes and estimate.charged_bytes is not None:
+        needs = f"{fmt_bytes(estimate.charged_bytes)} as its buffers can be laid out"
+    detail = f"estimated {needs}, the step may take {fmt_bytes(rules.budget_bytes)}: not run"
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
@@ -144,7 +150,7 @@ def was_run(trial: Trial) -> bool:
 def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict:
     """What to tell the search. An outcome without numbers gets the simulator's, and a violated constraint."""
     seen = trial.measurement or Measurement(Outcome.CRASHED)
-    predicted_bytes = round(trial.estimate.peak_bytes * (1 + waste(seen_wastes))) if trial.estimate else None
+    predicted_bytes = _predicted(trial.estimate, seen_wastes) if trial.estimate else None
     step_bytes = predicted_bytes if (own := _step_taken(seen)) is None else own
     ratio = measured_ratio(seen, rules)
     allowed = max(rules.allowed_bytes, 1)
@@ -160,6 +166,10 @@ def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict
         numerics=1.0 if wrong else 0.0,
         imputed=ratio is None,
     )
+
+
+def _predicted(estimate: Estimate, seen_wastes: Sequence[float]) -> int:
+    return max(round(estimate.peak_bytes * (1 + waste(seen_wastes))), estimate.charged_bytes or 0)
 
 
 def measured_ratio(measurement: Measurement, rules: Rules) -> float | None:

@@ -15,12 +15,25 @@ from autotune.errors import InfeasibleError, PlanError
 from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
-from autotune.judge import Rules, aim_bytes, judge, leader, measured_ratio, not_run, pool, to_beat, was_run, winner
+from autotune.judge import (
+    Rules,
+    aim_bytes,
+    judge,
+    leader,
+    measured_ratio,
+    not_run,
+    pool,
+    sure_to_exceed,
+    to_beat,
+    was_run,
+    winner,
+)
 from autotune.ledger import Identity, Ledger
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.progress import Finished, Phase, Progress, silent
 from autotune.runner import Runner, Task, prepare, resolve
+from autotune.simulate import Estimate
 from autotune.trial import Settings, Trial, load
 
 if TYPE_CHECKING:
@@ -238,7 +251,7 @@ class _Session:
             expected = self.planning.laid_out(made)
             trial = replace(trial, plan=made.plan, estimate=expected)
             beat = None if kind == "confirm" else self.beat
-            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made, beat))
+            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, expected, beat))
         except (PlanError, InfeasibleError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
@@ -258,12 +271,12 @@ class _Session:
         note = f"same plan as trial {same[-1].number}: not run again"
         return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
 
-    def measure(self, made: Candidate, beat: float | None) -> Measurement:
+    def measure(self, plan: Plan, expected: Estimate, beat: float | None) -> Measurement:
         """Run the plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
-        if made.estimate.peak_bytes > self.rules.budget_bytes:
-            return not_run(made.estimate, self.rules)
+        if sure_to_exceed(expected, self.rules):
+            return not_run(expected, self.rules)
         with self.interrupts.breakable():
-            seen = self.runner.measure(made.plan, budget_bytes=self.rules.budget_bytes, beat=beat)
+            seen = self.runner.measure(plan, budget_bytes=self.rules.budget_bytes, beat=beat)
         return judge(seen, self.rules)
 
     @property
