@@ -138,7 +138,7 @@ def standings(trials: Sequence[Trial], rules: Rules) -> list[Standing]:
     alive = {one.plan for one in fit}
     failed = [Standing(_broken(runs), Word.FAILED, len(runs), ()) for plan, runs in fresh.items() if plan not in alive]
     best = winner(trials, rules)
-    if best is None or best.plan not in alive:
+    if best is None or best.plan is None or best.plan not in alive:
         return failed
     samples = {plan: _turns(runs) for plan, runs in fresh.items()}
     safe = fallback(fit, best, rules)

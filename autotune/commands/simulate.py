@@ -83,7 +83,7 @@ def document(known: "Landscape", found: dict[str, "list[Replayed]"]) -> dict[str
 
 def _rows(name: str, ran: "Sequence[Replayed]", trials: int) -> list[tuple[str, ...]]:
     """One for each count of measured trials; a search that ended before stands as it ended."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for after in (*(count for count in AFTER if count < trials), trials):
         near = [one.found[min(after, len(one.found)) - 1] for one in ran]
         chosen = [one.chosen[min(after, len(one.chosen)) - 1] for one in ran]
