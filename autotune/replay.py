@@ -165,7 +165,7 @@ def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> Replay
         # that no plan was found to fit is told by the figures
         with contextlib.suppress(Enough, InfeasibleError, NumericsError):
             config = _config(landscape, sampler, seed, trials, Path(folder))
-            study.tune(config, runner, run_dir, planning=partial(_planning, answers))
+            study.tune(config, runner, run_dir, planning=partial(_planning, answers), lasting=False)
         done = load(run_dir / "trials.jsonl")
     ran = [trial for trial in done if trial.plan is not None and trial.kind != "repeat" and _ran(trial.measurement)]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]

@@ -51,6 +51,8 @@ class Task:
     deadline: float
     """On the monotonic clock."""
     planning: MakePlanning = planned
+    lasting: bool = True
+    """Whether Optuna's study is kept on disk."""
 
 
 def prepare(task: Task, trials: list[Trial]) -> Prepared:

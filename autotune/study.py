@@ -61,15 +61,18 @@ def tune(
     progress: Progress = silent,
     write_report: Callable[[Path], Path] | None = None,
     planning: MakePlanning = planned,
+    lasting: bool = True,
 ) -> Result:
     """Tune `config.workload` into `config.budget`; a run directory with trials in it is gone on with.
 
-    `planning` makes the plans and `runner` measures them: a record may answer for both (`autotune.replay`). Raises
-    InfeasibleError, NumericsError, LockedError, or what `runner` does; SystemExit(128 + signal) where a signal came before
-    the budget was known. The runner is closed in any case.
+    `planning` makes the plans and `runner` measures them: a record may answer for both (`autotune.replay`). Optuna's study
+    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, or what `runner` does;
+    SystemExit(128 + signal) where a signal came before the budget was known. The runner is closed in any case.
     """
     with locked(run_dir), Interrupts() as interrupts:
-        task = Task(config, runner, run_dir, progress, interrupts, time.monotonic() + config.time_seconds, planning)
+        task = Task(
+            config, runner, run_dir, progress, interrupts, time.monotonic() + config.time_seconds, planning, lasting
+        )
         begun: _Session | None = None
         plan_path = report_path = None
         trials: list[Trial] = load(run_dir / "trials.jsonl")
@@ -118,7 +121,11 @@ class _Session:
         self.space = space.chosen_space(self.config.planners.model_dump(), prepared.device.kind, stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
         self.ledger = Ledger(
-            self.run_dir, _identity(self.config, prepared, rules, self.space, trials), self.space, rules, trials
+            self.run_dir,
+            replace(_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting),
+            self.space,
+            rules,
+            trials,
         )
 
     def run(self) -> None:
