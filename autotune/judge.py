@@ -127,7 +127,7 @@ def not_run(estimate: Estimate, rules: Rules) -> Measurement:
 def hopeless(steps: Sequence[float], eager: Sequence[float], beat: float) -> bool:
     """Whether even the luckiest of the steps so far took more of eager's time beside it than the ratio that is to be beaten.
 
-    Of four steps of a plan that is as fast as that one in sixteen times all come out slower, by noise alone.
+    Against `to_beat` of a leader it gives up fewer than one in twenty of the plans that are as fast, on recorded noise.
     """
     if len(steps) < RACED or len(steps) != len(eager):
         return False

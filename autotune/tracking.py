@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.config import Config
+from autotune.judge import pool
 from autotune.measurement import Measurement, Outcome
 from autotune.progress import Event, Finished, Ready
 from autotune.records import to_json
@@ -142,7 +143,8 @@ class _Log:
         for number, run in self._children.items():
             self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
         if best is not None and best.measurement is not None:
-            self._batch(self._parent, best, {f"best_{key}": value for key, value in _metrics(best).items()}, {})
+            whole = pool([trial for trial in trials if (trial.plan, trial.kind) == (best.plan, best.kind)])
+            self._batch(self._parent, best, {f"best_{key}": value for key, value in _metrics(whole).items()}, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
         self._confirmed(trials)
