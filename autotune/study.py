@@ -257,8 +257,10 @@ class _Session:
                 made = made or self.planning.made(settings, self.aim_bytes)
             expected = self.planning.laid_out(made)
             trial = replace(trial, plan=made.plan, estimate=expected)
+            # of the planners' own what its layout is charged is to be seen: the next ones aim by it
+            screened = expected if kind == "search" else made.estimate
             beat = None if kind == "confirm" else self.beat
-            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, expected, beat))
+            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, screened, beat))
         except (PlanError, InfeasibleError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:

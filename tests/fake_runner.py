@@ -26,6 +26,8 @@ class FakeRunner:
     baseline_fits: bool = True
     outcome_of: Callable[[Plan], Outcome] = lambda plan: Outcome.OK
     error_of: Callable[[Plan], float] = lambda plan: 0.0
+    slower_of: Callable[[Plan], float] = lambda plan: 1.01
+    """Of the simulator's seconds."""
     before_measure: Callable[["FakeRunner"], None] = lambda runner: None
     measured: list[str] = field(default_factory=list)
     """Hashes of the plans that reached the device, in turn."""
@@ -54,7 +56,7 @@ class FakeRunner:
         outcome = self.outcome_of(plan)
         if outcome is not Outcome.OK:
             return Measurement(outcome, f"the worker said {outcome}", device=DEVICE)
-        seen = self._look(plan, slower=1.01, error=self.error_of(plan))
+        seen = self._look(plan, slower=self.slower_of(plan), error=self.error_of(plan))
         first, beside = seen.step_seconds[:RACED], seen.baseline_seconds[:RACED]
         if beat is None or not hopeless(first, beside, beat):
             return seen
