@@ -38,7 +38,7 @@ class Word(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Confirmed:
     """A plan that was measured afresh."""
 
     trial: Trial
@@ -94,7 +94,7 @@ def due(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     asked = [*first, *([] if safe is None else [safe])]
     waiting = [one for one in asked if rounds[one.plan] < needed[one.plan]]
     if not waiting:
-        told = standings(trials, rules)
+        told = confirmed(trials, rules)
         open_ = {one.trial.plan for one in told if one.word is Word.INCONCLUSIVE}
         open_ |= {one.trial.plan for one in told if open_ and one.word is Word.BEST}
         waiting = [one for one in asked if one.plan in open_ and rounds[one.plan] < MOST_ROUNDS]
@@ -128,7 +128,7 @@ def fallback(fit: Sequence[Trial], best: Trial, rules: Rules) -> Trial | None:
     return min(smaller, key=_charged, default=None)
 
 
-def standings(trials: Sequence[Trial], rules: Rules) -> list[Standing]:
+def confirmed(trials: Sequence[Trial], rules: Rules) -> list[Confirmed]:
     """Every plan that was measured afresh: the best, then the others by their fresh times, then what failed."""
     fresh: dict[Plan, list[Trial]] = {}
     for trial in trials:
@@ -136,7 +136,7 @@ def standings(trials: Sequence[Trial], rules: Rules) -> list[Standing]:
             fresh.setdefault(trial.plan, []).append(trial)
     fit = [one for one in fitting(trials, rules) if one.plan in fresh]
     alive = {one.plan for one in fit}
-    failed = [Standing(_broken(runs), Word.FAILED, len(runs), ()) for plan, runs in fresh.items() if plan not in alive]
+    failed = [Confirmed(_broken(runs), Word.FAILED, len(runs), ()) for plan, runs in fresh.items() if plan not in alive]
     best = winner(trials, rules)
     if best is None or best.plan is None or best.plan not in alive:
         return failed
@@ -147,14 +147,14 @@ def standings(trials: Sequence[Trial], rules: Rules) -> list[Standing]:
         assert one.plan is not None
         mine, theirs, rounds = samples[one.plan], samples[best.plan], len(fresh[one.plan])
         if one.plan == best.plan:
-            found.append(Standing(one, Word.BEST, rounds, mine))
+            found.append(Confirmed(one, Word.BEST, rounds, mine))
         else:
             beside = change(mine, theirs) if min(len(mine), len(theirs)) > 1 else None
-            found.append(Standing(one, _word(beside), rounds, mine, beside, best.number, one is safe))
+            found.append(Confirmed(one, _word(beside), rounds, mine, beside, best.number, one is safe))
     return found + failed
 
 
-def document(found: Sequence[Standing]) -> list[dict[str, Any]]:
+def document(found: Sequence[Confirmed]) -> list[dict[str, Any]]:
     """The table for programs: base units in the names, an interval as its middle, low and high; None for unknown."""
     return [
         {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import planfile
-from autotune.confirm import Standing, standings
+from autotune.confirm import Confirmed, confirmed
 from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
@@ -62,9 +62,9 @@ class Records:
         return None if self.rules is None else winner(self.trials, self.rules)
 
     @cached_property
-    def confirmed(self) -> list[Standing]:
+    def confirmed(self) -> list[Confirmed]:
         """Plans that were measured afresh, the best first."""
-        return [] if self.rules is None else standings(self.trials, self.rules)
+        return [] if self.rules is None else confirmed(self.trials, self.rules)
 
     @cached_property
     def rules(self) -> Rules | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotune import seeds, space
 from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
-from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, document, due, standings
+from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
 from autotune.errors import InfeasibleError, PlanError
 from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.harness.run import Prepared
@@ -101,7 +101,7 @@ def tune(
             plan_path=plan_path,
             report_path=report_path,
             interrupted=interrupts.received,
-            confirmed=tuple(standings(trials, rules)),
+            confirmed=tuple(confirmed(trials, rules)),
         )
 
 
@@ -209,7 +209,7 @@ class _Session:
         while (best := due(self.trials, self.rules)) is not None:
             self.interrupts.check()
             fresh = sum(trial.kind == "confirm" for trial in self.trials)
-            told = any(one.word is Word.BEST for one in standings(self.trials, self.rules))
+            told = any(one.word is Word.BEST for one in confirmed(self.trials, self.rules))
             if (told or fresh >= CONTENDERS) and self.left <= self.longest_seconds:
                 return
             assert best.plan is not None
@@ -319,7 +319,7 @@ class _Session:
                 "interrupted": self.interrupts.received,
             },
         )
-        write_json(self.run_dir / "confirmed.json", document(standings(self.trials, self.rules)))
+        write_json(self.run_dir / "confirmed.json", document(confirmed(self.trials, self.rules)))
         return None if best is None else write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.confirm import Standing, Word
+from autotune.confirm import Confirmed, Word
 from autotune.knobs import KnobValue
 from autotune.measurement import Outcome
 from autotune.regress import Interval, blocks, interval, percent
@@ -60,7 +60,7 @@ def _row(trial: Trial, best: bool) -> Row:
     return Row(trial, cells, best, cells[-1] not in ("ok", "BEST"))
 
 
-def fresh_rows(found: Sequence[Standing], baseline: Trial) -> list[Row]:
+def fresh_rows(found: Sequence[Confirmed], baseline: Trial) -> list[Row]:
     """Plain eager as it ran beside them, then the plans that were measured afresh; bytes are the step's own."""
     if not found:
         return []
@@ -74,7 +74,7 @@ def fresh_rows(found: Sequence[Standing], baseline: Trial) -> list[Row]:
     return [Row(baseline, eager), *(_fresh(one) for one in found)]
 
 
-def _fresh(one: Standing) -> Row:
+def _fresh(one: Confirmed) -> Row:
     seen, ratio = one.trial.measurement, one.ratio
     within = "-" if ratio is None else f"{percent(ratio.low)} to {percent(ratio.high)}"
     cells = (

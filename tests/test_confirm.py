@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune import confirm
-from autotune.confirm import LEAST_ROUNDS, MOST_ROUNDS, Word, contenders, due, fallback, standings
+from autotune.confirm import LEAST_ROUNDS, MOST_ROUNDS, Word, confirmed, contenders, due, fallback
 from autotune.judge import Rules
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
@@ -40,7 +40,7 @@ def searched(*ratios: float) -> list[Trial]:
     return [trial(number, measured(ratio), number) for number, ratio in enumerate(ratios)]
 
 
-def confirmed(trials: list[Trial], fresh: dict[int, Iterator[float] | float]) -> list[Trial]:
+def played(trials: list[Trial], fresh: dict[int, Iterator[float] | float]) -> list[Trial]:
     """All that confirmation asks for, each plan's pace from its own noise or as it is."""
     while (one := due(trials, RULES)) is not None:
         plan = one.plan.order[0]
@@ -55,7 +55,7 @@ def asked(trials: list[Trial]) -> list[int]:
 
 
 def test_the_leader_and_those_near_it_take_turns_and_two_rounds_tell():
-    trials = confirmed(searched(1.0, 1.03, 1.05, 1.06, 1.5), dict.fromkeys(range(5), 1.0))
+    trials = played(searched(1.0, 1.03, 1.05, 1.06, 1.5), dict.fromkeys(range(5), 1.0))
     assert asked(trials) == [0, 1, 2, 0, 1, 2]
 
 
@@ -64,28 +64,28 @@ def test_what_is_a_tenth_slower_is_not_measured_again():
 
 
 def test_of_plans_as_fast_and_as_large_each_other_is_a_tie_with_the_best():
-    best, *others = standings(confirmed(searched(1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0)), RULES)
+    best, *others = confirmed(played(searched(1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0)), RULES)
     assert best.verdict == "BEST"
     assert best.beside is None
     assert [other.verdict for other in others] == [f"tie with {best.trial.number}"] * 2
 
 
 def test_a_plan_that_was_fast_by_luck_is_slower_once_it_is_measured_afresh():
-    found = standings(confirmed(searched(0.95, 1.0), {0: 1.05, 1: 1.0}), RULES)
+    found = confirmed(played(searched(0.95, 1.0), {0: 1.05, 1: 1.0}), RULES)
     assert [(one.trial.plan.order[0], one.word) for one in found] == [(1, Word.BEST), (0, Word.SLOWER)]
     assert found[1].beside.ratio == pytest.approx(1.05, rel=0.002)
 
 
 def test_while_it_cannot_be_told_there_are_more_rounds_until_there_are_six():
     wild = {plan: iter([0.8, 1.25, 0.9, 1.1] * 100) for plan in range(2)}
-    trials = confirmed(searched(1.0, 1.0), wild)
+    trials = played(searched(1.0, 1.0), wild)
     assert [asked(trials).count(plan) for plan in range(2)] == [MOST_ROUNDS] * 2
-    assert [one.verdict for one in standings(trials, RULES)] == ["BEST", "inconclusive"]
+    assert [one.verdict for one in confirmed(trials, RULES)] == ["BEST", "inconclusive"]
 
 
 def test_a_plan_that_is_told_apart_has_no_more_rounds_than_it_needs():
     wild = iter([0.9, 1.2, 1.02, 1.1, 0.95] * 100)
-    trials = confirmed(searched(1.0, 1.0, 1.09), {0: 1.0, 1: wild, 2: 1.09})
+    trials = played(searched(1.0, 1.0, 1.09), {0: 1.0, 1: wild, 2: 1.09})
     assert asked(trials).count(2) == LEAST_ROUNDS
     assert asked(trials).count(1) > LEAST_ROUNDS
 
@@ -93,15 +93,15 @@ def test_a_plan_that_is_told_apart_has_no_more_rounds_than_it_needs():
 def test_a_contender_that_fails_afresh_gives_its_place_to_the_next_and_says_why():
     trials = searched(1.0, 1.01, 1.02, 1.03)
     died = Measurement(Outcome.OUT_OF_MEMORY, "killed")
-    trials = confirmed([*trials, trial(4, died, 0, "confirm")], dict.fromkeys(range(4), 1.0))
+    trials = played([*trials, trial(4, died, 0, "confirm")], dict.fromkeys(range(4), 1.0))
     assert set(asked(trials)[1:]) == {1, 2, 3}
-    assert standings(trials, RULES)[-1].verdict == "out of memory"
+    assert confirmed(trials, RULES)[-1].verdict == "out of memory"
 
 
 def test_nothing_is_asked_where_nothing_fits():
     over = [trial(0, measured(1.0, charged=1600, outcome=Outcome.OVER_BUDGET), 0)]
     assert due(over, RULES) is None
-    assert standings(over, RULES) == []
+    assert confirmed(over, RULES) == []
 
 
 def test_the_fallback_is_the_fastest_that_leaves_a_tenth_of_the_budget():
@@ -135,13 +135,13 @@ def test_the_fallback_is_measured_once_and_named():
         seen = measured([1.0, 1.01, 1.4][plan], charged=[1490, 1490, 1100][plan])
         trials = [*trials, trial(len(trials), seen, plan, "confirm")]
     assert asked(trials).count(2) == 1
-    assert standings(trials, RULES)[-1].verdict == "safe fallback, slower"
+    assert confirmed(trials, RULES)[-1].verdict == "safe fallback, slower"
 
 
 def test_a_run_of_one_block_tells_nothing_and_is_no_fault():
     short = replace(measured(1.0), step_seconds=(1.0,), baseline_seconds=(1.0,))
     trials = [*searched(1.0, 1.0), trial(2, short, 0, "confirm"), trial(3, short, 1, "confirm")]
-    found = standings(trials, RULES)
+    found = confirmed(trials, RULES)
     assert [one.verdict for one in found] == ["BEST", "inconclusive"]
     assert found[0].seconds is found[0].ratio is None
 
@@ -151,14 +151,14 @@ def test_without_a_baseline_seconds_are_compared_and_there_is_no_ratio():
     for plan in (0, 1, 0, 1):
         seen = replace(measured(10.0), baseline_seconds=())
         trials.append(trial(len(trials), seen, plan, "confirm"))
-    found = standings(trials, RULES)
+    found = confirmed(trials, RULES)
     assert [one.word for one in found] == [Word.BEST, Word.TIE]
     assert found[0].ratio is None
     assert found[0].seconds.middle == pytest.approx(10.0, rel=0.01)
 
 
 def test_a_program_reads_every_figure_of_the_table():
-    told = confirm.document(standings(confirmed(searched(1.0, 1.02), {0: 1.0, 1: 1.05}), RULES))
+    told = confirm.document(confirmed(played(searched(1.0, 1.02), {0: 1.0, 1: 1.05}), RULES))
     assert json.loads(json.dumps(told)) == told
     assert [one["verdict"] for one in told] == ["BEST", "slower"]
     assert told[1]["beside_best"]["low"] > 1.04
@@ -182,7 +182,7 @@ def shares(noise: str, pace: float) -> dict[Word, float]:
     for repeat in range(REPEATS):
         plans = [recorded(noise, f"{plan} {pace} {repeat}") for plan in range(2)]
         slowed = {0: plans[0], 1: (pace * turn for turn in plans[1])}
-        best, other = standings(confirmed(searched(1.0, 1.0), slowed), RULES)
+        best, other = confirmed(played(searched(1.0, 1.0), slowed), RULES)
         said[Word.BEST if pace > 1 and best.trial.plan.order[0] == 1 else other.word] += 1
     return {word: count / REPEATS for word, count in said.items()}
 
