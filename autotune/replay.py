@@ -23,7 +23,7 @@ from autotune.costs import Costs
 from autotune.errors import ConfigError, InfeasibleError, NumericsError
 from autotune.graph import TrainGraph
 from autotune.harness.run import Prepared
-from autotune.judge import Rules, hopeless, leader
+from autotune.judge import Rules, hopeless, leader, was_run
 from autotune.landscape import Landscape, Point, nearest
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
@@ -95,14 +95,15 @@ class Answers:
         return replace(self._candidate(point), settings=settings)
 
     def laid_out(self, made: Candidate) -> Estimate:
-        return made.estimate
+        return self.point(made.plan).estimate
 
     def point(self, plan: Plan) -> Point:
         """What the plan stands for."""
         return next(point for point in self.landscape.points if self.numbers[point.plan] == plan.order[0])
 
     def _candidate(self, point: Point) -> Candidate:
-        return Candidate(point.settings, Plan((self.numbers[point.plan],)), point.estimate)
+        bare = replace(point.estimate, layout_bytes=0, layout_live_bytes=0)
+        return Candidate(point.settings, Plan((self.numbers[point.plan],)), bare)
 
 
 @dataclass
@@ -167,10 +168,10 @@ def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> Replay
             config = _config(landscape, sampler, seed, trials, Path(folder))
             study.tune(config, runner, run_dir, planning=partial(_planning, answers), lasting=False)
         done = load(run_dir / "trials.jsonl")
-    ran = [trial for trial in done if trial.plan is not None and trial.kind != "repeat" and _ran(trial.measurement)]
+    ran = [trial for trial in done if trial.plan is not None and trial.kind != "repeat" and was_run(trial)]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]
     gaps = [_above(best, answers, trial) for trial in ran]
-    rules = Rules(landscape.budget_bytes, landscape.floor_bytes, landscape.capture_error, landscape.traced_seconds)
+    rules = Rules(landscape.budget_bytes, landscape.floor_bytes, None, landscape.traced_seconds)  # judged already
     counts = range(1, len(ran) + 1)
     return Replayed(
         sampler=sampler,
@@ -211,11 +212,6 @@ def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: 
 def _planning(answers: Answers, graph: TrainGraph, costs: Costs, searched: Space) -> Answers:
     del graph, costs, searched
     return answers
-
-
-def _ran(seen: Measurement | None) -> bool:
-    """Whether it reached the device: a plan that the simulator refused has neither bytes nor another outcome."""
-    return seen is not None and (seen.outcome is not Outcome.OVER_BUDGET or seen.peak_bytes is not None)
 
 
 def _above(best: float, answers: Answers, trial: Trial | None) -> float:
