@@ -36,8 +36,8 @@ PLANNERS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", nargs="?", default="resnet18", help="a zoo name, or file.py:factory")
-    parser.add_argument("--set", nargs="*", default=["batch=2", "size=96"], metavar="KEY=VALUE", help="the factory's")
-    parser.add_argument("--budget", default="60%")
+    parser.add_argument("--set", nargs="*", default=["batch=16", "size=112", "width=32"], metavar="KEY=VALUE", help="the factory's")
+    parser.add_argument("--budget", default="75%")
     parser.add_argument("--time", default="7m", help="for everything")
     parser.add_argument("--trials", type=int, default=150, help="at most")
     parser.add_argument("--samples", type=int, default=6, help="timed steps of a trial")
