@@ -74,10 +74,14 @@ def wastes(trials: Iterable[Trial]) -> list[float]:
 
 
 def waste(seen: Sequence[float]) -> float:
-    """The upper quartile of what was seen, so that most plans made with it fit; never negative."""
+    """The most that was seen, less outliers (Tukey 1977: half as far again above the upper quartile as the quartiles lie
+    apart, and more), so that nearly all plans made with it fit; never negative.
+    """
     if not seen:
         return ASSUMED_WASTE
-    return max(0.0, sorted(seen)[math.ceil(0.75 * len(seen)) - 1])
+    ordered = sorted(seen)
+    low, high = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.25, 0.75))
+    return max(0.0, *(one for one in ordered if one <= high + 1.5 * (high - low)))
 
 
 def aim_bytes(budget_bytes: int, seen: Sequence[float]) -> int:

@@ -36,7 +36,9 @@ PLANNERS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", nargs="?", default="resnet18", help="a zoo name, or file.py:factory")
-    parser.add_argument("--set", nargs="*", default=["batch=16", "size=112", "width=32"], metavar="KEY=VALUE", help="the factory's")
+    parser.add_argument(
+        "--set", nargs="*", default=["batch=16", "size=112", "width=32"], metavar="KEY=VALUE", help="the factory's"
+    )
     parser.add_argument("--budget", default="75%")
     parser.add_argument("--time", default="7m", help="for everything")
     parser.add_argument("--trials", type=int, default=150, help="at most")
@@ -110,10 +112,11 @@ class Simulated:
         return self._seen(traced.peak_bytes, traced.peak_bytes, traced.seconds, random.Random("eager"))
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
-        """Every plan is off by its own share of bytes and seconds, the same each time it is measured."""
+        """Every plan is off by its own share of bytes, and of seconds by that of all plans that run the same ops as often."""
         del budget_bytes, beat
         expected, dice = self._estimate(plan), random.Random(plan_hash(plan))
-        more, slower = 1 + dice.choice(self.recorded.bytes_off), dice.choice(self.recorded.seconds_off)
+        more = 1 + dice.choice(self.recorded.bytes_off)
+        slower = random.Random(str(sorted(plan.order))).choice(self.recorded.seconds_off)
         charged = expected.charged_bytes or expected.peak_bytes
         return self._seen(int(expected.peak_bytes * more), int(charged * more), expected.seconds * slower, dice)
 
