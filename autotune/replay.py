@@ -33,14 +33,14 @@ from autotune.simulate import Estimate
 from autotune.space import Space
 from autotune.trial import Settings, Trial, load
 
-ASKED = 8
+ASKED = 5
 """Trials that a replay may take for each one that is measured: where a search asks for the same plans again and again, it
 ends."""
 LOST = frozenset({Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET})
 
 
 class Enough(Exception):
-    """As many trials were measured as were asked for, or the search ended by itself."""
+    """As many trials were measured as were asked for, every plan on record was, or the search ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,14 @@ class Answers:
     asked: int = 0
     neighbours: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    """Plans that were measured on the device, and not yet in this search."""
 
     def __post_init__(self) -> None:
         for point in self.landscape.points:
             self.numbers.setdefault(point.plan, len(self.numbers))
+            if point.measurement.outcome is not Outcome.OVER_BUDGET or point.measurement.peak_bytes is not None:
+                self.left.add(point.plan)
         self.searched = [point for point in self.landscape.points if point.kind != "smallest"]
 
     def smallest(self) -> Candidate:
@@ -89,6 +93,8 @@ class Answers:
 
     def made(self, settings: Settings, budget_bytes: int) -> Candidate:
         del budget_bytes
+        if not self.left:
+            raise Enough
         point, away = nearest(self.searched, settings)
         self.asked += 1
         self.neighbours += away > 0
@@ -133,7 +139,9 @@ class Recorded:
         if self.measured == self.most:
             raise Enough
         self.measured += 1
-        seen = self.answers.point(plan).measurement
+        point = self.answers.point(plan)
+        self.answers.left.discard(point.plan)
+        seen = point.measurement
         if seen.outcome is not Outcome.OK:
             return seen
         return _raced(self._drawn(seen, random.Random(f"{self.seed} {self.measured}")), beat)
