@@ -2,12 +2,14 @@
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from autotune import space
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
+from autotune.layout.of_plan import with_layout
 from autotune.plan import Plan
 from autotune.planners import KINDS, make_plan
 from autotune.planners.auto import Plans, leaders
@@ -26,6 +28,56 @@ class Candidate:
     settings: Settings
     plan: Plan
     estimate: Estimate
+
+
+class Planning(Protocol):
+    """Makes plans for a study; `planned` is the real one."""
+
+    def smallest(self) -> Candidate:
+        """The lowest peak that is reached."""
+        ...
+
+    def answers(self, budget_bytes: int) -> Iterator[Candidate]:
+        """What planners answer to a budget by themselves, each plan once."""
+        ...
+
+    def made(self, settings: Settings, budget_bytes: int) -> Candidate:
+        """The plan of these settings; PlanError or InfeasibleError where there is none."""
+        ...
+
+    def laid_out(self, made: Candidate) -> Estimate:
+        """Its estimate, with what its layout takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """By the planners, for one graph on one device."""
+
+    graph: TrainGraph
+    costs: Costs
+    searched: Space
+
+    def smallest(self) -> Candidate:
+        return smallest(self.graph, self.costs, self.searched)
+
+    def answers(self, budget_bytes: int) -> Iterator[Candidate]:
+        return answers(self.graph, self.costs, self.searched, budget_bytes)
+
+    def made(self, settings: Settings, budget_bytes: int) -> Candidate:
+        return candidate(self.graph, self.costs, settings, budget_bytes)
+
+    def laid_out(self, made: Candidate) -> Estimate:
+        return with_layout(self.graph, made.plan, self.costs, made.estimate)
+
+
+MakePlanning = Callable[[TrainGraph, Costs, Space], Planning]
+"""For a graph on a device, of planners that may be chosen."""
+
+
+def planned(graph: TrainGraph, costs: Costs, searched: Space) -> Planning:
+    """Plans as planners make them."""
+    return Planned(graph, costs, searched)
 
 
 def candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_bytes: int) -> Candidate:

@@ -190,6 +190,27 @@ def resume(
     go_on(run, {"time": time, "trials": trials, "tracking_uri": tracking_uri}, json=json)
 
 
+@app.command(short_help="Try searches on a recorded run, without a device.")
+def simulate(
+    run: Annotated[Path, typer.Argument(help="A directory under runs/, or a landscape's file.")],
+    *,
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sampler", metavar="NAME", help="auto, gp, random or tpe; repeatable; auto and random by default."
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many measured trials a search has.")] = 25,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many searches of each sampler.")] = 5,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Try searches on what a run recorded: how near to its best plan they come, and how many trials they lose on the way."""
+    from autotune.commands.simulate import run as replay
+
+    replay(run, sampler or [], trials=trials, seeds=seeds, json=json)
+
+
 @app.command(short_help="Make a plan by estimate alone.")
 def plan(
     workload: Target,

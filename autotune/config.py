@@ -86,6 +86,8 @@ class Config(Section):
     """MLflow's: `http://server:5000`, `postgresql://user@server/name`; a SQLite file in `runs` by default."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
+    patience: int = Field(20, ge=1)
+    """Plans of the sampler's that are measured without a new leader, after which the search ends."""
 
     @property
     def ref(self) -> WorkloadRef:

@@ -35,32 +35,32 @@ def rich_console(stream: IO[str]) -> "Console":
     return Console(file=stream, highlight=False)
 
 
-def print_table(rows: Sequence[Row], stream: IO[str] | None = None) -> None:
+def print_table(rows: Sequence[Row], stream: IO[str] | None = None, columns: Sequence[str] = COLUMNS) -> None:
     """The trials, aligned; the best one stands out."""
     out = stream or sys.stdout
     if on_terminal(out):
-        _print_rich(rows, out)
+        _print_rich(rows, out, columns)
         return
-    lines = [COLUMNS, *(row.cells for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    lines = [columns, *(row.cells for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
         cells = (
             cell.rjust(width) if name in FIGURES else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, line, widths, strict=True)
+            for name, cell, width in zip(columns, line, widths, strict=True)
         )  # fmt: skip
         print("  ".join(cells).rstrip(), file=out)
 
 
-def _print_rich(rows: Sequence[Row], out: IO[str]) -> None:
+def _print_rich(rows: Sequence[Row], out: IO[str], columns: Sequence[str]) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in COLUMNS:
+    for name in columns:
         table.add_column(name, justify="right" if name in FIGURES else "left", no_wrap=name in FIGURES)
     for row in rows:
-        style = "bold green" if row.best else "" if row.cells[-1] == "ok" else "dim"
+        style = "bold green" if row.best else "dim" if row.pale else ""
         table.add_row(*(Text(cell) for cell in row.cells), style=style)
     rich_console(out).print(table)
 

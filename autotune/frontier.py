@@ -16,7 +16,7 @@ from autotune.planners import KINDS
 from autotune.planners.auto import Plans, leaders
 from autotune.schedule import lower
 from autotune.simulate import Estimate, simulate
-from autotune.study import CONFIRMATIONS, PATIENCE, PLANNED
+from autotune.study import CONFIRMATIONS, PLANNED
 from autotune.trial import Settings, Trial
 
 BUDGETS = 8
@@ -97,7 +97,7 @@ def forecast(config: Config, step_seconds: float, past: Sequence[Sequence[Trial]
     """By what trials took before, or by the steps that one is made of."""
     steps = OWN_STEPS + 4 * config.samples  # a timed step has one beside it that is not, and eager's run in turns
     each = trial_seconds(past) or START_SECONDS + steps * step_seconds
-    ends = {"no gain": 2 + PLANNED + PATIENCE + CONFIRMATIONS, "--time": int(config.time_seconds / each) - 1}
+    ends = {"no gain": 2 + PLANNED + config.patience + CONFIRMATIONS, "--time": int(config.time_seconds / each) - 1}
     if config.trials is not None:
         ends["--trials"] = config.trials + CONFIRMATIONS
     ended_by = min(ends, key=lambda end: ends[end])

@@ -9,6 +9,7 @@ from typing import Any
 from autotune import planfile
 from autotune.bounds import peak_lower_bound
 from autotune.config import Config
+from autotune.confirm import Confirmed
 from autotune.costs import Costs
 from autotune.errors import AutotuneError, InfeasibleError, NumericsError
 from autotune.graph import TrainGraph
@@ -34,6 +35,8 @@ class Result:
     report_path: Path | None
     interrupted: int = 0
     """Number of the signal that ended it early; 0 for none."""
+    confirmed: tuple[Confirmed, ...] = ()
+    """Plans that were measured afresh, the best first."""
 
 
 def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:

@@ -21,6 +21,8 @@ NOTABLE = 0.01
 """Share of bytes below which a smaller plan is no better than one as fast: a process's charge varies by as much."""
 TIE = 0.02
 """Share of time that is given up for bytes at most, however noisy the times are: all that fit the budget are small enough."""
+RACED = 4
+"""Steps of a plan that are timed before it may be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,14 @@ def wastes(trials: Iterable[Trial]) -> list[float]:
 
 
 def waste(seen: Sequence[float]) -> float:
-    """The upper quartile of what was seen, so that most plans made with it fit; never negative."""
+    """The most that was seen, less outliers (Tukey 1977: half as far again above the upper quartile as the quartiles lie
+    apart, and more), so that nearly all plans made with it fit; never negative.
+    """
     if not seen:
         return ASSUMED_WASTE
-    return max(0.0, sorted(seen)[math.ceil(0.75 * len(seen)) - 1])
+    ordered = sorted(seen)
+    low, high = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.25, 0.75))
+    return max(0.0, *(one for one in ordered if one <= high + 1.5 * (high - low)))
 
 
 def aim_bytes(budget_bytes: int, seen: Sequence[float]) -> int:
@@ -107,13 +113,36 @@ def held_to(measurement: Measurement, budget_bytes: int | None) -> Measurement:
     return replace(measurement, outcome=Outcome.OVER_BUDGET, detail=detail)
 
 
+def sure_to_exceed(estimate: Estimate, rules: Rules) -> bool:
+    """Whether the simulator finds a plan too large: its peak, or notably what its layout makes of that."""
+    laid_out = estimate.charged_bytes or 0
+    return estimate.peak_bytes > rules.budget_bytes or laid_out > (1 + NOTABLE) * rules.budget_bytes
+
+
 def not_run(estimate: Estimate, rules: Rules) -> Measurement:
     """The outcome of a plan that the simulator already finds too large."""
-    detail = (
-        f"estimated {fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}, the step may take "
-        f"{fmt_bytes(rules.budget_bytes)}: not run"
-    )
+    needs = f"{fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}"
+    if estimate.peak_bytes <= rules.budget_bytes and estimate.charged_bytes is not None:
+        needs = f"{fmt_bytes(estimate.charged_bytes)} as its buffers can be laid out"
+    detail = f"estimated {needs}, the step may take {fmt_bytes(rules.budget_bytes)}: not run"
     return Measurement(Outcome.OVER_BUDGET, detail)
+
+
+def hopeless(steps: Sequence[float], eager: Sequence[float], beat: float) -> bool:
+    """Whether even the luckiest of the steps so far took more of eager's time beside it than the ratio that is to be beaten.
+
+    Against `to_beat` of a leader it gives up fewer than one in twenty of the plans that are as fast, on recorded noise.
+    """
+    if len(steps) < RACED or len(steps) != len(eager):
+        return False
+    return min(step / other for step, other in zip(steps, eager, strict=True)) > beat
+
+
+def to_beat(leading: Trial | None) -> float | None:
+    """The ratio to eager that a plan must reach to be of use: the leader's, and what noise and a tie allow beyond it."""
+    if leading is None or leading.measurement is None or leading.measurement.time_ratio is None:
+        return None
+    return leading.measurement.time_ratio * (1 + TIE + noise(leading.measurement))
 
 
 def was_run(trial: Trial) -> bool:
@@ -125,7 +154,7 @@ def was_run(trial: Trial) -> bool:
 def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict:
     """What to tell the search. An outcome without numbers gets the simulator's, and a violated constraint."""
     seen = trial.measurement or Measurement(Outcome.CRASHED)
-    predicted_bytes = round(trial.estimate.peak_bytes * (1 + waste(seen_wastes))) if trial.estimate else None
+    predicted_bytes = _predicted(trial.estimate, seen_wastes) if trial.estimate else None
     step_bytes = predicted_bytes if (own := _step_taken(seen)) is None else own
     ratio = measured_ratio(seen, rules)
     allowed = max(rules.allowed_bytes, 1)
@@ -141,6 +170,10 @@ def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict
         numerics=1.0 if wrong else 0.0,
         imputed=ratio is None,
     )
+
+
+def _predicted(estimate: Estimate, seen_wastes: Sequence[float]) -> int:
+    return max(round(estimate.peak_bytes * (1 + waste(seen_wastes))), estimate.charged_bytes or 0)
 
 
 def measured_ratio(measurement: Measurement, rules: Rules) -> float | None:
@@ -184,18 +217,29 @@ def winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     return leader([trial for trial in trials if trial.plan in confirmed], rules) or leader(trials, rules)
 
 
-def leader(trials: Iterable[Trial], rules: Rules) -> Trial | None:
-    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, and
-    no notable time slower, the smallest of them; of those that are no notable bytes larger than it, the fastest.
-    """
+def fitting(trials: Iterable[Trial], rules: Rules) -> list[Trial]:
+    """Each verified plan that kept the budget in every run it had, its runs as one."""
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != "repeat" and was_run(trial):
             runs.setdefault(trial.plan, []).append(trial)
-    fit = [pool(same) for same in runs.values() if all(_accepted(trial, rules) for trial in same)]
-    cost = {trial.number: measured_ratio(trial.measurement, rules) or math.inf for trial in fit if trial.measurement}
+    return [pool(same) for same in runs.values() if all(_accepted(trial, rules) for trial in same)]
+
+
+def paid(trial: Trial, rules: Rules) -> float:
+    """What the plan costs in time, to be ranked by; infinite where nothing ran."""
+    ratio = measured_ratio(trial.measurement, rules) if trial.measurement is not None else None
+    return math.inf if ratio is None else ratio
+
+
+def leader(trials: Iterable[Trial], rules: Rules) -> Trial | None:
+    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, and
+    no notable time slower, the smallest of them; of those that are no notable bytes larger than it, the fastest.
+    """
+    fit = fitting(trials, rules)
     if not fit:
         return None
+    cost = {trial.number: paid(trial, rules) for trial in fit}
     best = min(fit, key=lambda trial: cost[trial.number])
     ties = [
         trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + min(TIE, _noise(trial) + _noise(best)))

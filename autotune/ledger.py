@@ -25,6 +25,8 @@ class Identity:
     attributes: dict[str, Any]
     """For people who open it: budget, seed, versions."""
     sampler: "BaseSampler"
+    lasting: bool = True
+    """Whether it is kept on disk."""
 
 
 class Ledger:
@@ -147,16 +149,22 @@ def _open(path: Path, known: Identity) -> "optuna.Study":
 
 def _load(path: Path, known: Identity) -> "optuna.Study":
     import optuna
+
+    return optuna.create_study(
+        storage=_storage(path) if known.lasting else optuna.storages.InMemoryStorage(),
+        study_name=known.name,
+        directions=["minimize"] * len(known.objectives),
+        sampler=known.sampler,
+        load_if_exists=True,
+    )
+
+
+def _storage(path: Path) -> "optuna.storages.RDBStorage":
+    import optuna
     import sqlalchemy
 
     storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
     # a trial is thirty small transactions, each a disk's wait; trials.jsonl, synced, is what a power cut must not cost
     sqlalchemy.event.listen(storage.engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
     storage.engine.dispose()  # connections that were opened before
-    return optuna.create_study(
-        storage=storage,
-        study_name=known.name,
-        directions=["minimize"] * len(known.objectives),
-        sampler=known.sampler,
-        load_if_exists=True,
-    )
+    return storage

@@ -23,7 +23,7 @@ PHASES = {
     "seeds": "settings that served elsewhere",
     "planners": "the planners' own answers for the budget",
     "search": "search",
-    "confirm": "confirming the best plan in fresh processes",
+    "confirm": "the best plans afresh, in turns, in fresh processes",
 }
 
 

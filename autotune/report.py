@@ -103,6 +103,7 @@ def render(records: Records) -> str:
         chosen=records.chosen is not None, modules=_modules(records), decisions=_decisions(records),
         errors=_errors(records), accuracy=_accuracy(records), certificate=_certificate(records),
         columns=table.COLUMNS, figures=table.FIGURES, rows=table.rows(shown, records.best), why=_why,
+        fresh_columns=table.FRESH_COLUMNS, confirmed=_confirmed(records),
         left_out=len(records.trials) - len(shown), notes=_notes(records),
         outcomes=Counter(table.verdict(trial) for trial in records.trials).most_common(), device=_device(records),
     )  # fmt: skip
@@ -321,6 +322,10 @@ def _notes(records: Records) -> list[Note]:
 def _middle_out(text: str, head: int = 400, tail: int = 800) -> str:
     """The begin and the end, where an error says what it is and where it stood."""
     return text if len(text) <= head + tail else f"{text[:head]}\n…\n{text[-tail:]}"
+
+
+def _confirmed(records: Records) -> list[table.Row]:
+    return table.fresh_rows(records.confirmed, records.baseline) if records.baseline is not None else []
 
 
 def _errors(records: Records) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import planfile
+from autotune.confirm import Confirmed, confirmed
 from autotune.costs import Costs
 from autotune.errors import ConfigError
 from autotune.graph import TrainGraph
@@ -58,12 +59,21 @@ class Records:
     @cached_property
     def best(self) -> Trial | None:
         """The winner, by the rules of the study."""
+        return None if self.rules is None else winner(self.trials, self.rules)
+
+    @cached_property
+    def confirmed(self) -> list[Confirmed]:
+        """Plans that were measured afresh, the best first."""
+        return [] if self.rules is None else confirmed(self.trials, self.rules)
+
+    @cached_property
+    def rules(self) -> Rules | None:
+        """What the trials were held to; None while nothing was measured."""
         step = self.budget_step_bytes
         if step is None:
             return None
         # outcomes were judged when they were recorded, so no tolerance is needed
-        rules = Rules(step, self.floor_bytes or 0, None, self.traced.seconds if self.traced else 0.0)
-        return winner(self.trials, rules)
+        return Rules(step, self.floor_bytes or 0, None, self.traced.seconds if self.traced else 0.0)
 
     @cached_property
     def floor_bytes(self) -> int | None:

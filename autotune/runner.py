@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from autotune.candidates import MakePlanning, planned
 from autotune.config import Config, dump, load_config
 from autotune.errors import ConfigError
 from autotune.handback import write_json
@@ -25,8 +26,10 @@ class Runner(Protocol):
 
     def prepare(self) -> Prepared: ...
     def baseline(self) -> Measurement: ...
-    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
-        """`budget_bytes`: what the step itself may be charged, the floor not included."""
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        """`budget_bytes`: what the step itself may be charged, the floor not included. `beat`: a ratio to eager's time; a
+        plan that is sure to stay above it may be stopped early.
+        """
         ...
 
     def renew(self) -> None:
@@ -38,7 +41,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One session's work: what is asked, what runs it, where it is written, who listens, what may stop it."""
+    """One session's work: what is asked, what runs it, where it is written, who listens, what may stop it, what makes plans."""
 
     config: Config
     runner: Runner
@@ -47,6 +50,9 @@ class Task:
     interrupts: Interrupts
     deadline: float
     """On the monotonic clock."""
+    planning: MakePlanning = planned
+    lasting: bool = True
+    """Whether Optuna's study is kept on disk."""
 
 
 def prepare(task: Task, trials: list[Trial]) -> Prepared:

@@ -5,6 +5,7 @@ import json
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.errors import ConfigError
@@ -44,6 +45,8 @@ def search_space(kinds: Mapping[str, Mapping[str, type[Planner]]], stores: Colle
                 if not open_stores:
                     continue
                 knobs["store"] = Choice(open_stores)
+            if "windows" in knobs and find_spec("ortools") is None:
+                del knobs["windows"]  # none would be solved
             space[kind][name] = knobs
     return space
 

@@ -8,19 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune import seeds, space
-from autotune.candidates import Candidate, answers, candidate, smallest
+from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
+from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
 from autotune.errors import InfeasibleError, PlanError
 from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
-from autotune.judge import Rules, aim_bytes, judge, leader, measured_ratio, not_run, pool, was_run, winner
-from autotune.layout.of_plan import with_layout
+from autotune.judge import (
+    Rules,
+    aim_bytes,
+    judge,
+    leader,
+    measured_ratio,
+    not_run,
+    pool,
+    sure_to_exceed,
+    to_beat,
+    was_run,
+    winner,
+)
 from autotune.ledger import Identity, Ledger
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.progress import Finished, Phase, Progress, silent
 from autotune.runner import Runner, Task, prepare, resolve
+from autotune.simulate import Estimate
 from autotune.trial import Settings, Trial, load
 
 if TYPE_CHECKING:
@@ -30,14 +43,14 @@ __all__ = ["Result", "Runner", "tune"]
 
 PLANNED = 6
 """Of the planners' own answers as many are measured, the fastest by estimate first."""
-PATIENCE = 20
-"""Plans of the sampler's that were measured without a new leader, after which it is stopped."""
 UNMEASURED = 0.25
 """What a trial that was not run counts of one."""
 PLANNING_SHARE = 0.2
 """Of the study's time, that the planners' own answers may take to be made."""
-CONFIRMATIONS = 3
-"""Plans measured afresh at the end, at most: each that leads once the one before it has its fresh numbers."""
+CONFIRMING_SHARE = 0.2
+"""Of the study's time, that is kept for the best plans' fresh numbers where they may need so much."""
+CONFIRMATIONS = CONTENDERS * LEAST_ROUNDS + 1
+"""Trials that fresh numbers take where they tell at once: two of each contender and one of a safe fallback."""
 
 
 def tune(
@@ -47,14 +60,19 @@ def tune(
     *,
     progress: Progress = silent,
     write_report: Callable[[Path], Path] | None = None,
+    planning: MakePlanning = planned,
+    lasting: bool = True,
 ) -> Result:
     """Tune `config.workload` into `config.budget`; a run directory with trials in it is gone on with.
 
-    Raises InfeasibleError, NumericsError, LockedError, or what `runner` does; SystemExit(128 + signal) where a signal
-    came before the budget was known. The runner is closed in any case.
+    `planning` makes the plans and `runner` measures them: a record may answer for both (`autotune.replay`). Optuna's study
+    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, or what `runner` does;
+    SystemExit(128 + signal) where a signal came before the budget was known. The runner is closed in any case.
     """
     with locked(run_dir), Interrupts() as interrupts:
-        task = Task(config, runner, run_dir, progress, interrupts, time.monotonic() + config.time_seconds)
+        task = Task(
+            config, runner, run_dir, progress, interrupts, time.monotonic() + config.time_seconds, planning, lasting
+        )
         begun: _Session | None = None
         plan_path = report_path = None
         trials: list[Trial] = load(run_dir / "trials.jsonl")
@@ -83,6 +101,7 @@ def tune(
             plan_path=plan_path,
             report_path=report_path,
             interrupted=interrupts.received,
+            confirmed=tuple(confirmed(trials, rules)),
         )
 
 
@@ -100,8 +119,13 @@ class _Session:
         self.since_gain = 0.0
         stores = prepared.costs.stores
         self.space = space.chosen_space(self.config.planners.model_dump(), prepared.device.kind, stores)
+        self.planning = task.planning(self.graph, self.costs, self.space)
         self.ledger = Ledger(
-            self.run_dir, _identity(self.config, prepared, rules, self.space, trials), self.space, rules, trials
+            self.run_dir,
+            replace(_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting),
+            self.space,
+            rules,
+            trials,
         )
 
     def run(self) -> None:
@@ -122,7 +146,7 @@ class _Session:
         if (error := impossible(self.config, self.rules, self.graph, self.costs)) is not None:
             raise error
         with self.interrupts.breakable(patient=False):
-            self.lowest = smallest(self.graph, self.costs, self.space)
+            self.lowest = self.planning.smallest()
         if self.lowest.estimate.peak_bytes > self.rules.budget_bytes:
             low = self.lowest.estimate
             raise too_small(self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores))
@@ -160,7 +184,7 @@ class _Session:
         until = time.monotonic() + PLANNING_SHARE * self.config.time_seconds
         made: list[Candidate] = []
         with self.interrupts.breakable(patient=False):
-            for answer in answers(self.graph, self.costs, self.space, self.aim_bytes):
+            for answer in self.planning.answers(self.aim_bytes):
                 made.append(answer)
                 if time.monotonic() > until:
                     break
@@ -180,22 +204,32 @@ class _Session:
             self.ask("search")
 
     def confirm(self) -> None:
-        """Measure the best plan afresh, so that it did not win by luck; then whichever leads instead."""
+        """Measure the best plans afresh, in turns, until it is told which wins or the time is up; one is in any case."""
         self.progress(Phase("confirm"))
-        for _ in range(CONFIRMATIONS):
+        while (best := due(self.trials, self.rules)) is not None:
             self.interrupts.check()
-            best = leader(self.trials, self.rules)
-            if best is None or best.kind == "confirm" or best.plan is None or best.estimate is None:
+            fresh = sum(trial.kind == "confirm" for trial in self.trials)
+            told = any(one.word is Word.BEST for one in confirmed(self.trials, self.rules))
+            if (told or fresh >= CONTENDERS) and self.left <= self.longest_seconds:
                 return
+            assert best.plan is not None
+            assert best.estimate is not None
             self.runner.renew()
             self.evaluate("confirm", best.settings, made=Candidate(best.settings, best.plan, best.estimate))
 
     def spent(self) -> bool:
         """Whether the search ends here: keeps the time that one more trial and the confirmation need."""
         self.interrupts.check()
-        left = self.deadline - time.monotonic()
-        enough = self.config.trials is not None and len(self.trials) >= self.config.trials
-        return enough or left <= 2 * self.longest_seconds or self.since_gain >= PATIENCE
+        searched = sum(trial.kind != "confirm" for trial in self.trials)
+        enough = self.config.trials is not None and searched >= self.config.trials
+        share = min(CONFIRMATIONS * self.longest_seconds, CONFIRMING_SHARE * self.config.time_seconds)
+        kept = self.longest_seconds + max(self.longest_seconds, share)
+        return enough or self.left <= kept or self.since_gain >= self.config.patience
+
+    @property
+    def left(self) -> float:
+        """Seconds until the study's time is up."""
+        return self.deadline - time.monotonic()
 
     @property
     def aim_bytes(self) -> int:
@@ -220,10 +254,13 @@ class _Session:
         began = time.monotonic()
         try:
             with self.interrupts.breakable():
-                made = made or candidate(self.graph, self.costs, settings, self.aim_bytes)
-            expected = with_layout(self.graph, made.plan, self.costs, made.estimate)
+                made = made or self.planning.made(settings, self.aim_bytes)
+            expected = self.planning.laid_out(made)
             trial = replace(trial, plan=made.plan, estimate=expected)
-            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made))
+            # of the planners' own what its layout is charged is to be seen: the next ones aim by it
+            screened = expected if kind == "search" else made.estimate
+            beat = None if kind == "confirm" else self.beat
+            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, screened, beat))
         except (PlanError, InfeasibleError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
@@ -243,13 +280,18 @@ class _Session:
         note = f"same plan as trial {same[-1].number}: not run again"
         return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
 
-    def measure(self, made: Candidate) -> Measurement:
-        """Run the plan, unless the simulator already finds it too large."""
-        if made.estimate.peak_bytes > self.rules.budget_bytes:
-            return not_run(made.estimate, self.rules)
+    def measure(self, plan: Plan, expected: Estimate, beat: float | None) -> Measurement:
+        """Run the plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
+        if sure_to_exceed(expected, self.rules):
+            return not_run(expected, self.rules)
         with self.interrupts.breakable():
-            seen = self.runner.measure(made.plan, budget_bytes=self.rules.budget_bytes)
+            seen = self.runner.measure(plan, budget_bytes=self.rules.budget_bytes, beat=beat)
         return judge(seen, self.rules)
+
+    @property
+    def beat(self) -> float | None:
+        """The ratio from which on a plan is hopeless; None where slower plans are wanted too."""
+        return to_beat(leader(self.trials, self.rules)) if self.config.objective == "time" else None
 
     def announce(self, known: Sequence[Trial], *, resumed: bool = False) -> None:
         """Tell of the last of these trials, and whether its plan leads now."""
@@ -277,6 +319,7 @@ class _Session:
                 "interrupted": self.interrupts.received,
             },
         )
+        write_json(self.run_dir / "confirmed.json", document(confirmed(self.trials, self.rules)))
         return None if best is None else write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
 
 

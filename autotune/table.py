@@ -1,10 +1,12 @@
 """Trials as rows of words and figures, for a screen and for the report alike."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.confirm import Confirmed, Word
 from autotune.knobs import KnobValue
 from autotune.measurement import Outcome
+from autotune.regress import Interval, blocks, interval, percent
 from autotune.trial import Trial
 
 COLUMNS = (
@@ -12,7 +14,11 @@ COLUMNS = (
     "peak MiB", "charged MiB", "step ms", "ratio", "verdict",
 )  # fmt: skip
 """Of a row's cells; from `peak MiB` to `ratio` figures, the rest words."""
-FIGURES = frozenset({"plan", "peak MiB", "charged MiB", "step ms", "ratio"})
+FRESH_COLUMNS = (
+    "plan", "peak MiB", "charged MiB", "step ms", "95 %", "overhead", "of it 95 %", "beside the best", "rounds", "verdict",
+)  # fmt: skip
+"""Of what was measured afresh, plain eager first."""
+FIGURES = frozenset({"plan", "peak MiB", "charged MiB", "step ms", "ratio", "95 %", "overhead", "of it 95 %", "rounds"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ class Row:
     trial: Trial
     cells: tuple[str, ...]
     best: bool = False
+    pale: bool = False
+    """Nothing that could be chosen."""
 
 
 def rows(trials: Iterable[Trial], best: Trial | None = None) -> list[Row]:
@@ -49,7 +57,38 @@ def _row(trial: Trial, best: bool) -> Row:
         "-" if ratio is None else f"{ratio:.3f}",
         verdict(trial, best),
     )
-    return Row(trial, cells, best)
+    return Row(trial, cells, best, cells[-1] not in ("ok", "BEST"))
+
+
+def fresh_rows(found: Sequence[Confirmed], baseline: Trial) -> list[Row]:
+    """Plain eager as it ran beside them, then the plans that were measured afresh; bytes are the step's own."""
+    if not found:
+        return []
+    seen = [one.trial.measurement for one in found if one.trial.measurement is not None]
+    beside = blocks([seconds for one in seen for seconds in one.baseline_seconds])
+    plain = baseline.measurement
+    eager = (
+        "eager", mib(plain.step_peak_bytes if plain else None), mib(plain.step_charged_bytes if plain else None),
+        *_seconds(interval(beside) if len(beside) > 1 else None), "-", "-", "-", "-", "baseline",
+    )  # fmt: skip
+    return [Row(baseline, eager), *(_fresh(one) for one in found)]
+
+
+def _fresh(one: Confirmed) -> Row:
+    seen, ratio = one.trial.measurement, one.ratio
+    within = "-" if ratio is None else f"{percent(ratio.low)} to {percent(ratio.high)}"
+    cells = (
+        str(one.trial.number), mib(seen.step_peak_bytes if seen else None), mib(seen.step_charged_bytes if seen else None),
+        *_seconds(one.seconds), "-" if ratio is None else percent(ratio.middle), within,
+        "-" if one.beside is None else str(one.beside), str(one.rounds), one.verdict,
+    )  # fmt: skip
+    return Row(one.trial, cells, one.word is Word.BEST)
+
+
+def _seconds(found: Interval | None) -> tuple[str, str]:
+    if found is None:
+        return "-", "-"
+    return f"{found.middle * 1e3:.1f}", f"{found.low * 1e3:.1f} to {found.high * 1e3:.1f}"
 
 
 def verdict(trial: Trial, best: bool = False) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from autotune.config import Config
+from autotune.judge import pool
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.progress import Event, Finished
 from autotune.records import from_json, to_json
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _logger = logging.getLogger(__name__)
+
+CONFIRMED = "confirmed.json"
+"""What the plans that were measured afresh came to, as `autotune.confirm.document` tells it."""
 
 RECORDS = frozenset({".json", ".jsonl", ".yaml", ".html", ".csv"})
 """Of the run directory all files of these kinds are artifacts: what the report is made from, and the report."""
@@ -145,8 +149,9 @@ class _Log:
 
     def __init__(self, config: Config, run_dir: Path, uri: str) -> None:
         self.config, self.run_dir = config, run_dir
-        device = from_json(Device, json.loads((run_dir / "device.json").read_text()), where=f"{run_dir}/device.json")
-        self.experiment = experiment_name(config.workload, device.key)
+        told = json.loads((run_dir / "device.json").read_text())
+        self.device = from_json(Device, told, where=f"{run_dir}/device.json")
+        self.experiment = experiment_name(config.workload, self.device.key)
         self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""
@@ -172,16 +177,32 @@ class _Log:
         for number, run in self._children.items():
             self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
         if best is not None and best.measurement is not None:
-            metrics = {f"best_{key}": value for key, value in _metrics(best).items()}
+            whole = pool([trial for trial in trials if (trial.plan, trial.kind) == (best.plan, best.kind)])
+            metrics = {f"best_{key}": value for key, value in _metrics(whole).items()}
             metrics |= {key: float(study[key]) for key in ("budget_bytes", "floor_bytes", "capture_error")}
             self._batch(self._parent, best, metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
+        self._confirmed(trials)
         frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for path in sorted(self.run_dir.iterdir()):
             if path.suffix in RECORDS and not path.name.startswith("."):
                 self.client.log_artifact(self._parent, str(path))
         self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
+
+    def _confirmed(self, trials: Sequence[Trial]) -> None:
+        """On the last fresh run of each plan what all of them came to."""
+        path = self.run_dir / CONFIRMED
+        by_number = {trial.number: trial for trial in trials}
+        for told in json.loads(path.read_text()) if path.exists() else []:
+            run = self._children[told["trial"]]
+            self.client.set_tag(run, "autotune.verdict", told["verdict"])
+            metrics = {
+                f"confirmed_{name}_{part}": value
+                for name in ("step_seconds", "time_ratio", "beside_best")
+                for part, value in (told[name] or {}).items()
+            }
+            self._batch(run, by_number[told["trial"]], metrics | {"confirmed_rounds": told["rounds"]}, {})
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """On the parent."""
@@ -290,7 +311,7 @@ def notable(trials: Sequence[Trial]) -> list[Trial]:
         leads = trial.plan is not None and seen.outcome is Outcome.OK and _cost(seen) < lead
         if leads:
             lead = _cost(seen)
-        failed = seen.outcome not in (Outcome.OK, Outcome.OVER_BUDGET)
+        failed = seen.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
         if leads or failed or trial.kind in ("baseline", "smallest", "confirm"):
             found.append(trial)
     return found

@@ -28,7 +28,7 @@ class Trial:
     number: int
     kind: str
     """`baseline`, `smallest`, `seed` (settings from elsewhere), `planner` or `search`; `repeat` for a plan seen before, which carries that measurement
-    and was not run; `confirm` for the best plan measured afresh."""
+    and was not run; `confirm` for one of the best plans measured afresh."""
     workload: str
     graph_digest: str
     settings: Settings = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from autotune.costs import Costs, StoreCost
 from autotune.graph import TrainGraph
 from autotune.harness.run import Prepared
-from autotune.judge import plan_hash
+from autotune.judge import RACED, hopeless, plan_hash
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
 from autotune.schedule import lower
@@ -26,10 +26,13 @@ class FakeRunner:
     baseline_fits: bool = True
     outcome_of: Callable[[Plan], Outcome] = lambda plan: Outcome.OK
     error_of: Callable[[Plan], float] = lambda plan: 0.0
+    slower_of: Callable[[Plan], float] = lambda plan: 1.01
+    """Of the simulator's seconds."""
     before_measure: Callable[["FakeRunner"], None] = lambda runner: None
     measured: list[str] = field(default_factory=list)
     """Hashes of the plans that reached the device, in turn."""
     budgets: list[int] = field(default_factory=list)
+    beats: list[float | None] = field(default_factory=list)
     renewed: int = 0
     closed: int = 0
 
@@ -46,14 +49,19 @@ class FakeRunner:
         # as the harness, which says of plans alone what they ran on
         return replace(self._look(Plan.traced(self.graph), slower=1.0, error=0.0), device=None)
 
-    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
         self.measured.append(plan_hash(plan))
         self.budgets.append(budget_bytes)
+        self.beats.append(beat)
         self.before_measure(self)
         outcome = self.outcome_of(plan)
         if outcome is not Outcome.OK:
             return Measurement(outcome, f"the worker said {outcome}", device=DEVICE)
-        return self._look(plan, slower=1.01, error=self.error_of(plan))
+        seen = self._look(plan, slower=self.slower_of(plan), error=self.error_of(plan))
+        first, beside = seen.step_seconds[:RACED], seen.baseline_seconds[:RACED]
+        if beat is None or not hopeless(first, beside, beat):
+            return seen
+        return replace(seen, outcome=Outcome.STOPPED_EARLY, step_seconds=first, baseline_seconds=beside)
 
     def renew(self) -> None:
         self.renewed += 1

@@ -93,7 +93,7 @@ class FakeHarness:
     def baseline(self) -> Measurement:
         return replace(self.measure(Plan.traced(GRAPH)), max_error=None)
 
-    def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
         expected = simulate(GRAPH, lower(GRAPH, plan), COSTS)
         return Measurement(
             Outcome.OK,
@@ -199,8 +199,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 COMMANDS = [
-    "doctor", "device probe", "device diff", "tune", "resume", "plan", "measure", "nightly", "report", "layout", "reproduce", "dashboard",
-    "show",
+    "doctor", "device probe", "device diff", "tune", "resume", "simulate", "plan", "measure", "nightly", "report", "layout",
+    "reproduce", "dashboard", "show",
 ]  # fmt: skip
 
 
@@ -232,6 +232,13 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("tune", "resnet18", "--name", "../up"), "a plain name"),
         (("tune", "no.yaml"), "no.yaml"),
         (("tune", "wrong.yaml"), "wrong.yaml:2: unknown key 'bugdet'; "),
+        (("simulate",), "missing argument 'run'"),
+        (("simulate", "no such run"), "no such run: nothing is there; give a directory that autotune tune made"),
+        (("simulate", "."), "no run is recorded here"),
+        (("simulate", "wrong.yaml"), "wrong.yaml: not a landscape file"),
+        (("simulate", ".", "--sampler", "rando"), "--sampler 'rando': no such sampler; known: auto, gp, random, tpe; did you"),
+        (("simulate", ".", "--trials", "0"), "--trials"),
+        (("simulate", ".", "--seeds", "0"), "--seeds"),
         (("plan", "resnet18"), "add -o FILE"),
         (("measure", "no.json"), "no.json: cannot read the plan"),
         (("measure", "cut.json"), "cut.json: not a plan file"),
@@ -395,7 +402,7 @@ def never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         def baseline(self) -> Measurement:
             raise AssertionError("a step would have been run")
 
-        def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
             raise AssertionError("a step would have been run")
 
         def survey(self) -> Prepared:
@@ -644,7 +651,9 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert set(document) == {"baseline", "best", "trials", "plan_path", "report_path"}
+    assert set(document) == {"baseline", "best", "confirmed", "trials", "plan_path", "report_path"}
+    assert document["confirmed"][0]["verdict"] == "BEST"
+    assert document["confirmed"][0]["trial"] == document["best"]["number"]
     for found in (document["baseline"], document["best"]):
         assert {"plan", "estimate", "measurement"} <= set(found)
     assert document["baseline"]["plan"] is None
@@ -659,7 +668,9 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     assert code == 0, err
     lines = out.splitlines()
     assert lines[0].split()[:4] == ["plan", "kind", "order", "update"]
-    assert sum(line.endswith("BEST") for line in lines) == 1
+    afresh = lines.index("measured afresh, in turns with plain eager:")
+    assert [sum(line.endswith("BEST") for line in part) for part in (lines[:afresh], lines[afresh:])] == [1, 1]
+    assert lines[afresh + 2].split()[0] == "eager"
     assert lines[-2].startswith("plan    plans/one.json")
     assert lines[-1].startswith("report  runs/one/report.html")
     assert err.splitlines()[-1].startswith("mlflow  ")
@@ -670,6 +681,27 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     assert after.startswith(before)
     assert len(after) > len(before)
     assert run("report")[1] == "runs/one/report.html\n"
+
+
+def test_simulate_tells_for_each_sampler_how_near_it_comes_and_what_it_loses(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one")
+    before = sorted(files(here))
+    code, out, err = run(
+        "simulate", "runs/one", "--sampler", "random", "--sampler", "tpe", "--trials", "6", "--seeds", "2"
+    )
+    assert code == 0, err
+    head, *rows = out.splitlines()
+    assert head.split()[:2] == ["sampler", "trials"]
+    assert [row.split()[:2] for row in rows] == [[name, after] for name in ("random", "tpe") for after in ("5", "6")]
+    assert "their nearest neighbours answered" in err
+    assert sorted(files(here)) == before
+    code, out, _ = run("simulate", "runs/one", "--sampler", "random", "--trials", "6", "--seeds", "2", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert [(one["sampler"], one["seed"]) for one in document["replays"]] == [("random", 0), ("random", 1)]
+    assert document["known_best"] > 0
 
 
 def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
@@ -686,9 +718,9 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
     number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     class Interrupted(FakeHarness):
-        def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
             signal.raise_signal(number)
-            return super().measure(plan, budget_bytes=budget_bytes)
+            return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
 
         def baseline(self) -> Measurement:
             return FakeHarness.measure(self, Plan.traced(GRAPH))

@@ -71,8 +71,8 @@ def test_waits_for_a_store_may_be_half_or_twice_as_long() -> None:
     ("fields", "trials", "ended_by"),
     [
         ({"time": "10m"}, 14, "--time"),
-        ({"time": "10m", "trials": 5}, 8, "--trials"),
-        ({"time": "10h"}, 31, "no gain"),
+        ({"time": "10m", "trials": 5}, 12, "--trials"),
+        ({"time": "10h"}, 35, "no gain"),
         ({"time": "1s"}, FEWEST, "--time"),
     ],
 )

@@ -5,14 +5,18 @@ from dataclasses import replace
 import pytest
 
 from autotune.judge import (
+    TIE,
     Rules,
     aim_bytes,
     baseline_step_bytes,
+    hopeless,
     judge,
     leader,
     noise,
     not_run,
     pool,
+    sure_to_exceed,
+    to_beat,
     verdict,
     waste,
     wastes,
@@ -22,6 +26,7 @@ from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.simulate import Estimate
 from autotune.trial import Trial
+from tests.nightly.fakes import NOISE, recorded
 
 RULES = Rules(budget_bytes=1000, floor_bytes=500, tolerance=0.0, baseline_seconds=10.0)
 
@@ -43,9 +48,10 @@ def trial(number: int, measurement: Measurement, kind: str = "search", plan: int
     return Trial(number, kind, "w", "d", {}, Plan((number if plan is None else plan,)), estimate(), measurement)
 
 
-def test_planners_aim_at_what_the_upper_quartile_of_waste_leaves():
+def test_planners_aim_at_what_the_most_waste_leaves_outliers_left_out():
     assert aim_bytes(1030, []) == 1000  # 3 % until something was measured
-    assert aim_bytes(1200, [0.05, 0.2, 0.1, 0.3]) == 1000
+    assert aim_bytes(1300, [0.05, 0.2, 0.1, 0.3]) == 1000
+    assert waste([0.01, 0.0, 0.02, 0.01, 0.3]) == 0.02
     assert aim_bytes(1000, [-0.2]) == 1000
 
 
@@ -152,6 +158,49 @@ def test_pooling_keeps_all_samples_and_the_highest_bytes():
     pooled = pool([trial(1, seen(charged=1400)), trial(2, seen(charged=1300), plan=1)]).measurement
     assert len(pooled.step_seconds) == 16
     assert pooled.charged_bytes == 1400
+
+
+def test_a_plan_is_hopeless_when_none_of_four_steps_reached_what_is_to_be_beaten():
+    eager = (1.0,) * 4
+    assert hopeless((1.2, 1.3, 1.2, 1.4), eager, 1.1)
+    assert not hopeless((1.2, 1.3, 1.05, 1.4), eager, 1.1)
+    assert not hopeless((1.2, 1.3, 1.2), eager[:3], 1.1)
+    assert not hopeless((1.2, 1.3, 1.2, 1.4), (), 1.1)
+    assert not hopeless((1.2, 1.3, 1.2, 1.4), (1.1, 1.2, 1.1, 1.3), 1.1)  # eager was slow in the same turns
+
+
+def test_what_is_to_be_beaten_is_the_leaders_time_and_what_noise_and_a_tie_allow():
+    assert to_beat(trial(1, seen(ratio=1.1))) == pytest.approx(1.1 * (1 + TIE))
+    assert to_beat(trial(1, seen(ratio=1.1, spread=0.1))) > 1.1 * (1 + TIE)
+    assert to_beat(trial(1, seen(baseline_seconds=()))) is None
+    assert to_beat(None) is None
+
+
+@pytest.mark.parametrize("machine", NOISE)
+@pytest.mark.parametrize(("pace", "least", "most"), [(1.0, 0.0, 0.05), (1.2, 0.9, 1.0)])
+def test_on_recorded_noise_hardly_a_plan_as_fast_as_the_leader_is_given_up_and_hardly_a_slow_one_kept(
+    machine: str, pace: float, least: float, most: float
+):
+    given_up = 0
+    for repeat in range(400):
+        noise = recorded(machine, f"leader {repeat}")
+        steps = tuple(next(noise) for _ in range(5) for _ in range(2))
+        beat = to_beat(trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10)))
+        other = recorded(machine, f"other {repeat}")
+        given_up += hopeless([pace * turn for turn in (next(other), next(other)) for _ in range(2)], (1.0,) * 4, beat)
+    assert least <= given_up / 400 <= most
+
+
+def test_what_cannot_be_laid_out_within_the_budget_is_not_run_and_says_so():
+    wasteful = replace(estimate(990), layout_bytes=830, layout_live_bytes=800)
+    assert sure_to_exceed(wasteful, RULES)
+    assert "as its buffers can be laid out" in not_run(wasteful, RULES).detail
+    assert verdict(trial(1, not_run(wasteful, RULES)), RULES, [0.0]).memory > 0
+    assert not sure_to_exceed(
+        replace(wasteful, layout_bytes=815), RULES
+    )  # half a percent over it: too close to be sure
+    assert sure_to_exceed(estimate(1001), RULES)
+    assert "at conv1" in not_run(estimate(1001), RULES).detail
 
 
 def test_noise_of_equal_samples_is_none_and_grows_with_their_spread():

@@ -129,6 +129,26 @@ def test_the_fastest_plan_that_fits_makes_the_headline(tmp_path: Path) -> None:
     assert "plain PyTorch is over the budget" in html
 
 
+def test_what_was_measured_afresh_is_told_with_plain_eager_first_and_a_verdict_each(tmp_path: Path) -> None:
+    graph, costs = training()
+    again, away_plan = recomputing(graph), offloading(graph)
+    measured = seen(graph, costs, again)
+    slower = replace(seen(graph, costs, away_plan), step_seconds=tuple(1.05 * one for one in measured.step_seconds))
+    trials = [
+        trial(0, graph, costs, None, seen(graph, costs, None)),
+        trial(1, graph, costs, again, measured),
+        trial(2, graph, costs, away_plan, slower),
+    ]
+    page = write_report(write_run(tmp_path / "before", trials, graph, costs, "90%")).read_text()
+    assert "Measured afresh" not in page
+    fresh = [replace(one, kind="confirm", number=one.number + 2) for one in trials[1:]]
+    page = write_report(write_run(tmp_path / "after", trials + fresh, graph, costs, "90%")).read_text()
+    section = page.partition("Measured afresh")[2].partition("</table>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in section.split("<tr")[2:]]
+    assert [(row[0], row[-1]) for row in rows] == [("eager", "baseline"), ("3", "BEST"), ("4", "safe fallback, slower")]
+    assert rows[2][7] == "+5.0 % [+5.0 %, +5.0 %]"
+
+
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     run = full_run(tmp_path / "run")
     first = write_report(run).read_bytes()

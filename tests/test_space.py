@@ -1,5 +1,9 @@
 """Planners' knobs as Optuna's parameters, there and back."""
 
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 import optuna
 import pytest
 
@@ -14,6 +18,16 @@ FLAT = {"recompute": {"greedy": {"greed": Float(0.5, 2.0)}}, "offload": {"keep":
 def test_without_a_store_no_planner_that_needs_one_is_searched():
     assert set(search_space(KINDS, ())["offload"]) == {"keep"}
     assert search_space(KINDS, ("ramdisk",))["offload"]["window"]["store"] == Choice(("ramdisk",))
+
+
+def test_windows_are_searched_only_where_something_can_solve_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    knobs = search_space(KINDS, ())["recompute"]["greedy"]
+    assert "windows" not in knobs
+    assert "greed" in knobs
+    monkeypatch.setitem(sys.modules, "ortools", ModuleType("ortools"))
+    sys.modules["ortools"].__spec__ = ModuleSpec("ortools", None)
+    assert "windows" in search_space(KINDS, ())["recompute"]["greedy"]
 
 
 def test_a_default_that_the_device_lacks_gives_way():

@@ -16,7 +16,7 @@ from autotune import planfile
 from autotune.config import Config, load_config
 from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError
 from autotune.interrupts import locked
-from autotune.judge import NOTABLE, noise, plan_hash
+from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash
 from autotune.measurement import Outcome
 from autotune.plan import Plan
 from autotune.progress import Event, Finished, Phase
@@ -86,10 +86,9 @@ def test_estimates_over_the_budget_never_reach_the_runner(told):
 def test_no_plan_runs_twice_but_to_be_confirmed(told):
     _, runner, result, _ = told
     confirmed = [plan_hash(trial.plan) for trial in result.trials if trial.kind == "confirm"]
-    for confirmation in confirmed:
-        runner_saw = runner.measured.count(confirmation)
-        assert runner_saw == 2
-    assert len(runner.measured) == len(set(runner.measured)) + len(confirmed)
+    searched = runner.measured[: len(runner.measured) - len(confirmed)]
+    assert len(searched) == len(set(searched))
+    assert runner.measured[len(searched) :] == confirmed
     assert runner.renewed == len(confirmed)
 
 
@@ -112,7 +111,7 @@ def test_plain_optuna_opens_the_study_and_finds_every_trial(told):
     for ours, theirs in zip(result.trials, study.trials, strict=True):
         assert theirs.user_attrs["outcome"] == ours.measurement.outcome
         assert set(theirs.constraints) == {"memory", "numerics"}
-        fits = ours.measurement.outcome is Outcome.OK and ours.kind != "baseline"
+        fits = ours.measurement.outcome in (Outcome.OK, Outcome.STOPPED_EARLY) and ours.kind != "baseline"
         assert all(violation <= 0 for violation in theirs.constraints.values()) == fits
     # of plans within the noise the smallest wins, whichever of them Optuna saw first
     best = result.trials[study.best_trial.number].measurement
@@ -273,11 +272,63 @@ def test_a_store_adds_offload_to_the_search(tmp_path):
     assert "offload.window.store" in stored(tmp_path).trials[result.best.number].params
 
 
-def test_a_search_without_gain_stops_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.study.PATIENCE", 2)
+def test_a_search_without_gain_stops_by_itself(tmp_path):
     one = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"]}
-    result = run(tmp_path, trials=None, budget="120%", planners=one)
+    result = run(tmp_path, trials=None, budget="120%", planners=one, patience=2)
     assert [trial.kind for trial in result.trials].count("repeat") == 8
+
+
+def test_a_plan_that_cannot_win_is_stopped_early_and_told_with_what_was_seen_of_it(tmp_path):
+    known: list[Plan] = []
+
+    def all_but_two_are_slow(plan: Plan) -> float:
+        known.append(plan)
+        return 1.01 if plan in known[:2] else 1.5
+
+    runner = FakeRunner(slower_of=all_but_two_are_slow)
+    result = run(tmp_path, runner, trials=6)
+    stopped = [trial for trial in result.trials if trial.measurement.outcome is Outcome.STOPPED_EARLY]
+    assert stopped
+    assert {len(trial.measurement.step_seconds) for trial in stopped} == {RACED}
+    assert result.best.plan not in [trial.plan for trial in stopped]
+    assert all(
+        trial.measurement.time_ratio > result.best.measurement.time_ratio * (1 + TIE)
+        for trial in stopped
+        if trial.kind != "repeat"
+    )
+    theirs = stored(tmp_path).trials[stopped[0].number]
+    assert theirs.user_attrs["imputed"] is False
+    assert theirs.value == pytest.approx(stopped[0].measurement.time_ratio)
+    confirmed = sum(trial.kind == "confirm" for trial in result.trials)
+    assert runner.beats[0] is None  # nothing led yet
+    assert runner.beats[-confirmed:] == [None] * confirmed
+    assert all(beat is not None for beat in runner.beats[1:-confirmed])
+
+
+def test_for_a_frontier_no_plan_is_stopped_early(tmp_path):
+    runner = FakeRunner()
+    run(tmp_path, runner, objective="pareto", budget="90%")
+    assert set(runner.beats) == {None}
+
+
+def test_the_best_plans_take_turns_afresh_and_each_has_its_verdict(tmp_path):
+    result = run(tmp_path, trials=10)
+    fresh = [trial for trial in result.trials if trial.kind == "confirm"]
+    told = {one.trial.plan: one for one in result.confirmed}
+    assert {trial.plan for trial in fresh} == set(told)
+    assert result.confirmed[0].verdict == "BEST"
+    assert result.confirmed[0].trial == result.best
+    assert all(one.rounds == sum(trial.plan == plan for trial in fresh) for plan, one in told.items())
+    assert len(result.best.measurement.step_seconds) == 8 * told[result.best.plan].rounds
+    written = json.loads((tmp_path / "run" / "confirmed.json").read_text())
+    assert [one["verdict"] for one in written] == [one.verdict for one in result.confirmed]
+
+
+def test_a_study_without_time_still_confirms_its_leader_once(tmp_path):
+    slow = FakeRunner(before_measure=lambda runner: time.sleep(0.4))
+    result = run(tmp_path, slow, trials=None, time="1s", planners={**QUICK, "order": ["traced"]})
+    assert [trial.kind for trial in result.trials].count("confirm") == 1
+    assert result.best.kind == "confirm"
 
 
 def test_ties_go_to_a_notably_lower_charge(tmp_path):

@@ -22,6 +22,7 @@ from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as art
 
 from autotune import cli, table
 from autotune.config import Config
+from autotune.confirm import document
 from autotune.errors import ConfigError
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
@@ -112,16 +113,32 @@ def test_every_notable_trial_is_one_child_of_one_parent(logged):
 
 
 def test_metrics_are_the_records_in_base_units(logged):
-    best = logged.result.best
+    best = logged.result.trials[logged.result.best.number]
     metrics = logged.children[best.number].data.metrics
     assert metrics["peak_bytes"] == best.measurement.peak_bytes
     assert metrics["charged_bytes"] == best.measurement.charged_bytes
     assert metrics["step_seconds"] == best.measurement.median_seconds
     assert metrics["time_ratio"] == best.measurement.time_ratio
     assert metrics["estimate_peak_bytes"] == best.estimate.peak_bytes
-    assert logged.parent.data.metrics["best_charged_bytes"] == best.measurement.charged_bytes
+    whole = logged.parent.data.metrics
+    assert whole["best_charged_bytes"] == logged.result.best.measurement.charged_bytes
+    assert whole["best_step_seconds"] == logged.result.best.measurement.median_seconds
     samples = logged.client.get_metric_history(logged.children[best.number].info.run_id, "sample_seconds")
     assert [sample.value for sample in samples] == list(best.measurement.step_seconds)
+
+
+def test_what_its_fresh_runs_came_to_stands_on_the_last_one_of_each_plan(logged):
+    told = document(logged.result.confirmed)
+    assert "BEST" in [one["verdict"] for one in told]
+    for one in told:
+        run = logged.children[one["trial"]]
+        assert run.data.tags["autotune.verdict"] == one["verdict"]
+        assert run.data.metrics["confirmed_rounds"] == one["rounds"]
+        for part in ("middle", "low", "high"):
+            assert run.data.metrics[f"confirmed_step_seconds_{part}"] == one["step_seconds"][part]
+            assert run.data.metrics[f"confirmed_time_ratio_{part}"] == one["time_ratio"][part]
+    names = {found.path for found in logged.client.list_artifacts(logged.parent.info.run_id)}
+    assert "confirmed.json" in names
 
 
 def test_params_are_settings_and_workload(logged):

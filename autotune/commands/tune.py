@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import confirm
 from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir, say
 from autotune.errors import ConfigError
 from autotune.records import to_json
@@ -44,7 +45,7 @@ def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
 
 def _tune(config: "Config", where: Path, *, json: bool) -> None:
     from autotune.console import print_table
-    from autotune.table import rows
+    from autotune.table import FRESH_COLUMNS, fresh_rows, rows
 
     with answering() as out:
         result = _searched(config, where)
@@ -52,6 +53,9 @@ def _tune(config: "Config", where: Path, *, json: bool) -> None:
             print_json(document(result), out)
         else:
             print_table(rows(result.trials, result.best), out)
+            if result.confirmed:
+                out.write("\nmeasured afresh, in turns with plain eager:\n")
+                print_table(fresh_rows(result.confirmed, result.baseline), out, FRESH_COLUMNS)
             out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     if result.interrupted:
         raise Interrupted(f"interrupted; go on with: autotune resume {where}", result.interrupted)
@@ -87,6 +91,7 @@ def document(result: "Result") -> dict[str, Any]:
     return {
         "baseline": to_json(result.baseline),
         "best": to_json(result.best) if result.best else None,
+        "confirmed": confirm.document(result.confirmed),
         "trials": [to_json(trial) for trial in result.trials],
         "plan_path": str(result.plan_path) if result.plan_path else None,
         "report_path": str(result.report_path) if result.report_path else None,

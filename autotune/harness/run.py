@@ -14,7 +14,7 @@ from autotune.graph import TrainGraph
 from autotune.harness.children import Children
 from autotune.harness.messages import Failed, Spec
 from autotune.harness.numerics import Numerics, find_numerics, plan_tolerance
-from autotune.judge import held_to
+from autotune.judge import held_to, hopeless
 from autotune.measurement import Device, Lanes, Measurement, Outcome
 from autotune.meters.cgroup import remove_stale
 from autotune.plan import Plan
@@ -139,20 +139,22 @@ class Harness:
             self._prepared = self._prepare()
         return self._prepared
 
-    def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
         """Results first, then bytes, then seconds beside eager. A failure of the plan is an Outcome; a PlanError, a
         ConfigError or a StoreError of the child's is raised. `budget_bytes`: what the step itself may be charged, the
-        floor not included.
+        floor not included. `beat`: a ratio to eager's time; a plan whose steps all stay above it is stopped early.
         """
-        return replace(self._measure(plan, budget_bytes), limit=self._children.limit, device=self.prepare().device)
+        return replace(
+            self._measure(plan, budget_bytes, beat), limit=self._children.limit, device=self.prepare().device
+        )
 
-    def _measure(self, plan: Plan, budget_bytes: int | None) -> Measurement:
+    def _measure(self, plan: Plan, budget_bytes: int | None, beat: float | None) -> Measurement:
         self.prepare()
         seen = Measurement(Outcome.OK)
         try:
             seen = self._look_at_results_and_bytes(plan, seen)
             if seen.outcome is Outcome.OK:
-                seen = held_to(self._look_at_seconds(plan, seen), budget_bytes)
+                seen = held_to(self._look_at_seconds(plan, seen, beat), budget_bytes)
         except Failed as failure:
             if (ours := failure.ours()) is not None:
                 raise ours from None
@@ -245,9 +247,12 @@ class Harness:
         named = ("outcome", "detail", "max_error", "peak_bytes", "floor_bytes", "meter")
         return replace(seen, **_known(found, *named))
 
-    def _look_at_seconds(self, plan: Plan, seen: Measurement) -> Measurement:
+    def _look_at_seconds(self, plan: Plan, seen: Measurement, beat: float | None) -> Measurement:
         eager = self.prepare().baseline_fits
-        found = self._in_turns(plan, eager=eager)
+        found = self._in_turns(plan, eager=eager, beat=beat)
+        if found.pop("given_up"):
+            detail = f"none of {len(found['step_seconds'])} steps took less than {beat:.3f} of eager's time: no more were timed"
+            seen = replace(seen, outcome=Outcome.STOPPED_EARLY, detail=detail)
         if found.get("outcome") == Outcome.WRONG_RESULT:
             return replace(seen, **_known(found, "outcome", "detail", "max_error"))
         assert seen.floor_bytes is not None
@@ -263,8 +268,9 @@ class Harness:
             meter=found["meter"],
         )
 
-    def _in_turns(self, plan: Plan | None, *, eager: bool) -> dict[str, Any]:
-        """Blocks of the plan's steps (without a plan: of eager's), with blocks of `eager` steps between them.
+    def _in_turns(self, plan: Plan | None, *, eager: bool, beat: float | None = None) -> dict[str, Any]:
+        """Blocks of the plan's steps (without a plan: of eager's), with blocks of `eager` steps between them, until there
+        are samples enough or the plan cannot `beat` the ratio that it has to.
 
         Each side has a process of its own, which rests while the other's runs: in one process the heap that a plan
         leaves behind made eager's steps on GPT-2 a fifth slower than they are.
@@ -277,8 +283,8 @@ class Harness:
         seconds: list[float] = []
         stalls: list[float] = []
         baseline: list[float] = []
-        charged = 0
-        while len(seconds) < self._samples and (not seconds or time.monotonic() - begun < patience):
+        charged, given_up = 0, False
+        while len(seconds) < self._samples and (not seconds or time.monotonic() - begun < patience) and not given_up:
             if eager:
                 found = self._children.try_to_ask("beside", {"do": "block"})
                 eager, baseline = found is not None, baseline + (found["seconds"] if found is not None else [])
@@ -286,6 +292,7 @@ class Harness:
             seconds += block["seconds"]
             stalls += block["stalls"]
             charged = max(charged, block["charged_bytes"])
+            given_up = beat is not None and len(seconds) < self._samples and hopeless(seconds, baseline, beat)
         if eager:
             self._children.try_to_ask("beside", {"do": "stop"})
         return {
@@ -296,7 +303,8 @@ class Harness:
             "transfer_bytes": block["transfer_bytes"],
             "lanes": block["lanes"],
             "meter": block["meter"],
-        } | self._children.ask(mine, {"do": "finish"})
+            "given_up": given_up,
+        } | self._children.ask(mine, {"do": "finish", "verify": not given_up})
 
 
 def _known(found: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Plans measured in turns, each time in fresh processes, until enough is known or the time is up."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,9 @@ from autotune.judge import Rules, judge
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import PlanFile
+from autotune.regress import turns
 from autotune.runner import Runner
 
-BLOCK = 2
-"""Steps that follow each other before the other side has its turn (`harness.procedure.BLOCK_STEPS`): one sample."""
 ROUNDS = 2
 """Fresh processes that a verdict comes from, at least."""
 SILENT = frozenset({Outcome.DISK_FULL, Outcome.NOISY, Outcome.STOPPED_EARLY})
@@ -96,16 +94,6 @@ def rules(file: PlanFile, prepared: Prepared) -> Rules:
     return Rules(file.budget_bytes, prepared.floor_bytes, prepared.tolerance, 0.0)
 
 
-def turns(seen: Measurement) -> list[float]:
-    """Time over plain eager's of the same turn, a block a sample; seconds alone where eager did not run."""
-
-    def blocks(samples: Sequence[float]) -> list[float]:
-        return [statistics.fmean(samples[at : at + BLOCK]) for at in range(0, len(samples), BLOCK)]
-
-    steps, eager = blocks(seen.step_seconds), blocks(seen.baseline_seconds)
-    return [step / other for step, other in zip(steps, eager, strict=True)] if len(steps) == len(eager) else steps
-
-
 @dataclass(frozen=True, slots=True)
 class Borrowed:
     """A runner that a study may close: the night goes on with it, in fresh processes."""
@@ -118,8 +106,8 @@ class Borrowed:
     def baseline(self) -> Measurement:
         return self.runner.baseline()
 
-    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
-        return self.runner.measure(plan, budget_bytes=budget_bytes)
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        return self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
 
     def renew(self) -> None:
         self.runner.renew()

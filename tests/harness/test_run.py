@@ -185,6 +185,20 @@ def test_without_a_whole_baseline_a_plan_has_no_ratio(
     assert (seen.outcome, len(seen.step_seconds), seen.baseline_seconds) == (Outcome.OK, 4, ())
 
 
+def test_a_plan_that_cannot_beat_what_it_has_to_is_given_up_after_four_steps(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    plan = replace(Plan.traced(runner.prepare().graph), allocator="arena")
+    monkeypatch.setattr(runner, "_samples", 8)
+    seen = runner.measure(plan, beat=1e-6)
+    assert (seen.outcome, len(seen.step_seconds), len(seen.baseline_seconds)) == (Outcome.STOPPED_EARLY, 4, 4)
+    assert seen.detail == "none of 4 steps took less than 0.000 of eager's time: no more were timed"
+    assert seen.charged_bytes is not None
+    whole = runner.measure(plan, beat=1e6)
+    assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 8)
+
+
 def test_over_the_budget_is_an_outcome_with_all_numbers(tripping: tuple[Harness, Path]) -> None:
     runner, _ = tripping
     seen = runner.measure(

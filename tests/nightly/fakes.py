@@ -80,7 +80,7 @@ class PacedRunner(FakeRunner):
     def baseline(self) -> Measurement:
         return Measurement(Outcome.OK, step_seconds=(self.eager_seconds,) * 4, device=DEVICE)
 
-    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
         self.clock.now += ROUND_SECONDS
         self.measured.append(plan_hash(plan))
         self.plans.append(plan)

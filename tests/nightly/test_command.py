@@ -12,8 +12,8 @@ import pytest
 from autotune import cli, planfile
 from autotune.measurement import Measurement
 from autotune.nightly.conditions import conditions
-from autotune.nightly.rounds import BLOCK
 from autotune.plan import Plan
+from autotune.regress import BLOCK
 from tests.test_cli import DEVICE, FakeHarness, FakeTracker
 
 Run = Callable[..., tuple[int, str, str]]
@@ -59,8 +59,8 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 class Slow(FakeHarness):
     """Plans take a fifth longer than they did."""
 
-    def measure(self, plan: Plan, *, budget_bytes: int | None = None) -> Measurement:
-        seen = super().measure(plan, budget_bytes=budget_bytes)
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
+        seen = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
         return replace(seen, step_seconds=tuple(1.2 * seconds for seconds in seen.step_seconds))
 
 
