@@ -1,9 +1,8 @@
 """Training steps captured on fake tensors, with modelled costs: bytes of any size, exact on any machine, nothing allocated."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,10 +148,10 @@ def read_rows(path: Path, kind: type[T]) -> list[T]:
 
 
 def _cell(text: str) -> Any:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text or None
 
 
 def overhead(estimate: Estimate, costs: Costs) -> float:

@@ -221,7 +221,7 @@ def draw(results: dict[str, Any]) -> None:
                 right.plot(ours, "o", label=f"{medium}, size {size}")
         right.set(title="ResNet-18: offload beside forward + backward", ylabel="%")
         right.set_xticks(range(len(rows)), [f"batch {batch}{', SSD' if medium else ''}" for batch, medium in rows])
-        right.legend()
+        right.legend(loc="upper center")
 
 
 def summary(results: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontier"))
 from bench import Bench
 from ours import Ours
-from simulated import picture, write_rows
+from simulated import picture, read_rows, write_rows
 
 HERE = Path(__file__).parent
 SOURCE = "torch._functorch.config.activation_memory_budget, comment"
@@ -40,6 +40,7 @@ class Point:
     """One setting: bytes of the step above the process's floor, and beside what stands between steps."""
 
     model: str
+    device: str
     who: str
     """`eager`, `pytorch`, or `ours`: a plan that was asked for the same share."""
     setting: float | None
@@ -81,7 +82,7 @@ class Knob(Bench):
                 child.end()
 
 
-def points(name: str, *, tiny: bool) -> Iterator[Point]:
+def points(name: str, device: str, *, tiny: bool) -> Iterator[Point]:
     """Eager, every setting, and ours where the setting would have it: that share of what eager makes beside the static bytes."""
     model, arguments, _ = MODELS[name]
     with tempfile.TemporaryDirectory(prefix="budget-") as scratch:
@@ -89,7 +90,7 @@ def points(name: str, *, tiny: bool) -> Iterator[Point]:
         eager = bench.peer("eager", SECONDS)["step_peak_bytes"]
         with Ours(bench, 0.0) as ours:
             static = ours.graph.static_bytes
-            one = partial(Point, name, static_bytes=static)
+            one = partial(Point, name, device=device, static_bytes=static)
             yield one(who="eager", setting=None, peak_bytes=eager, charged_bytes=bench.charged("eager"),
                       gradient_error=0.0, worst="")  # fmt: skip
             for setting in SETTINGS:
@@ -105,9 +106,9 @@ def points(name: str, *, tiny: bool) -> Iterator[Point]:
                           gradient_error=seen["max_error"], worst=seen["differs"])  # fmt: skip
 
 
-def claims_of(name: str, found: Sequence[Point], device: str) -> list[Claim]:
+def claims_of(name: str, found: Sequence[Point]) -> list[Claim]:
     """The setting against what is really made, at one setting and all of them, and the gradients."""
-    label = MODELS[name][2]
+    label, device = MODELS[name][2], found[0].device
     at = {point.setting: point for point in found if point.who == "pytorch"}
     full = at[1.0]
     mine = {point.setting: point for point in found if point.who == "ours"}
@@ -148,6 +149,12 @@ def claims_of(name: str, found: Sequence[Point], device: str) -> list[Claim]:
     return made
 
 
+def all_claims(every: Sequence[Point]) -> list[Claim]:
+    """Of every model that was measured."""
+    models = [name for name in MODELS if any(point.model == name for point in every)]
+    return [claim for name in models for claim in claims_of(name, [point for point in every if point.model == name])]
+
+
 def draw(found: Sequence[Point], path: Path) -> None:
     """Peak and charge against the setting, ours beside them."""
     names = list(dict.fromkeys(point.model for point in found))
@@ -184,7 +191,7 @@ def _tiny(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="what stands of others stays")
     parser.add_argument("--tiny", action="store_true", help="models of a blink, to try the script itself")
     parser.add_argument("--out", type=Path, default=HERE)
     options = parser.parse_args()
@@ -192,11 +199,13 @@ def main() -> None:
         parser.error("--tiny measures nothing worth keeping: name another folder with --out")
     device = this_device("cpu")
     words = f"{device.silicon}, cores: {device.cores}, torch {device.torch}"
-    found = {name: list(points(name, tiny=options.tiny)) for name in options.models}
-    write(options.out, [claim for name, seen in found.items() for claim in claims_of(name, seen, words)])
-    every = [point for seen in found.values() for point in seen]
-    write_rows(options.out / RESULT.parent / "points.csv", every)
-    draw(every, options.out / RESULT.parent / "budget.png")
+    path = options.out / RESULT.parent / "points.csv"
+    every = [point for point in (read_rows(path, Point) if path.exists() else []) if point.model not in options.models]
+    for name in options.models:
+        every += points(name, words, tiny=options.tiny)
+    write(options.out, all_claims(every))
+    write_rows(path, every)
+    draw(every, path.with_name("budget.png"))
 
 
 if __name__ == "__main__":
