@@ -31,6 +31,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 SETTINGS = (1.0, 0.8, 0.5, 0.3, 0.1, 0.0)
 CLAIMED = (0.5, 0.1)
+CHARGED = (1.0, 0.5, 0.0)
+"""Settings at which a process is charged as in production, too."""
 TOLERANCE = 0.1
 SECONDS = 300.0
 """For one answer."""
@@ -100,7 +102,7 @@ def points(name: str, device: str, *, tiny: bool) -> Iterator[Point]:
                 seen = bench.peer(str(setting), SECONDS)
                 found = seen["errors"]["gradients"]
                 yield one(who="pytorch", setting=setting, saved_bytes=saved_bytes(setting, model, bench.arguments),
-                          peak_bytes=seen["step_peak_bytes"], charged_bytes=bench.charged(str(setting)),
+                          peak_bytes=seen["step_peak_bytes"], charged_bytes=bench.charged(str(setting)) if setting in CHARGED else None,
                           gradient_error=found["error"], worst=found["worst"])  # fmt: skip
             for setting in SETTINGS[1:-1]:
                 made = ours.fastest(static + int(setting * (eager - static)))
@@ -180,8 +182,9 @@ def draw(found: Sequence[Point], path: Path) -> None:
                     ys = [point.peak_bytes / 2**20 for point in wrong]
                     part.plot([point.setting for point in wrong], ys, "rx", markersize=10, label="wrong gradients")
                 if who == "pytorch":
-                    charged = [(point.charged_bytes or 0) / 2**20 for point in rows]
-                    part.plot(xs, charged, ":", label="pytorch, charged under glibc")
+                    known = [point for point in rows if point.charged_bytes]
+                    charged = [(point.charged_bytes or 0) / 2**20 for point in known]
+                    part.plot([point.setting for point in known], charged, "s:", label="pytorch, charged under glibc")
             full = next(point for point in mine if point.who == "pytorch" and point.setting == 1.0)
             asked = [(full.static_bytes + setting * full.made_bytes) / 2**20 for setting in SETTINGS]
             part.plot(SETTINGS, asked, "k--", linewidth=0.8, label="what the setting asks for")
