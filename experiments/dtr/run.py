@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 SOURCE = "uwsampl/dtr-prototype, data_files (Kirisame et al. 2021)"
 POINTS = HERE / "results" / "points.csv"
 GB = 1e9
-BATCH = 4
+BATCH = 2
 """Of what is measured."""
 
 

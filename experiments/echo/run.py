@@ -47,7 +47,8 @@ MEAN, MOST = 1.89, 3.13
 """The abstract's footprints."""
 SHARES = (0.9, 0.75, 1 / MEAN, 0.45, 0.4, 1 / MOST, 0.25)
 """Of the traced step's bytes: budgets."""
-MEASURED_BATCH = 16
+MEASURED = {"batch": 16, "words": 20}
+"""Of the translator that is measured."""
 CARD_BYTES = 11 * 2**30
 """Of the thread's RTX 2080 Ti."""
 SLOWER = 6.0
@@ -146,11 +147,11 @@ def _flat(workload: Workload, batch: int, width: int) -> Workload:
     return workload
 
 
-def translator(batch: int = BATCH) -> Workload:
-    """At the size of the experiment, or a smaller batch."""
+def translator(batch: int = BATCH, words: int = WORDS) -> Workload:
+    """At the size of the experiment, or a smaller one."""
     model = Translator(VOCABULARY, WIDTH)
-    words = [torch.randint(VOCABULARY, (batch, WORDS)) for _ in range(3)]
-    return Workload(model, translation_loss, torch.optim.SGD(model.parameters(), lr=0.01), tuple(words))
+    texts = [torch.randint(VOCABULARY, (batch, words)) for _ in range(3)]
+    return Workload(model, translation_loss, torch.optim.SGD(model.parameters(), lr=0.01), tuple(texts))
 
 
 NETS = {
@@ -216,11 +217,11 @@ def measured_claims() -> list[Claim]:
     return [
         claim_of(
             Claim(
-                f"translator, batch {MEASURED_BATCH}: overhead at their mean footprint", f"{THREAD}; {ABSTRACT}",
+                f"translator, batch {MEASURED['batch']}: overhead at their mean footprint", f"{THREAD}; {ABSTRACT}",
                 f"the footprint is the abstract's mean, the overhead the thread's of ResNet-152; {SIZES['translator']}; "
-                f"measured at batch {MEASURED_BATCH}", "%", Figure(SLOWER), None, headline=True,
+                f"measured at batch {MEASURED['batch']}, {MEASURED['words']} words", "%", Figure(SLOWER), None, headline=True,
             ),
-            measured(f"{HERE / 'run.py'}:translator", {"batch": MEASURED_BATCH}, 1 / MEAN),
+            measured(f"{HERE / 'run.py'}:translator", MEASURED, 1 / MEAN),
         )
     ]  # fmt: skip
 
@@ -242,7 +243,7 @@ def draw(seen: Sequence[Claim]) -> None:
             axes.plot(ratios, [point.overhead_percent for point in mine], "o-", label=name)
         for claim in seen:
             if claim.ours:
-                label = f"translator, batch {MEASURED_BATCH}, measured"
+                label = f"translator, batch {MEASURED['batch']}, measured"
                 axes.plot([MEAN], [claim.ours.value], "r*", markersize=12, label=label)
         axes.axhline(SLOWER, color="k", linewidth=0.8, label="ResNet-152's in the thread")
         for ratio, label in ((MEAN, "their mean"), (MOST, "their most")):

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 SOURCE = "utsaslab/MONeT, README (Shah et al. 2021)"
 POINTS = HERE / "results" / "points.csv"
 GIB = 2**30
-BATCH = 8
+BATCH = 4
 """Of what is measured."""
 
 
