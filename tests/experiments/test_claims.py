@@ -14,6 +14,7 @@ from autotune.simulate import peak_bytes
 from tests.experiments.scripts import EXPERIMENTS, script
 
 order = script("nntrainer_order/run.py")
+simulated = script("simulated.py")
 olla = script("model_olla/run.py")
 echo = script("echo/run.py")
 nets = script("monet/models.py")
@@ -46,6 +47,20 @@ def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
     committed = [claim for claim in read(EXPERIMENTS / name) if claim.kind != "measured"]
     assert len(read(tmp_path)) == len(committed)
     same(read(tmp_path), committed)
+
+
+def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
+    ask = "import run; print(run.frontier(run.MODELS['vgg16'].make, 'vgg16', lambda _: ())[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=EXPERIMENTS / "monet", check=True, capture_output=True, text=True
+    )
+    stored = simulated.read_rows(EXPERIMENTS / "monet/results/points.csv", simulated.Point)
+    assert done.stdout.strip() == str(next(point for point in stored if point.net == "vgg16"))
+
+
+def test_what_must_not_be_mirrored_comes_out_again(tmp_path: Path):
+    write(tmp_path, echo.claims_of_cell())
+    same(read(tmp_path), read(EXPERIMENTS / "echo"))
 
 
 def test_what_the_thread_says_of_a_bottleneck_and_of_inference_comes_out_again(tmp_path: Path):
