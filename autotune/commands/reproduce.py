@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -61,8 +62,10 @@ def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]],
     """Claims of all that ran, and what is to be said of those that did not: one that fails keeps no other from its turn."""
     found, failed = {}, []
     for name, folder in folders.items():
+        began = time.monotonic()
         try:
             found[name] = _run(folder)
+            say(f"{name}: took {time.monotonic() - began:.0f} s")
         except (ExperimentError, ConfigError) as error:
             say(f"{name}: {error}")
             failed.append(str(error))
