@@ -14,7 +14,7 @@ from autotune.records import from_json, to_json
 
 RESULT = Path("results", "result.json")
 """Of an experiment, in its folder: with it, the experiment is one of published claims."""
-HEAD = ("experiment", "claim", "published", "ours", "verdict")
+HEAD = ("experiment", "claim", "published", "ours", "how", "verdict")
 BEGIN, END = "<!-- claims: written by autotune reproduce --table -->", "<!-- end of claims -->"
 
 
@@ -60,6 +60,8 @@ class Claim:
     """Ours is from other hardware, or from a model of costs: agreeing, it is a ratio that was reproduced."""
     why_not: str = ""
     """Why the two cannot be compared, where they cannot."""
+    kind: Literal["simulated", "modelled", "measured"] = "simulated"
+    """What ours is: bytes of shapes, seconds by a model of costs, or something seen on the device that `conditions` names."""
     headline: bool = False
     """Whether it has a row in the README's table, which counts all others."""
 
@@ -129,6 +131,7 @@ def rows(results: Mapping[str, Sequence[Claim]]) -> Iterator[tuple[str, ...]]:
                 claim.text,
                 _words(claim.published, claim.unit),
                 _words(claim.ours, claim.unit),
+                claim.kind if claim.ours else "-",
                 claim.verdict.value,
             )
 
@@ -138,11 +141,13 @@ def markdown(results: Mapping[str, Sequence[Claim]]) -> str:
     headlines = {name: [claim for claim in claims if claim.headline] for name, claims in results.items()}
     lines = [HEAD, ("---",) * len(HEAD), *rows(headlines)]
     table = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join((BEGIN, *table, "", f"Of all claims (`autotune reproduce --list`), {counted(results)}.", END))
+
+
+def counted(results: Mapping[str, Sequence[Claim]]) -> str:
+    """How many claims there are, and of which verdict."""
     verdicts = Counter(claim.verdict for claims in results.values() for claim in claims)
-    counted = ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict)
-    return "\n".join(
-        (BEGIN, *table, "", f"Of all {verdicts.total()} claims (`autotune reproduce --list`): {counted}.", END)
-    )
+    return f"{verdicts.total()}: " + ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict)
 
 
 def into_page(page: str, results: Mapping[str, Sequence[Claim]]) -> str:

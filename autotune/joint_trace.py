@@ -189,7 +189,7 @@ class JointTrace:
             parts = list(made) if isinstance(made, (tuple, list)) else []
         if any(isinstance(part, torch.Tensor) and part.layout is not torch.strided for part in (parts or [made])):
             raise CaptureError(f"{node.target} makes a sparse tensor, as of Embedding(sparse=True); make it dense")
-        read_storages = {_storage(source.meta["val"]) for source in node.all_input_nodes if _is_tensor(source)}
+        read_storages = {storage_of(source) for source in node.all_input_nodes if is_tensor(source)}
         tensors = [part for part in (parts if parts is not None else [made]) if isinstance(part, torch.Tensor)]
         if tensors and all(_storage(part) in read_storages for part in tensors):
             identity = node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -201,7 +201,6 @@ class JointTrace:
 
     def _add_op(self, node: fx.Node, args: Any, kwargs: tuple[tuple[str, Any], ...], made: Any) -> None:
         target: Any = node.target
-        backward = node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
         self._layer = _layer(node) or self._layer
         name = f"{self._layer}.{node.name}"
         if target is lstm.LAYER:
@@ -223,7 +222,7 @@ class JointTrace:
             Call(target, args, kwargs, outputs),
             name=name,
             target=_shown_target(node.target),
-            phase=Phase.BACKWARD if backward else Phase.FORWARD,
+            phase=Phase.BACKWARD if is_backward(node) else Phase.FORWARD,
             repeatable=not random and not node.is_impure(impure_random=False),
             random=random,
             inplace=() if isinstance(made, list) else self._taken(overwritable(node, args), outputs),
@@ -313,8 +312,19 @@ def _attribute(module: Any, path: str) -> Any:
     return module
 
 
-def _is_tensor(node: fx.Node) -> bool:
+def is_backward(node: fx.Node) -> bool:
+    """Whether the tracer made this for a gradient."""
+    return node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether it makes one tensor."""
     return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def storage_of(node: fx.Node) -> int:
+    """Number of the memory that its tensor lies in; a view has that of what it is of."""
+    return _storage(node.meta["val"])
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -2,10 +2,10 @@
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ LAUNCH_SECONDS = 5e-6
 """A model, not a measurement: an op takes its launch, its flops and the bytes that it reads and writes, one after the other."""
 
 Made = tuple[TrainGraph, Costs]
+T = TypeVar("T")
 
 
 def captured(make: Callable[[], Workload], name: str) -> Made:
@@ -140,6 +141,19 @@ def write_rows(path: Path, rows: Sequence[Any]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
+def read_rows(path: Path, kind: type[T]) -> list[T]:
+    """The records of such a CSV."""
+    with path.open(newline="") as file:
+        return [kind(**{name: _cell(text) for name, text in row.items()}) for row in csv.DictReader(file)]
+
+
+def _cell(text: str) -> Any:
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text or None
+
+
 def overhead(estimate: Estimate, costs: Costs) -> float:
     """Modelled time beyond every op once, in percent."""
     return 100 * (estimate.seconds / sum(costs.seconds) - 1)
@@ -169,13 +183,20 @@ def draw_frontiers(
     unit: int,
     *,
     by: str,
+    seen: Sequence[tuple[str, float, float]],
 ) -> None:
-    """Overhead against bytes, a net at a time: ours as a line, theirs, (bytes in units, %) under a title, as crosses."""
+    """Overhead against bytes, a net at a time: ours as a line, theirs, (bytes in units, %) under a title, as crosses.
+
+    `seen`: nets, the bytes that stand for the share at which ours was measured, and percent.
+    """
     with picture(path, len(theirs), 3.2) as axes:
         for part, (net, (title, measured)) in zip(axes, theirs.items(), strict=True):
             ours = [(point.peak_bytes / unit, point.overhead_percent) for point in found if point.net == net]
             part.plot(*zip(*ours, strict=True), "o-", label="ours, modelled")
             part.plot(*zip(*measured, strict=True), "kx", label=f"{by}, measured")
+            for _, nbytes, percent in (one for one in seen if one[0] == net):
+                part.plot(nbytes, percent, "r*", markersize=12, label="ours, measured at a small batch")
+                part.legend()
             part.set(title=title, xlabel="GiB" if unit == 2**30 else "GB")
         axes[0].set(ylabel="overhead, %")
         axes[0].legend()

@@ -94,10 +94,10 @@ def test_a_file_of_something_else_is_refused_by_its_name(text: str, tmp_path: Pa
 
 def test_rows_show_a_change_its_unit_and_a_missing_number():
     change = replace(CLAIM, published=Figure(4.99, 15.06), ours=None)
-    times = replace(CLAIM, unit="x", ours=Figure(1.5))
+    times = replace(CLAIM, unit="x", ours=Figure(1.5), kind="measured")
     assert list(rows({"net": [change, times]})) == [
-        ("net", "a net: peak", "15.06 -> 4.99 GB", "-", "not comparable"),
-        ("net", "a net: peak", "10x", "1.5x", "not reproduced"),
+        ("net", "a net: peak", "15.06 -> 4.99 GB", "-", "-", "not comparable"),
+        ("net", "a net: peak", "10x", "1.5x", "measured", "not reproduced"),
     ]
 
 
@@ -108,7 +108,7 @@ def test_a_page_s_table_is_replaced_and_what_stands_around_it_stays():
     assert "old" not in made
     assert "a net: peak" not in made
     assert "a net: peak" in into_page(page, {"net": [replace(CLAIM, headline=True)]})
-    assert "Of all 1 claims (`autotune reproduce --list`): 1 reproduced, 0 ratios reproduced, 0 not" in made
+    assert "Of all claims (`autotune reproduce --list`), 1: 1 reproduced, 0 ratios reproduced, 0 not" in made
     assert into_page(made, {"net": [CLAIM]}) == made
     with pytest.raises(ConfigError, match="no place"):
         into_page("nothing here", {})

@@ -48,7 +48,8 @@ def test_a_list_runs_nothing(folder: Path, capfd):
     (folder / "run.py").write_text("raise SystemExit(9)")
     assert called("--list", "--experiments", str(folder.parent)) == 0
     out, _ = capfd.readouterr()
-    assert [line.split()[0] for line in out.splitlines()] == ["experiment", "net"]
+    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "1:"]
+    assert out.splitlines()[-1] == "1: 1 reproduced, 0 ratios reproduced, 0 not reproduced, 0 not comparable"
 
 
 def test_a_claim_that_held_before_and_does_no_longer_is_an_error_that_names_it(folder: Path, capfd):
@@ -66,6 +67,22 @@ def test_a_run_that_fails_is_an_error_with_its_exit_code(folder: Path, capfd):
     (folder / "run.py").write_text("raise SystemExit(9)")
     assert called("net", "--experiments", str(folder.parent)) == 8
     assert "run.py ended with 9" in capfd.readouterr().err
+
+
+def test_an_experiment_that_fails_keeps_no_other_from_its_turn_nor_from_the_table(folder: Path, capfd):
+    broken = folder.parent / "broken"
+    write(broken, [HELD])
+    (broken / "run.py").write_text("raise SystemExit(9)")
+    unread = folder.parent / "damaged"
+    write(unread, [HELD])
+    (unread / "run.py").write_text(f"open({str(unread / RESULT)!r}, 'w').write('[]')\n")
+    assert called("--all", "--experiments", str(folder.parent)) == 8
+    out, err = capfd.readouterr()
+    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "1:"]
+    last = err.splitlines()[-1]
+    assert "broken/run.py ended with 9" in last
+    assert "damaged" in last
+    assert "is no list of claims" in last
 
 
 def test_a_run_that_writes_nothing_does_not_pass_for_its_last_result(folder: Path, capfd):
@@ -101,7 +118,7 @@ def test_the_table_is_written_into_the_page_beside_the_experiments(folder: Path)
     assert called("--table", "--experiments", str(folder.parent)) == 2
     page.write_text(f"# Net\n{BEGIN}\n{END}\n")
     assert called("--table", "--experiments", str(folder.parent)) == 0
-    assert "| net | a net: peak | 10 GB | 10 GB | reproduced |" in page.read_text()
+    assert "| net | a net: peak | 10 GB | 10 GB | simulated | reproduced |" in page.read_text()
 
 
 def test_the_readme_s_table_is_what_the_committed_results_give():

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import autotune
-from autotune.claims import HEAD, RESULT, Claim, Verdict, experiments, into_page, read, rows
+from autotune.claims import HEAD, RESULT, Claim, Verdict, counted, experiments, into_page, read, rows
 from autotune.commands.session import answering, print_json, say
 from autotune.errors import ConfigError, ExperimentError, nearest
 from autotune.records import to_json
@@ -27,9 +28,7 @@ def run(names: Sequence[str], *, every: bool, listed: bool, table: bool, root: P
     if table:
         _write_table(root.parent / "README.md", before)
         return
-    found = before
-    if not listed:
-        found = {name: _run(known[name]) for name in (names or known)}
+    found, failed = (before, []) if listed else _run_all({name: known[name] for name in (names or known)})
     with answering() as out:
         if json:
             document = {
@@ -38,10 +37,12 @@ def run(names: Sequence[str], *, every: bool, listed: bool, table: bool, root: P
             }
             print_json(document, out)
         else:
-            out.write("\n".join(_aligned([HEAD, *rows(found)])) + "\n")
+            out.write("\n".join(_aligned([HEAD, *rows(found)])) + f"\n\n{counted(found)}\n")
     fallen = [f"{name}: {text}" for name, claims in found.items() for text in _fallen(before[name], claims)]
     if fallen:
-        raise ExperimentError(f"held before and does no longer: {'; '.join(fallen)}")
+        failed.append(f"held before and does no longer: {'; '.join(fallen)}")
+    if failed:
+        raise ExperimentError("; ".join(failed))
 
 
 def _root(given: Path | None) -> Path:
@@ -55,6 +56,20 @@ def _root(given: Path | None) -> Path:
             "--experiments DIR"
         )
     return root.resolve()
+
+
+def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]], list[str]]:
+    """Claims of all that ran, and what is to be said of those that did not: one that fails keeps no other from its turn."""
+    found, failed = {}, []
+    for name, folder in folders.items():
+        began = time.monotonic()
+        try:
+            found[name] = _run(folder)
+            say(f"{name}: took {time.monotonic() - began:.0f} s")
+        except (ExperimentError, ConfigError) as error:
+            say(f"{name}: {error}")
+            failed.append(str(error))
+    return found, failed
 
 
 def _run(folder: Path) -> tuple[Claim, ...]:

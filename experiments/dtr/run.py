@@ -1,6 +1,6 @@
 """DTR: the overhead of four of its models at its budgets.
 
-`python experiments/dtr/run.py` writes `results/result.json`, `points.csv` and the picture.
+`python experiments/dtr/run.py [--parts simulated measured]` writes `results/result.json`, `points.csv` and the picture.
 """
 
 import sys
@@ -13,15 +13,19 @@ import torch
 from models import Pair, Recurrent, cifar_resnet, densenet121
 from torch import nn
 
-from autotune.claims import Claim, Figure, write
+from autotune.claims import Claim, Figure
 from autotune.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulated import Point, classified, draw_frontiers, frontier, write_rows
+from measured import claim_of, measured, run
+from simulated import Point, classified, draw_frontiers, frontier, read_rows, write_rows
 
 HERE = Path(__file__).parent
 SOURCE = "uwsampl/dtr-prototype, data_files (Kirisame et al. 2021)"
+POINTS = HERE / "results" / "points.csv"
 GB = 1e9
+BATCH = 2
+"""Of what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +87,64 @@ def claims_of(name: str, found: Sequence[Point]) -> list[Claim]:
         claim = about(
             f"{label}: overhead at {budget:g} GB", unit="%", published=Figure(100 * (ratio - 1)),
             ours=Figure(point.overhead_percent), tolerance=0.1, transferred=True, why_not=why, headline=point is found[-1],
+            kind="modelled",
         )  # fmt: skip
         made.append(claim)
     return made
 
 
+def every() -> list[Point]:
+    """Every net at every budget."""
+    return [point for name in MODELS for point in points(name)]
+
+
+def all_claims(found: Sequence[Point]) -> list[Claim]:
+    """Of every net."""
+    return [claim for name in MODELS for claim in claims_of(name, [point for point in found if point.net == name])]
+
+
 def claims() -> list[Claim]:
-    """Everything, made anew."""
-    return [claim for name in MODELS for claim in claims_of(name, points(name))]
+    """Everything that is simulated, made anew."""
+    return all_claims(every())
 
 
-def main() -> None:
-    found = {name: points(name) for name in MODELS}
-    write(HERE, [claim for name, seen in found.items() for claim in claims_of(name, seen)])
-    every = [point for seen in found.values() for point in seen]
-    write_rows(HERE / "results" / "points.csv", every)
+def small(batch: int) -> Workload:
+    """The net that is measured."""
+    return classified(densenet121, batch, momentum=0.9)()
+
+
+def measured_claims() -> list[Claim]:
+    """The overhead at the share of the bytes that the smaller budget is of the step as traced at its own batch."""
+    budget, ratio = MODELS["densenet121"].published[-1]
+    plain = next(point.peak_bytes for point in read_rows(POINTS, Point) if point.net == "densenet121") / GB
+    return [
+        claim_of(
+            Claim(
+                f"DenseNet-121, batch {BATCH}: overhead at {budget:g} of {plain:.2f} GB", SOURCE,
+                f"its batch is 84, ours {BATCH}, at 224; the bytes without its evictions are ours, simulated at 84", "%",
+                Figure(100 * (ratio - 1)), None, headline=True,
+            ),
+            measured(f"{HERE / 'run.py'}:small", {"batch": BATCH}, budget / plain),
+        )
+    ]  # fmt: skip
+
+
+def simulate() -> list[Claim]:
+    """What is simulated, and the points behind it."""
+    write_rows(POINTS, found := every())
+    return all_claims(found)
+
+
+def draw(seen: Sequence[Claim]) -> None:
+    """Overhead against bytes, a net beside the other."""
     theirs = {
         name: (model.label, [(budget, 100 * (ratio - 1)) for budget, ratio in model.published])
         for name, model in MODELS.items()
     }
-    draw_frontiers(HERE / "results" / "frontier.png", every, theirs, GB, by="DTR")
+    budget = MODELS["densenet121"].published[-1][0]
+    ours = [("densenet121", budget, claim.ours.value) for claim in seen if claim.ours]
+    draw_frontiers(HERE / "results" / "frontier.png", read_rows(POINTS, Point), theirs, GB, by="DTR", seen=ours)
 
 
 if __name__ == "__main__":
-    main()
+    run(HERE, __doc__, simulate, measured_claims, draw)

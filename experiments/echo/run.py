@@ -1,6 +1,6 @@
 """MXNet #18228 (Echo): what must not be mirrored, what need not be, ResNet-152 at batch 152, and a translator.
 
-`python experiments/echo/run.py` writes `results/result.json`, `points.csv` and the picture.
+`python experiments/echo/run.py [--parts simulated measured]` writes `results/result.json`, `points.csv` and the picture.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from models import Translator, products, translation_loss
 
-from autotune.claims import Claim, Figure, write
+from autotune.claims import Claim, Figure
 from autotune.graph import Phase, TrainGraph
 from autotune.plan import Plan, check
 from autotune.simulate import peak_bytes
@@ -19,17 +19,36 @@ from autotune.workload import Workload
 from autotune.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulated import Made, Point, captured, classified, drawn, frontier, overhead, picture, planned, traced, write_rows
+from measured import claim_of, measured, run
+from simulated import (
+    Made,
+    Point,
+    captured,
+    classified,
+    drawn,
+    frontier,
+    overhead,
+    picture,
+    planned,
+    read_rows,
+    traced,
+    write_rows,
+)
 
 HERE = Path(__file__).parent
+POINTS = HERE / "results" / "points.csv"
 THREAD = "apache/mxnet#18228"
 ABSTRACT = "Zheng et al. 2020, abstract"
 STEPS = 50
 """Of the drawn recurrent net."""
 BATCH, WORDS, WIDTH, VOCABULARY = 128, 50, 512, 8192
 """Of the translator; the abstract names none."""
-SHARES = (0.9, 0.75, 1 / 1.89, 0.45, 0.4, 1 / 3.13, 0.25)
+MEAN, MOST = 1.89, 3.13
+"""The abstract's footprints."""
+SHARES = (0.9, 0.75, 1 / MEAN, 0.45, 0.4, 1 / MOST, 0.25)
 """Of the traced step's bytes: budgets."""
+MEASURED = {"batch": 16, "words": 20}
+"""Of the translator that is measured."""
 CARD_BYTES = 11 * 2**30
 """Of the thread's RTX 2080 Ti."""
 SLOWER = 6.0
@@ -128,11 +147,11 @@ def _flat(workload: Workload, batch: int, width: int) -> Workload:
     return workload
 
 
-def translator() -> Workload:
-    """At the size of the experiment."""
+def translator(batch: int = BATCH, words: int = WORDS) -> Workload:
+    """At the size of the experiment, or a smaller one."""
     model = Translator(VOCABULARY, WIDTH)
-    words = [torch.randint(VOCABULARY, (BATCH, WORDS)) for _ in range(3)]
-    return Workload(model, translation_loss, torch.optim.SGD(model.parameters(), lr=0.01), tuple(words))
+    texts = [torch.randint(VOCABULARY, (batch, words)) for _ in range(3)]
+    return Workload(model, translation_loss, torch.optim.SGD(model.parameters(), lr=0.01), tuple(texts))
 
 
 NETS = {
@@ -153,9 +172,11 @@ def claims_of_nets(found: Sequence[Point]) -> list[Claim]:
     about = partial(Claim, transferred=True, headline=True)
     resnet, translator = ([point for point in found if point.net == name] for name in NETS)
     how = f"{SIZES['resnet152']}; {counted}; {resnet[0].peak_bytes / 2**30:.1f} GiB as traced"
-    times = partial(about, source=THREAD, unit="%", published=Figure(SLOWER), tolerance=0.1, sense="at most")
+    times = partial(
+        about, source=THREAD, unit="%", published=Figure(SLOWER), tolerance=0.1, sense="at most", kind="modelled"
+    )
     net = "ResNet-152, batch 152: overhead"
-    mean = Figure(resnet[1 + SHARES.index(1 / 1.89)].overhead_percent)
+    mean = Figure(resnet[1 + SHARES.index(1 / MEAN)].overhead_percent)
     made = [
         times(f"{net} in the card's 11 GiB", conditions=how, ours=Figure(resnet[-1].overhead_percent)),
         times(f"{net} at their mean footprint", conditions=f"{how}, 1/1.89 of that", ours=mean, headline=False),
@@ -166,16 +187,24 @@ def claims_of_nets(found: Sequence[Point]) -> list[Claim]:
         f"{SIZES['translator']}; {counted}; the smallest of our plans that take no more than {SLOWER:g} % longer; of all, "
         f"{plain / least.peak_bytes:.2f}x at +{least.overhead_percent:.1f} %"
     )
-    about = partial(about, source=ABSTRACT, conditions=at, unit="x", ours=Figure(plain / smallest), sense="at least")
+    about = partial(
+        about,
+        source=ABSTRACT,
+        conditions=at,
+        unit="x",
+        ours=Figure(plain / smallest),
+        sense="at least",
+        kind="modelled",
+    )
     return [
         *made,
-        about("translator: footprint, their mean", published=Figure(1.89)),
-        about("translator: footprint, their most", published=Figure(3.13)),
+        about("translator: footprint, their mean", published=Figure(MEAN)),
+        about("translator: footprint, their most", published=Figure(MOST)),
     ]
 
 
 def claims() -> list[Claim]:
-    """Everything, made anew."""
+    """Everything that is simulated, made anew."""
     return [
         *claims_of_cell(),
         *claims_of_products(),
@@ -183,27 +212,46 @@ def claims() -> list[Claim]:
     ]
 
 
-def draw(found: Sequence[Point]) -> None:
+def measured_claims() -> list[Claim]:
+    """The thread's overhead at the abstract's mean footprint, as far as this machine goes."""
+    return [
+        claim_of(
+            Claim(
+                f"translator, batch {MEASURED['batch']}: overhead at their mean footprint", f"{THREAD}; {ABSTRACT}",
+                f"the footprint is the abstract's mean, the overhead the thread's of ResNet-152; {SIZES['translator']}; "
+                f"measured at batch {MEASURED['batch']}, {MEASURED['words']} words", "%", Figure(SLOWER), None, headline=True,
+            ),
+            measured(f"{HERE / 'run.py'}:translator", MEASURED, 1 / MEAN),
+        )
+    ]  # fmt: skip
+
+
+def simulated() -> list[Claim]:
+    """What is simulated, and the points behind it."""
+    found = [point for name in NETS for point in points(name)]
+    write_rows(POINTS, found)
+    return [*claims_of_cell(), *claims_of_products(), *claims_of_nets(found)]
+
+
+def draw(seen: Sequence[Claim]) -> None:
     """Overhead against footprint."""
+    found = read_rows(POINTS, Point)
     with picture(HERE / "results" / "footprint.png") as (axes,):
         for name in NETS:
             mine = sorted((point for point in found if point.net == name), key=lambda point: -point.peak_bytes)
             ratios = [mine[0].peak_bytes / point.peak_bytes for point in mine]
             axes.plot(ratios, [point.overhead_percent for point in mine], "o-", label=name)
+        for claim in seen:
+            if claim.ours:
+                label = f"translator, batch {MEASURED['batch']}, measured"
+                axes.plot([MEAN], [claim.ours.value], "r*", markersize=12, label=label)
         axes.axhline(SLOWER, color="k", linewidth=0.8, label="ResNet-152's in the thread")
-        for ratio, label in ((1.89, "their mean"), (3.13, "their most")):
+        for ratio, label in ((MEAN, "their mean"), (MOST, "their most")):
             axes.axvline(ratio, color="k", linewidth=0.8, linestyle=":")
             axes.annotate(label, (ratio, 0), rotation=90, fontsize=7)
-        axes.set(xlabel="traced bytes over planned bytes", ylabel="overhead, %, modelled")
+        axes.set(xlabel="traced bytes over planned bytes", ylabel="overhead, %, modelled where not measured")
         axes.legend()
 
 
-def main() -> None:
-    found = [point for name in NETS for point in points(name)]
-    write(HERE, [*claims_of_cell(), *claims_of_products(), *claims_of_nets(found)])
-    write_rows(HERE / "results" / "points.csv", found)
-    draw(found)
-
-
 if __name__ == "__main__":
-    main()
+    run(HERE, __doc__, simulated, measured_claims, draw)

@@ -1,7 +1,5 @@
 """MONeT's models as its tables have them, in plain torch: VGG-16, GoogLeNet with both side classifiers, its UNet, MobileNet-V2."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -110,33 +108,11 @@ class UNet(nn.Module):
         return self.head(made)
 
 
-class _Clip(torch.autograd.Function):
-    """ReLU6 whose gradient reads what it made, as eager's does in place; a trace of that would keep what it read, too."""
-
-    @staticmethod
-    def forward(ctx: Any, images: Tensor) -> Tensor:
-        made = F.hardtanh(images, 0.0, 6.0)
-        ctx.save_for_backward(made)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (made,) = ctx.saved_tensors
-        return torch.ops.aten.hardtanh_backward(gradient, made, 0.0, 6.0)
-
-
-class Clip(nn.Module):
-    """ReLU6, in place."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return _Clip.apply(images)
-
-
 def _thin(channels: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels, width, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(width),
-        Clip(),
+        nn.ReLU6(inplace=True),
     )
 
 

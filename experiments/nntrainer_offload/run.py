@@ -1,10 +1,13 @@
-"""nntrainer #789's table on this machine: ResNet-18's step, and all that may leave written and read back, by medium.
+"""nntrainer #789: its table of ResNet-18's step and of all that may leave, written and read back; and its window of N + 2 layers.
 
-`python experiments/nntrainer_offload/run.py --ssd DIR [--ramdisk /dev/shm] [--batches 10 32 128] [--sizes 32 224]`
+`python experiments/nntrainer_offload/run.py [--ssd DIR] [--ramdisk /dev/shm] [--batches 10 32 128] [--sizes 32 224] [--full]`
+
+A run measures what it is asked for; what was measured on the same device before, and is not asked for, stays.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import shlex
@@ -15,6 +18,7 @@ import tempfile
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ import torch
 
 from autotune.arena import Arena
 from autotune.capture import capture
+from autotune.claims import RESULT, Claim, Figure, write
+from autotune.costs import StoreCost
 from autotune.devices import this_device
 from autotune.execute import Executor, offloaded, open_slots
 from autotune.measurement import busy
@@ -30,13 +36,26 @@ from autotune.planners.offload.window import Window
 from autotune.profile import profile
 from autotune.records import to_json
 from autotune.schedule import lower
+from autotune.simulate import peak_bytes
 from autotune.stores import SwapStore, measured, open_store
 from autotune.workload import load
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from simulated import drawn, picture
+
 HERE = Path(__file__).parent
+THREAD = "nntrainer #789"
 WARM = 4
 """Steps before the ten: two are recorded by the arena, and a file's first writes are slower."""
-KEYS = ("forward + backward", "offload", "onload", "waiting")
+STEP, OFFLOAD, ONLOAD, WAITING = KEYS = ("forward + backward", "offload", "onload", "waiting")
+MEDIA = ("ssd", "ramdisk")
+CASE = ("batch", "size", "medium", "overlapped")
+LONG = (128, 224)
+"""A batch and a size of ten minutes."""
+LAYERS, UNIT = 40, 2**20
+"""Of the chain that the window is tried on, and the bytes of each."""
+WINDOWS = range(1, 9)
+TOLERANCE = 0.1
 PUBLISHED = {
     (10, ""): {"forward + backward": 1084403, "offload": 351008, "onload": 11183},
     (32, ""): {"forward + backward": 3331549, "offload": 897888, "onload": 29808},
@@ -97,12 +116,122 @@ def measure(*, batch: int, size: int, medium: str, directory: str, overlapped: b
         }  # fmt: skip
 
 
+def windows(gradient_bytes: int = 0) -> list[float]:
+    """Peaks of a chain of equal layers with everything away that may leave, in layers, for every N of `WINDOWS`."""
+    forward = [f"forward {number}" for number in range(LAYERS)]
+    ops: list[tuple[str, list[str], dict[str, int]]] = []
+    for number, name in enumerate(forward):
+        ops.append((name, [f"kept {number - 1}"] if number else [], {f"kept {number}": UNIT}))
+    for number in reversed(range(LAYERS)):
+        reads = [f"kept {number}", *([f"gradient {number + 1}"] if number + 1 < LAYERS else [])]
+        ops.append((f"backward {number}", reads, {f"gradient {number}": gradient_bytes}))
+    graph, costs = drawn("equal layers", ops)
+    costs = replace(costs, stores={"ssd": StoreCost(UNIT, UNIT, UNIT, UNIT)})
+    plans = [Window(window, "ssd").plan(graph, Plan.traced(graph), 0, costs) for window in WINDOWS]
+    return [peak_bytes(graph, plan, costs) / UNIT for plan in plans]
+
+
+def claims_of_window() -> list[Claim]:
+    """N layers in memory, one that is being saved and one that is being loaded."""
+    peaks = windows()
+    beside = windows(UNIT)[0] - peaks[0]
+    how = (
+        f"{LAYERS} equal layers drawn by hand, everything away that may leave, gradients of no bytes; with gradients as "
+        f"large as layers {beside:g} more for every N"
+    )
+    about = partial(Claim, source=THREAD, conditions=how, unit="layers")
+    made = [
+        about(f"window of N = {window}: peak", published=Figure(window + 2), ours=Figure(peak))
+        for window, peak in zip(WINDOWS, peaks, strict=True)
+    ]
+    return [made[0], replace(made[-1], headline=True)]
+
+
+def share(run: dict[str, Any], key: str) -> float:
+    """What a key takes on average beside forward and backward, in percent."""
+    return 100 * statistics.mean(run["seconds"][key]) / statistics.mean(run["seconds"][STEP])
+
+
+def published_share(row: tuple[int, str], key: str) -> float:
+    """The same of the thread's averages."""
+    return 100 * PUBLISHED[row][key] / PUBLISHED[row][STEP]
+
+
+def claims_of_table(results: dict[str, Any]) -> list[Claim]:
+    """Every row of the thread's table beside what was measured here, all transfers waited for."""
+    runs = {tuple(run[part] for part in CASE): run for run in results["runs"]}
+    device = results["device"]
+
+    def claim(text: str, row: tuple[int, str], key: str, size: int, medium: str, *, since: int | None = None) -> Claim:
+        batches = [row[0]] if since is None else [since, row[0]]
+        seen = [runs.get((batch, size, medium, False)) for batch in batches]
+        published = Figure(published_share(row, key), None if since is None else published_share((since, ""), key))
+        how = f"{size} x {size}, {medium}, every transfer waited for; the thread names no image size"
+        if not all(seen):
+            why = f"not measured at batch {next(b for b, run in zip(batches, seen, strict=True) if run is None)}"
+            return Claim(f"ResNet-18, {text}", THREAD, how, "%", published, None, why_not=why, kind="measured")
+        moved = " and ".join(f"{run['bytes_each_way'] / 2**20:.0f}" for run in seen if run)
+        how += (
+            f"; weights, momentum and what layers keep for backward, {moved} MiB each way; averages of "
+            f"{len(seen[-1]['seconds'][key])} steps on {device['silicon']}, cores: {device['cores']}"
+        )  # fmt: skip
+        shares = [share(run, key) for run in seen if run]
+        ours = Figure(shares[-1], shares[0] if since is not None else None)
+        on_disk = medium != "ssd" or all(run["direct"] for run in seen if run)
+        return Claim(
+            f"ResNet-18, {text}", THREAD, how, "%", published, ours, TOLERANCE, "at most", transferred=True,
+            why_not="" if on_disk else "the directory lies on no disk that is read and written directly", kind="measured",
+        )  # fmt: skip
+
+    made = []
+    for size in (32, 224):
+        text = f"batch 10, SSD, size {size}: offload beside the step"
+        made.append(replace(claim(text, (10, "ssd"), OFFLOAD, size, "ssd"), headline=size == 224))
+    for since, batch in ((10, 32), (32, 128)):
+        for size in (32, 224):
+            for medium in MEDIA:
+                text = f"batch {since} -> {batch}, {medium}, size {size}: offload beside the step"
+                one = claim(text, (batch, ""), OFFLOAD, size, medium, since=since)
+                made.append(replace(one, headline=(since, size) == (10, 224)))
+    for row in PUBLISHED:
+        faster = PUBLISHED[row][OFFLOAD] / PUBLISHED[row][ONLOAD]
+        text = f"batch {row[0]}, {row[1] or 'medium unnamed'}: onload beside the step"
+        one = claim(text, row, ONLOAD, 32 if row[0] == 128 else 224, row[1] or "ramdisk")
+        cached = f"theirs came back {faster:.0f} times as fast as it left: from the page cache, not from the medium"
+        made.append(replace(one, why_not=one.why_not or cached))
+    return made
+
+
+def draw(results: dict[str, Any]) -> None:
+    """Bytes of the window, and what offload takes beside the step, row by row of the thread's table."""
+    runs = {tuple(run[part] for part in CASE): run for run in results["runs"]}
+    with picture(HERE / "results" / "offload.png", 2) as (left, right):
+        left.plot(WINDOWS, windows(), "o-", label="ours")
+        left.plot(WINDOWS, windows(UNIT), "o-", label="ours, with gradients as large")
+        left.plot(WINDOWS, [window + 2 for window in WINDOWS], "kx", label="N + 2")
+        left.set(title=f"{LAYERS} equal layers", xlabel="window N", ylabel="peak, layers")
+        left.legend()
+        rows = list(PUBLISHED)
+        right.plot([published_share(row, OFFLOAD) for row in rows], "kx", label="published")
+        for size in (32, 224):
+            for medium in MEDIA:
+                found = [runs.get((batch, size, medium, False)) for batch, _ in rows]
+                ours = [share(run, OFFLOAD) if run and (not row[1] or medium == row[1]) else None
+                        for run, row in zip(found, rows, strict=True)]  # fmt: skip
+                right.plot(ours, "o", label=f"{medium}, size {size}")
+        right.set(title="ResNet-18: offload beside forward + backward", ylabel="%")
+        right.set_xticks(range(len(rows)), [f"batch {batch}{', SSD' if medium else ''}" for batch, medium in rows])
+        right.legend(loc="upper center")
+
+
 def summary(results: dict[str, Any]) -> str:
     """The table as the thread prints it, in microseconds, with the thread's own averages beside it."""
     device = results["device"]
     lines = [
-        f"{device['silicon']}, cores: {device['cores']}, torch {device['torch']}; load {results['load'][0]:.2f} to"
-        f" {results['load'][1]:.2f}; `{results['command']}`",
+        f"{device['silicon']}, cores: {device['cores']}, torch {device['torch']}; "
+        + "; ".join(
+            f"`{one['command']}`, load {one['load'][0]:.2f} to {one['load'][1]:.2f}" for one in results["commands"]
+        ),
         "",
         "Microseconds an iteration. Beside the step: of forward + backward. Published: nntrainer #789's average, on its own"
         " device, and its share; the thread names neither the first medium nor the image size.",
@@ -127,12 +256,58 @@ def summary(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured_before(out: Path) -> dict[str, Any]:
+    """What a run before this one wrote, if it was on the same device."""
+    device = to_json(this_device("cpu"))
+    if (path := out / "results.json").exists():
+        known: dict[str, Any] = json.loads(path.read_text())
+        if known["device"] == device:
+            return known
+    return {"device": device, "commands": [], "runs": []}
+
+
+def in_a_process(asked: dict[str, Any]) -> dict[str, Any]:
+    """The heap that one measurement leaves behind changes the next one's times."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", json.dumps(asked)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def cases(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What is to be measured."""
+    chosen = itertools.product(options.sizes, options.batches, MEDIA, (False, True) if options.full else (False,))
+    return [
+        {"batch": batch, "size": size, "medium": medium, "overlapped": overlapped}
+        for size, batch, medium, overlapped in chosen
+        if options.full or (batch, size) != LONG
+    ]  # fmt: skip
+
+
+def save(results: dict[str, Any], out: Path) -> None:
+    """Every number as JSON and CSV, and the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    with (out / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*CASE, "bytes_each_way", "key", "iteration", "seconds"])
+        for run in results["runs"]:
+            for key in KEYS:
+                for number, seconds in enumerate(run["seconds"][key]):
+                    facts = [run[name] for name in (*CASE, "bytes_each_way")]
+                    writer.writerow([*facts, key, number, f"{seconds:.6f}"])
+    (out / "summary.md").write_text(summary(results))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ssd", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk")
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a directory on a tmpfs")
-    parser.add_argument("--batches", type=int, nargs="+", default=[10, 32, 128])
+    parser.add_argument("--batches", type=int, nargs="*", default=[10, 32, 128])
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224])
+    parser.add_argument("--full", action="store_true", help="batch 128 at 224 as well, and everything overlapped, too")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -140,44 +315,25 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(**json.loads(options.one))))
         return
-    told = [part if part not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
-    results: dict[str, Any] = {
-        "command": shlex.join(["python", "experiments/nntrainer_offload/run.py", *told]),
-        "device": to_json(this_device("cpu")),
-        "load": [os.getloadavg()[0]],
-        "runs": [],
-    }
-    for size in options.sizes:
-        for batch in options.batches:
-            for medium in ("ssd", "ramdisk"):
-                for overlapped in (False, True):
-                    asked = {
-                        "batch": batch, "size": size, "medium": medium, "directory": str(getattr(options, medium)),
-                        "overlapped": overlapped, "iterations": options.iterations,
-                    }  # fmt: skip
-                    print(f"batch {batch}, size {size}, {medium}{', overlapped' if overlapped else ''}", flush=True)
-                    # each in a process of its own: the heap that one leaves behind changes the next one's times
-                    done = subprocess.run(
-                        [sys.executable, __file__, "--one", json.dumps(asked)],
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                    )
-                    if done.returncode:
-                        sys.exit(done.stderr[-2000:])
-                    results["runs"].append(json.loads(done.stdout.splitlines()[-1]))
-    results["load"].append(os.getloadavg()[0])
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    with (options.out / "table.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["batch", "size", "medium", "overlapped", "bytes_each_way", "key", "iteration", "seconds"])
-        for run in results["runs"]:
-            for key in KEYS:
-                for number, seconds in enumerate(run["seconds"][key]):
-                    facts = [run[name] for name in ("batch", "size", "medium", "overlapped", "bytes_each_way")]
-                    writer.writerow([*facts, key, number, f"{seconds:.6f}"])
-    (options.out / "summary.md").write_text(summary(results))
+    results = measured_before(options.out)
+    if todo := cases(options):
+        said = [part if part not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
+        command = {
+            "command": shlex.join(["python", "experiments/nntrainer_offload/run.py", *said]), "load": [os.getloadavg()[0]]
+        }  # fmt: skip
+        for case in todo:
+            print(", ".join(f"{key} {value}" for key, value in case.items()), flush=True)
+            made = in_a_process(
+                case | {"directory": str(getattr(options, case["medium"])), "iterations": options.iterations}
+            )
+            others = [run for run in results["runs"] if any(run[part] != case[part] for part in CASE)]
+            results["runs"] = sorted([*others, made], key=lambda run: [run[part] for part in CASE])
+        command["load"].append(os.getloadavg()[0])
+        results["commands"].append(command)
+    save(results, options.out)
+    if options.out / RESULT.name == HERE / RESULT:
+        write(HERE, [*claims_of_table(results), *claims_of_window()])
+        draw(results)
     print(summary(results))
 
 

@@ -1,6 +1,6 @@
 """Chen et al. 2016: bytes that grow slower than depth, up to 1,001 layers; and pytorch-memonger's ResNet-152.
 
-`python experiments/sublinear/run.py` writes `results/result.json`, `points.csv` and the picture.
+`python experiments/sublinear/run.py [--parts simulated measured]` writes `results/result.json`, `points.csv` and the picture.
 """
 
 import math
@@ -12,17 +12,20 @@ from pathlib import Path
 
 from torch import nn
 
-from autotune.claims import Claim, Figure, write
+from autotune.claims import Claim, Figure
 from autotune.plan import Plan, check
 from autotune.planners import KINDS
 from autotune.planners.recompute.segments import Segments
 from autotune.schedule import lower
 from autotune.simulate import simulate
+from autotune.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulated import Made, captured, classified, overhead, picture, planned, traced, write_rows
+from measured import claim_of, measured, run
+from simulated import Made, captured, classified, overhead, picture, planned, read_rows, traced, write_rows
 
 HERE = Path(__file__).parent
+POINTS = HERE / "results" / "points.csv"
 CHEN = "Chen et al. 2016, abstract"
 MEMONGER = "Lyken17/pytorch-memonger, README"
 BATCH = 32
@@ -30,6 +33,10 @@ STAGES = {101: (2, 6, 23, 2), 200: (4, 11, 47, 4), 401: (8, 21, 96, 8), 1001: (2
 """Bottlenecks of each stage by layers, shared out as in ResNet-152."""
 SHARE = 7 / 48
 """Of the bytes, that the paper's 1,000 layers are left."""
+RESNET152 = (3, 8, 36, 3)
+SHRUNK = 2455 / 5459
+"""Of the bytes, that pytorch-memonger leaves ResNet-152."""
+MEASURED_BATCH = 4
 SLOWER = 100 * (2.9258 / 2.6273 - 1)
 """Percent that pytorch-memonger's step takes longer, from its steps per second."""
 
@@ -63,6 +70,11 @@ def net(stages: tuple[int, ...], batch: int) -> Made:
     return captured(classified(partial(resnet, stages), batch), f"resnet{2 + 3 * sum(stages)}")
 
 
+def small(batch: int) -> Workload:
+    """The net that is measured."""
+    return classified(partial(resnet, RESNET152), batch)()
+
+
 def grown(layers: int) -> list[Point]:
     """As traced, in the square root of its layers of pieces, and by our planners in as few bytes as those and as the paper."""
     graph, costs = net(STAGES[layers], BATCH)
@@ -83,9 +95,9 @@ def grown(layers: int) -> list[Point]:
 
 def memonger() -> tuple[float, float, float]:
     """ResNet-152 at batch 16: MiB as traced and under a plan for the same part of that, and its overhead in percent."""
-    graph, costs = net((3, 8, 36, 3), 16)
+    graph, costs = net(RESNET152, 16)
     before = traced(graph, costs)
-    after = planned(graph, costs, before.peak_bytes * 2455 // 5459)[1]
+    after = planned(graph, costs, int(SHRUNK * before.peak_bytes))[1]
     return before.peak_bytes / 2**20, after.peak_bytes / 2**20, overhead(after, costs)
 
 
@@ -121,7 +133,14 @@ def claims_of(found: Sequence[Point], small: tuple[float, float, float]) -> list
         made.append(about(f"1,001 layers, {words}: bytes", unit="GB", published=Figure(7, 48), ours=bytes_of))
         slower = Figure(point.overhead_percent)
         made.append(
-            about(f"1,001 layers, {words}: overhead", unit="%", published=Figure(30), ours=slower, transferred=True)
+            about(
+                f"1,001 layers, {words}: overhead",
+                unit="%",
+                published=Figure(30),
+                ours=slower,
+                transferred=True,
+                kind="modelled",
+            )
         )
     how = "ResNet-152 at 224: parameters, gradients, feature maps, not the GPU's context nor what its allocator keeps; time modelled"
     about = partial(about, source=MEMONGER, conditions=how, headline=True)
@@ -129,34 +148,63 @@ def claims_of(found: Sequence[Point], small: tuple[float, float, float]) -> list
     return [
         *made,
         about(f"{net}: bytes", unit="MiB", published=Figure(2455, 5459), ours=Figure(small[1], small[0])),
-        about(f"{net}: overhead", unit="%", published=Figure(SLOWER), ours=Figure(small[2]), transferred=True),
+        about(
+            f"{net}: overhead",
+            unit="%",
+            published=Figure(SLOWER),
+            ours=Figure(small[2]),
+            transferred=True,
+            kind="modelled",
+        ),
     ]
 
 
 def claims() -> list[Claim]:
-    """Everything, made anew."""
+    """Everything that is simulated, made anew."""
     return claims_of([point for layers in STAGES for point in grown(layers)], memonger())
 
 
-def draw(found: Sequence[Point]) -> None:
+def measured_claims() -> list[Claim]:
+    """pytorch-memonger's overhead at its own share of the bytes, as far as this machine goes."""
+    return [
+        claim_of(
+            Claim(
+                f"ResNet-152, batch {MEASURED_BATCH}: overhead at 2455 of 5459 MiB", MEMONGER,
+                f"their batch is 16, ours {MEASURED_BATCH}, at 224, SGD without state", "%", Figure(SLOWER), None,
+                headline=True,
+            ),
+            measured(f"{HERE / 'run.py'}:small", {"batch": MEASURED_BATCH}, SHRUNK),
+        )
+    ]  # fmt: skip
+
+
+def simulated() -> list[Claim]:
+    """What is simulated, and the points behind it."""
+    found = [point for layers in STAGES for point in grown(layers)]
+    write_rows(POINTS, found)
+    return claims_of(found, memonger())
+
+
+def draw(seen: Sequence[Claim]) -> None:
     """Bytes and overhead against layers."""
+    found = read_rows(POINTS, Point)
     with picture(HERE / "results" / "depth.png", 2) as (left, right):
         for plan in dict.fromkeys(point.plan for point in found):
             points = [point for point in found if point.plan == plan]
             xs = [point.layers for point in points]
             left.plot(xs, [point.peak_bytes / 1e9 for point in points], "o-", label=plan)
             right.plot(xs, [point.overhead_percent for point in points], "o-", label=plan)
+        right.plot([152], [SLOWER], "kx", label="pytorch-memonger, measured")
+        for claim in seen:
+            if claim.ours:
+                right.plot(
+                    [152], [claim.ours.value], "r*", markersize=12, label=f"ours, batch {MEASURED_BATCH}, measured"
+                )
         left.set(xscale="log", yscale="log", xlabel="layers", ylabel="peak, GB", title=f"ResNets at 224, batch {BATCH}")
-        right.set(xlabel="layers", ylabel="overhead, %, modelled")
+        right.set(xlabel="layers", ylabel="overhead, %, modelled where not measured")
         left.legend()
-
-
-def main() -> None:
-    found = [point for layers in STAGES for point in grown(layers)]
-    write(HERE, claims_of(found, memonger()))
-    write_rows(HERE / "results" / "points.csv", found)
-    draw(found)
+        right.legend()
 
 
 if __name__ == "__main__":
-    main()
+    run(HERE, __doc__, simulated, measured_claims, draw)

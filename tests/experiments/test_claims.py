@@ -14,6 +14,7 @@ from autotune.simulate import peak_bytes
 from tests.experiments.scripts import EXPERIMENTS, script
 
 order = script("nntrainer_order/run.py")
+simulated = script("simulated.py")
 olla = script("model_olla/run.py")
 echo = script("echo/run.py")
 nets = script("monet/models.py")
@@ -29,6 +30,7 @@ def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:
     """Claims made again are the committed ones, or the first of them."""
     for now, then in zip(made, committed, strict=False):
         assert (now.text, now.verdict, now.published) == (then.text, then.verdict, then.published)
+        assert now.kind == then.kind
         assert (now.ours is None) == (then.ours is None)
         if now.ours and then.ours:
             assert now.ours.value == pytest.approx(then.ours.value, rel=1e-3, abs=1e-3), now.text
@@ -42,8 +44,23 @@ def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:
 def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
     # in a process of its own, as it is run: the tracer finds a model's class by the name of its file
     subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path)], cwd=EXPERIMENTS / name, check=True)
-    assert len(read(tmp_path)) == len(read(EXPERIMENTS / name))
-    same(read(tmp_path), read(EXPERIMENTS / name))
+    committed = [claim for claim in read(EXPERIMENTS / name) if claim.kind != "measured"]
+    assert len(read(tmp_path)) == len(committed)
+    same(read(tmp_path), committed)
+
+
+def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
+    ask = "import run; print(run.frontier(run.MODELS['vgg16'].make, 'vgg16', lambda _: ())[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=EXPERIMENTS / "monet", check=True, capture_output=True, text=True
+    )
+    stored = simulated.read_rows(EXPERIMENTS / "monet/results/points.csv", simulated.Point)
+    assert done.stdout.strip() == str(next(point for point in stored if point.net == "vgg16"))
+
+
+def test_what_must_not_be_mirrored_comes_out_again(tmp_path: Path):
+    write(tmp_path, echo.claims_of_cell())
+    same(read(tmp_path), read(EXPERIMENTS / "echo"))
 
 
 def test_what_the_thread_says_of_a_bottleneck_and_of_inference_comes_out_again(tmp_path: Path):

@@ -51,6 +51,11 @@ def test_resnet_50_at_batch_32_takes_the_bytes_that_are_stored():
     graph = run.captured(batch=32, size=224)
     for name, plan in run.plans(graph).items():
         assert without_seconds(run.measure(graph, plan)) == without_seconds(STORED["graphs"][name])
+    assert without_seconds(run.larger(32, 224)) == without_seconds(STORED["larger"])
+
+
+def test_a_segmentation_net_takes_the_bytes_that_are_stored():
+    assert without_seconds(run.segmentation(run.SEGMENTED)) == without_seconds(STORED["segmentation"])
 
 
 def test_every_blob_is_counted_in_one_part():

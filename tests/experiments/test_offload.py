@@ -1,16 +1,18 @@
 """The offload experiments: what they move, and what they say of it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.claims import Verdict, read, write
 from autotune.costs import Costs, StoreCost
 from autotune.measurement import Lanes, Measurement, Outcome
 from autotune.plan import Plan
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes, simulate
-from tests.experiments.scripts import script
+from tests.experiments.scripts import EXPERIMENTS, script
 from tests.graphs import training_chain
 
 table = script("nntrainer_offload/run.py")
@@ -43,11 +45,42 @@ def test_the_thread_s_averages_stand_beside_the_batch_and_the_medium_that_they_a
         for batch, medium in ((10, "ssd"), (10, "ramdisk"), (7, "ssd"))
     ]
     device = {"silicon": "x", "cores": 2, "torch": "2"}
-    lines = table.summary({"device": device, "load": [0, 0], "command": "c", "runs": runs}).splitlines()
+    commands = [{"command": "c", "load": [0, 0]}]
+    lines = table.summary({"device": device, "commands": commands, "runs": runs}).splitlines()
     offloads = [line for line in lines if "| offload |" in line]
     assert ["164734" in line for line in offloads] == [True, False, False]
     assert ["351008 | 32.4%" in line for line in offloads] == [False, True, False]
     assert "| 1000000 | 500000 | 1500000 | 2000000 | 100.0% |" in offloads[2]
+
+
+def test_a_window_of_n_holds_n_plus_two_equal_layers_and_one_more_where_gradients_pass():
+    assert table.windows() == [window + 2 for window in table.WINDOWS]
+    assert table.windows(table.UNIT) == [window + 3 for window in table.WINDOWS]
+
+
+def test_the_committed_claims_of_789_are_what_the_stored_runs_give(tmp_path: Path):
+    stored = json.loads((EXPERIMENTS / "nntrainer_offload/results/results.json").read_text())
+    write(tmp_path, [*table.claims_of_table(stored), *table.claims_of_window()])
+    assert read(tmp_path) == read(EXPERIMENTS / "nntrainer_offload")
+
+
+def test_what_was_not_measured_is_said_and_not_filled_in():
+    claims = table.claims_of_table({"device": {"silicon": "x", "cores": 2}, "runs": []})
+    assert {claim.ours for claim in claims} == {None}
+    assert {claim.why_not for claim in claims} == {
+        "not measured at batch 10",
+        "not measured at batch 32",
+        "not measured at batch 128",
+    }
+    assert {claim.verdict for claim in claims} == {Verdict.INCOMPARABLE}
+
+
+def test_a_directory_on_no_disk_measures_no_disk():
+    run = {"batch": 10, "size": 224, "medium": "ssd", "overlapped": False, "bytes_each_way": 2**20, "direct": False}
+    runs = [run | {"seconds": {key: [1.0] for key in table.KEYS}}]
+    claims = table.claims_of_table({"device": {"silicon": "x", "cores": 2}, "runs": runs})
+    (one,) = [claim for claim in claims if claim.ours and "onload" not in claim.text]
+    assert one.why_not == "the directory lies on no disk that is read and written directly"
 
 
 def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(deep: Any):
