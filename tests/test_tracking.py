@@ -393,7 +393,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(command: list[str], port: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: list[str], port: int, end: signal.Signals = signal.SIGTERM, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server that answers on its port, ended with everything that it started."""
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0, **options)
     try:
@@ -405,7 +407,7 @@ def started(command: list[str], port: int, **options: Any) -> Iterator[subproces
         yield server
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGINT)  # at SIGTERM PostgreSQL waits for its clients, of which we are one
+            os.killpg(server.pid, end)
         server.wait(30)
 
 
@@ -476,7 +478,8 @@ def test_a_study_is_logged_to_postgresql_by_its_address_alone(tmp_path, monkeypa
         make = [binaries / "initdb", "-D", data / "db", "-U", "me", "--auth=trust"]
         subprocess.run(make, check=True, capture_output=True, cwd=directory, **as_user)
         serve = [str(binaries / "postgres"), "-D", f"{data}/db", "-k", directory, "-h", "127.0.0.1", "-p", str(port)]
-        with started(serve, port, cwd=directory, **as_user):
+        # at SIGTERM it would wait for its clients, and we are one
+        with started(serve, port, signal.SIGINT, cwd=directory, **as_user):
             uri = f"postgresql+psycopg://me@127.0.0.1:{port}/postgres"
             result, message = tuned(tmp_path, "first", uri)
             run = re.search(rf"--backend-store-uri {re.escape(uri)}, then http\S+/runs/(\w+)$", message)[1]
