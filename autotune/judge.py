@@ -114,9 +114,8 @@ def held_to(measurement: Measurement, budget_bytes: int | None) -> Measurement:
 
 
 def sure_to_exceed(estimate: Estimate, rules: Rules) -> bool:
-    """Whether the simulator finds a plan too large: its peak, or notably what its layout makes of that."""
-    laid_out = estimate.charged_bytes or 0
-    return estimate.peak_bytes > rules.budget_bytes or laid_out > (1 + NOTABLE) * rules.budget_bytes
+    """Whether the simulator finds a plan too large: its peak, or what its layout makes of that. It is charged no less."""
+    return max(estimate.peak_bytes, estimate.charged_bytes or 0) > rules.budget_bytes
 
 
 def not_run(estimate: Estimate, rules: Rules) -> Measurement:

@@ -191,11 +191,21 @@ class _Session:
         fitting = [answer for answer in made if answer.estimate.peak_bytes <= self.rules.budget_bytes]
         # the smallest plan was measured already: whoever answers with it comes last
         fitting.sort(key=lambda answer: (answer.plan == self.lowest.plan, answer.estimate.seconds))
-        for answer in fitting[:most]:
+        for answer in self.laid_out(fitting, most):
             # one of them is measured even where capture and profile took all of the time
             first = not any(trial.kind == "planner" for trial in self.trials)
             if wanted(answer) and (first or not self.spent()):
                 self.ask("planner", answer.settings, answer)
+
+    def laid_out(self, fitting: Sequence[Candidate], most: int) -> Sequence[Candidate]:
+        """The first that can be laid out within the budget; where none can the very first: what it is charged tells the
+        next ones where to aim.
+        """
+        found: list[Candidate] = []
+        for answer in fitting[: 2 * most]:
+            if len(found) < most and not sure_to_exceed(self.planning.laid_out(answer), self.rules):
+                found.append(answer)
+        return found or fitting[:1]
 
     def search(self) -> None:
         """Ask the sampler until time, trials or hope run out."""

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 
 from autotune import planfile
+from autotune.candidates import Planned
 from autotune.config import Config, load_config
 from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError
 from autotune.interrupts import locked
@@ -184,6 +186,27 @@ def test_planners_are_asked_again_where_all_that_they_answered_was_charged_too_m
     first, second = [trial for trial in result.trials if trial.kind == "planner"]
     assert [trial.measurement.outcome for trial in (first, second)] == [Outcome.OVER_BUDGET, Outcome.OK]
     assert second.estimate.peak_bytes < first.estimate.peak_bytes <= result.budget_bytes
+
+
+def test_answers_that_cannot_be_laid_out_are_measured_only_where_none_can(tmp_path):
+    class Tight(Planned):
+        """All layouts but those of the chosen plans take twice their bytes."""
+
+        def laid_out(self, made):
+            wasteful = replace(
+                made.estimate, layout_bytes=2 * made.estimate.peak_bytes, layout_live_bytes=made.estimate.peak_bytes
+            )
+            return made.estimate if made.plan in good else wasteful
+
+    good: list[Plan] = []
+    config = configured(tmp_path, trials=6)
+    none = tune(config, runner := FakeRunner(), tmp_path / "run", planning=Tight)
+    planned = [trial for trial in none.trials if trial.kind == "planner"]
+    assert len(planned) == 1
+    assert plan_hash(planned[0].plan) in runner.measured
+    good += [trial.plan for trial in run(tmp_path / "others", trials=4).trials if trial.kind == "planner"][1:]
+    some = tune(config, FakeRunner(), tmp_path / "again", planning=Tight)
+    assert {trial.plan for trial in some.trials if trial.kind == "planner"} <= set(good)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.DISK_FULL])

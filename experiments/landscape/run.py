@@ -8,12 +8,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from autotune import landscape, study
 from autotune.config import Config
+from autotune.costs import Costs
 from autotune.harness.run import Harness, Prepared, Surveyed
 from autotune.judge import plan_hash
 from autotune.layout.of_plan import with_layout
@@ -102,6 +104,7 @@ class Simulated:
     surveyed: Surveyed
     samples: int
     recorded: "Recorded" = field(default_factory=lambda: Recorded.of(FRONTIER))
+    measured: int = 0
 
     def prepare(self) -> Prepared:
         known = self.surveyed
@@ -112,13 +115,14 @@ class Simulated:
         return self._seen(traced.peak_bytes, traced.peak_bytes, traced.seconds, random.Random("eager"))
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
-        """Every plan is off by its own share of bytes, and of seconds by that of all plans that run the same ops as often."""
+        """Every plan is off by its own share of bytes, and each kind of op by its own of seconds."""
         del budget_bytes, beat
         expected, dice = self._estimate(plan), random.Random(plan_hash(plan))
         more = 1 + dice.choice(self.recorded.bytes_off)
-        slower = random.Random(str(sorted(plan.order))).choice(self.recorded.seconds_off)
         charged = expected.charged_bytes or expected.peak_bytes
-        return self._seen(int(expected.peak_bytes * more), int(charged * more), expected.seconds * slower, dice)
+        self.measured += 1
+        noise = random.Random(self.measured)
+        return self._seen(int(expected.peak_bytes * more), int(charged * more), expected.seconds, noise)
 
     def renew(self) -> None:
         pass
@@ -126,9 +130,16 @@ class Simulated:
     def close(self) -> None:
         pass
 
+    @cached_property
+    def costs(self) -> Costs:
+        """What ops really take here."""
+        known = self.surveyed.costs
+        off = [random.Random(op.target).choice(self.recorded.seconds_off) for op in self.surveyed.graph.ops]
+        return replace(known, seconds=tuple(one * other for one, other in zip(known.seconds, off, strict=True)))
+
     def _estimate(self, plan: Plan) -> Estimate:
-        graph, costs = self.surveyed.graph, self.surveyed.costs
-        return with_layout(graph, plan, costs, simulate(graph, lower(graph, plan), costs))
+        graph = self.surveyed.graph
+        return with_layout(graph, plan, self.costs, simulate(graph, lower(graph, plan), self.costs))
 
     def _seen(self, peak: int, charged: int, seconds: float, dice: random.Random) -> Measurement:
         floor = self.surveyed.floor_bytes
