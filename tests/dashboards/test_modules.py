@@ -17,7 +17,7 @@ def users(package: str) -> set[str]:
 
 
 def test_what_is_shown_is_made_without_streamlit_and_drawn_in_one_place() -> None:
-    pages = {f"pages/{path.name}" for path in (ROOT / "pages").glob("*.py")}
+    pages = {f"views/{path.name}" for path in (ROOT / "views").glob("*.py")}
     assert users("streamlit") == {"app.py", "page.py", *pages}
     assert users("altair") == {"pictures.py"}
 
