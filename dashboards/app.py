@@ -8,7 +8,8 @@ import streamlit as st
 
 from dashboards.asked import asked
 
-PAGES = Path(__file__).parent / "pages"
+# not `pages`: Streamlit would serve a folder of that name by itself, without this file, to whoever comes by a link
+PAGES = Path(__file__).parent / "views"
 # a name of an icon would be fetched from the icons' makers; the browser is to ask nobody else
 ICON = """<svg viewBox="0 0 16 16"><path fill="#0072B2" d="M1 2h4v12H1z"/><path fill="#56B4E9" d="M6 6h4v8H6z"/>
 <path fill="#E69F00" d="M11 10h4v4h-4z"/></svg>"""

@@ -81,7 +81,7 @@ def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | No
     """(plan, milliseconds, MiB) of two plans on one axis."""
     data = pd.DataFrame(rows, columns=["plan", "ms", "MiB"])
     names = list(dict.fromkeys(data["plan"]))
-    legend = alt.Legend(title=None, orient="top", labelLimit=600, symbolOpacity=1)
+    legend = alt.Legend(title=None, orient="top", columns=1, labelLimit=700, symbolOpacity=1)
     colour = alt.Color("plan:N", scale=alt.Scale(domain=names, range=[BLACK, ORANGE][: len(names)]), legend=legend)
     drawn = alt.Chart(data).encode(
         x=alt.X("ms:Q", title="time of one step, simulated, ms", scale=alt.Scale(nice=False)),

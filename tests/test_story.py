@@ -29,13 +29,13 @@ def tiny(batch=16384, width=64, depth=12):
 TUNE = ("tune", "mine.py:tiny", "--budget", "65%", "--trials", "10", "--time", "40s", "--name", "story")
 
 PAGES = {
-    "": ("Models and devices", ["mine.py:tiny()", "night chain", "other cannot be shown"], 0),
     "study?study=story": ("One study", ["ended after", "baseline", "BEST"], 1),
     "compare?first_study=story&second_study=story": ("Two plans", ["Memory over one step", "recompute"], 1),
     "nightly": ("Nights", ["cause: environment", "regression", "nightly/torn cannot be shown"], 1),
     "published": ("Published and ours", ["ratios reproduced", "dtr"], 1),
+    "": ("Models and devices", ["mine.py:tiny()", "night chain", "other cannot be shown"], 0),
 }
-"""By address: the title, what is said, and how many charts are drawn."""
+"""By address: the title, what is said, and how many charts are drawn. The first is visited before the app's own."""
 
 
 @pytest.mark.browser

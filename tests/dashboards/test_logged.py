@@ -15,7 +15,7 @@ from dashboards.champions import of_logged, of_study, once
 from dashboards.logged import studies
 from tests.dashboards import made
 
-PAGE = Path(__file__).parents[2] / "dashboards" / "pages" / "models.py"
+PAGE = Path(__file__).parents[2] / "dashboards" / "views" / "models.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from dashboards.page import plain
 from tests.dashboards import made
 
 ROOT = Path(__file__).parents[2] / "dashboards"
-PAGES = sorted(path.stem for path in (ROOT / "pages").glob("*.py"))
+PAGES = sorted(path.stem for path in (ROOT / "views").glob("*.py"))
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def page(name: str, **query: str) -> AppTest:
-    test = AppTest.from_file(str(ROOT / "pages" / f"{name}.py"), default_timeout=60)
+    test = AppTest.from_file(str(ROOT / "views" / f"{name}.py"), default_timeout=60)
     for key, value in query.items():
         test.query_params[key] = value
     test.run()
