@@ -17,7 +17,7 @@ from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import WorkloadRef
 
-SAMPLES = 6
+SAMPLES = 4
 """Steps of each side, in blocks that take turns."""
 AIM = 0.997
 """Of the budget: predicted peaks are up to a few parts in a thousand off."""

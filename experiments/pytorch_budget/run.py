@@ -124,7 +124,8 @@ def claims_of(name: str, found: Sequence[Point]) -> list[Claim]:
         f"between steps, on {device}"
     )
     about = partial(Claim, source=SOURCE, kind="measured")
-    ours = f"; plans of ours for the same shares of eager's keep {kept} of {len(mine)}, bit for bit"
+    exact = ", bit for bit" if not any(point.gradient_error for point in mine.values()) else ""
+    ours = f"; plans of ours for the same shares of eager's keep {kept} of {len(mine)}{exact}"
     made = []
     for setting in CLAIMED:
         share = partial(about, unit="x", published=Figure(setting), tolerance=TOLERANCE, sense="at most")
@@ -189,8 +190,9 @@ def draw(found: Sequence[Point], path: Path) -> None:
             asked = [(full.static_bytes + setting * full.made_bytes) / 2**20 for setting in SETTINGS]
             part.plot(SETTINGS, asked, "k--", linewidth=0.8, label="what the setting asks for")
             part.axhline(eager.peak_bytes / 2**20, color="grey", linewidth=0.8, label="eager")
+            part.margins(y=0.35)
             part.set(title=MODELS[name][2], xlabel="activation_memory_budget", ylabel="MiB above the floor")
-        axes[0].legend(fontsize=7)
+            part.legend(fontsize=7, loc="upper left", ncols=2)
 
 
 def _tiny(arguments: dict[str, Any]) -> dict[str, Any]:
