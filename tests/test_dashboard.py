@@ -80,10 +80,14 @@ def start(tmp_path: Path, fakes: Path) -> Iterator[Start]:
 
     yield call
     for process in begun:
+        left: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
+            left = children(process)
         process.kill()
+        for child in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(left, timeout=30)  # the next test finds their ports free
         process.communicate()
 
 
