@@ -126,7 +126,7 @@ def _spent(walk: Walk) -> tuple[dict[tuple[str, str], float], Counter[str]]:
                 if op in ran:
                     spend(RECOMPUTE, _module(graph, op), walk.costs.seconds[op])
                 ran.add(op)
-                coming = [value for value in (*made.inputs, *made.writes) if value in arrives]
+                coming = [value for value in dict.fromkeys((*made.inputs, *made.writes)) if value in arrives]
                 if coming and span.ready_seconds > span.start_seconds:
                     late = max(coming, key=lambda value: arrives[value])
                     spend(OFFLOAD, _layer(graph, late), span.ready_seconds - span.start_seconds)

@@ -179,7 +179,8 @@ class _Log:
         if best is not None and best.measurement is not None:
             whole = pool([trial for trial in trials if (trial.plan, trial.kind) == (best.plan, best.kind)])
             metrics = {f"best_{key}": value for key, value in _metrics(whole).items()}
-            metrics |= {key: float(study[key]) for key in ("budget_bytes", "floor_bytes", "capture_error")}
+            told = {key: study.get(key) for key in ("budget_bytes", "floor_bytes", "capture_error")}
+            metrics |= {key: float(value) for key, value in told.items() if value is not None}
             self._batch(self._parent, best, metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))

@@ -40,7 +40,7 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
     assert best is not None
     low, bound = aim, 0
     for step in range(1 if capacity else _STEP_DOWN):
-        if best.bytes <= low + near:
+        if best.bytes <= low + (near if step else near - 1):
             break
         at = low if not step else _between(aim, low, best.bytes)
         ejected = ejection.within(buffers, at, _EJECTING * min(WORK, work))
