@@ -195,9 +195,10 @@ def draw_frontiers(
             part.plot(*zip(*ours, strict=True), "o-", label="ours, modelled")
             part.plot(*zip(*measured, strict=True), "kx", label=f"{by}, measured")
             for _, nbytes, percent in (one for one in seen if one[0] == net):
-                part.plot(nbytes, percent, "r*", markersize=12, label="ours, measured at a small batch")
-                part.legend()
+                part.plot(nbytes, percent, "r*", markersize=12)
             part.set(title=title, xlabel="GiB" if unit == 2**30 else "GB")
+        if seen:
+            axes[0].plot([], [], "r*", markersize=12, label="ours, measured at a small batch")
         axes[0].set(ylabel="overhead, %")
         axes[0].legend()
 
