@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune import charts, table
 from autotune.decisions import Decision, decisions
+from autotune.judge import held_to
 from autotune.measurement import Budget, Lanes, Outcome
 from autotune.order_bound import order_lower_bound
 from autotune.run_dir import Records
@@ -117,7 +118,7 @@ def words(records: Records) -> tuple[str, str]:
     best, baseline = records.best, records.baseline
     seen = baseline.measurement if baseline else None
     plain = seen.step_peak_bytes if seen else None
-    fits = seen is not None and seen.outcome is Outcome.OK
+    fits = seen is not None and held_to(seen, records.budget_step_bytes).outcome is Outcome.OK
     if best is None or best.measurement is None:
         tried = [trial for trial in records.trials if trial.plan and _bytes(trial) is not None]
         lowest = min(tried, key=lambda trial: _bytes(trial) or 0, default=None)

@@ -54,3 +54,4 @@ def settled(page: "Page", address: str) -> None:
     page.wait_for_selector("h1")
     page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
     page.wait_for_load_state("networkidle")
+    page.wait_for_selector('[data-testid="stSkeleton"]', state="detached")
