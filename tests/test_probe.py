@@ -105,6 +105,7 @@ def test_a_gpus_profile_is_told_whole(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert sum(profile.noise_seconds) >= 3.0
 
 
+@pytest.mark.slow
 def test_this_cpu_is_probed_for_real(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probing, "SIDE", {"cpu": 64})
     monkeypatch.setattr(probing, "COPIED_BYTES", {"cpu": 2**16})

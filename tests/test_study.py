@@ -180,6 +180,7 @@ def test_planners_are_asked_again_where_all_that_they_answered_was_charged_too_m
         runner.waste = 0.0 if len(runner.measured) == 1 else 0.05
 
     monkeypatch.setattr("autotune.study.PLANNED", 1)
+    monkeypatch.setattr("autotune.space.find_spec", lambda _: None)  # windows take CP-SAT seconds each
     runner = FakeRunner(before_measure=only_the_smallest_wastes_nothing)
     planners = {"recompute": ["greedy"], "reorder": ["keep"], "order": ["traced"], "update": ["at_end"]}
     result = run(tmp_path, runner, budget="70%", trials=8, planners=planners)

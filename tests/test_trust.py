@@ -47,6 +47,8 @@ CAPTURE_TOLERANCE = {"segformer": 1e-7}
 """Largest difference of a gradient to eager's; all others are equal bit for bit. Segformer sums three gradients in
 another order."""
 
+SLOW = pytest.mark.slow
+
 SMALL_WEIGHTS = ("vit", "lstm", "lstm_fused")
 """Of these no weight is worth moving: the peak is elsewhere, or all layers stand within the window."""
 
@@ -126,7 +128,9 @@ def test_plan_equals_eager_bit_for_bit(name: str, kind: str, tmp_path: Path):
         assert worst_difference(tensors(workload), after) == 0.0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PLANS if kind != "traced"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=SLOW if kind != "combined" else ()) for kind in PLANS if kind != "traced"]
+)
 def test_plan_equals_the_traced_plan_where_the_capture_differs_from_eager(kind: str, tmp_path: Path):
     results = []
     for settings in (None, PLANS[kind]):
@@ -182,7 +186,14 @@ def test_every_window_and_store_equals_eager_bit_for_bit_with_weights_away_too(n
     assert name in SMALL_WEIGHTS or Role.PARAM in away
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in (*CAPTURE_TOLERANCE, "lstm_fused")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=SLOW if name in ("resnet152", "mobilenet_v2") else ())
+        for name in WORKLOADS
+        if name not in (*CAPTURE_TOLERANCE, "lstm_fused")
+    ],
+)
 def test_a_window_that_adapts_equals_eager_bit_for_bit(name: str, tmp_path: Path):
     workload, other = (load(name, WORKLOADS[name]) for _ in range(2))
     graph = capture(workload).graph

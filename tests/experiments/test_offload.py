@@ -26,6 +26,7 @@ def deep() -> Any:
     return graph, Costs((1.0,) * len(graph.ops), (0,) * len(graph.ops), stores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_the_thread_s_table_counts_what_really_moved(overlapped: bool, tmp_path: Path):
     run = table.measure(batch=2, size=32, medium="ssd", directory=str(tmp_path), overlapped=overlapped, iterations=3)
@@ -97,6 +98,7 @@ def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(d
     assert peak_bytes(graph, media["ramdisk"], costs) > peak_bytes(graph, media["ssd"], costs)
 
 
+@pytest.mark.slow
 def test_alone_and_together_each_keeps_to_its_own_means(deep: Any):
     graph, costs = deep
     for name, plan, budget in offload.questions("joint", graph, costs):

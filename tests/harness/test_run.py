@@ -116,6 +116,7 @@ def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Pat
     assert baseline.step_peak_bytes > 8 * 8 * MIB
 
 
+@pytest.mark.slow
 def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step_on(tmp_path: Path) -> None:
     small = {"batch": 768, "depth": 400}  # tensors of 48 KiB, which malloc puts into a heap with holes
     with harness(tmp_path, "wide", small) as runner:
@@ -127,6 +128,7 @@ def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step
     assert seen.step_charged_bytes == pytest.approx(predicted, abs=MIB)
 
 
+@pytest.mark.slow
 def test_weights_leave_for_the_store_and_come_back_under_the_harness(tmp_path: Path) -> None:
     offload = {"planner": "window", "store": "ssd", "window": 1, "share": 1.0, "what": "all"}
     with harness(tmp_path, "wide", {"batch": 1024, "width": 1024}, stores={"ssd": tmp_path}) as runner:
@@ -232,6 +234,7 @@ LIMIT = 580 * MIB
 TALL = {"depth": 48}  # 8 MiB a layer: eager needs 420 MiB beside the interpreter's
 
 
+@pytest.mark.slow
 @needs_cgroup
 def test_where_eager_does_not_fit_a_plan_still_does_and_is_checked_on_a_smaller_batch(tmp_path: Path) -> None:
     with harness(tmp_path, "wide", TALL, limit_bytes=LIMIT) as runner:
