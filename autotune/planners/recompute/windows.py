@@ -16,8 +16,9 @@ from autotune.planners.recompute.search import begin
 
 LENGTH = 24
 """Ops in a window; windows overlap by half."""
-EFFORT = 3.0
-"""CP-SAT's deterministic time for one window, about seconds: the same window gives the same answer."""
+EFFORT, LONGEST = 6.0, 3.0
+"""CP-SAT's deterministic time for all windows of a plan and for one of them, about seconds: a search asks for many plans. The
+same windows give the same answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +32,11 @@ def refine(graph: TrainGraph, order: Sequence[int], costs: Costs, limit: int, co
         _log.info("recompute: %d windows not solved, ortools is not installed; pip install autotune[cpsat]", count)
         return best
     seconds = begin(graph, best, costs).seconds
-    for ops in _dearest(graph, best, costs, count):
+    chosen = _dearest(graph, best, costs, count)
+    effort = min(LONGEST, EFFORT / max(1, len(chosen)))
+    for ops in chosen:
         window = Window(graph, best, costs, ops)
-        chains = _solve(cp_model, window, limit)
+        chains = _solve(cp_model, window, limit, effort)
         if chains is None:
             continue
         made = begin(graph, window.order_with(chains), costs)
@@ -126,7 +129,7 @@ class Window:
         return tuple(op for at in kept for op in (*ahead.get(at, ()), self.order[at]))
 
 
-def _solve(cp: Any, window: Window, limit: int) -> list[list[int]] | None:
+def _solve(cp: Any, window: Window, limit: int, effort: float) -> list[list[int]] | None:
     """What to run again before each slot, cheapest; None if nothing cheaper is found.
 
     A chain is charged for all that it reads and makes at once: a little too much where it is longer than one op.
@@ -167,7 +170,7 @@ def _solve(cp: Any, window: Window, limit: int) -> list[list[int]] | None:
     model.minimize(cost)
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = EFFORT
+    solver.parameters.max_deterministic_time = effort
     if solver.solve(model) not in (cp.OPTIMAL, cp.FEASIBLE):
         return None
     return [[op for op in sorted(again) if solver.boolean_value(again[op])] for again in rerun]
