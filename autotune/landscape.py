@@ -167,7 +167,7 @@ def _knobs_apart(
 
 
 def _points(trials: Sequence[Trial]) -> list[Point]:
-    """A point for each trial of the search; confirmations add to what is known of their plans."""
+    """A point for each trial of the search."""
     seen: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != "repeat" and trial.measurement is not None:
@@ -182,10 +182,14 @@ def _points(trials: Sequence[Trial]) -> list[Point]:
 
 
 def _as_one(runs: Sequence[Trial]) -> Measurement:
-    """The first that went wrong, where one did; else all samples together."""
+    """The first that went wrong, where one did; else all samples of the search together.
+
+    A confirmation's are left out: eager beside it is another process than the one that all trials of a search share, and
+    may be a tenth faster or slower.
+    """
     ran = [run for run in runs if was_run(run)] or list(runs)
     wrong = [run.measurement for run in ran if run.measurement and run.measurement.outcome is not Outcome.OK]
-    found = wrong[0] if wrong else pool(ran).measurement
+    found = wrong[0] if wrong else pool([run for run in ran if run.kind != "confirm"] or ran).measurement
     assert found is not None
     return _bare(found)
 

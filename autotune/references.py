@@ -66,6 +66,7 @@ def _from_file(place: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
+    _look_in(Path.cwd())
     _look_in(path.parent)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:

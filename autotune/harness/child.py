@@ -54,7 +54,8 @@ class Child:
         cgroup = _own_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
         theirs_requests, ours_requests = os.pipe()
         ours_replies, theirs_replies = os.pipe()
-        command = [sys.executable, "-m", "autotune.harness.worker"]
+        # -P: a user's own autotune.py in the working directory is not ours
+        command = [sys.executable, "-P", "-m", "autotune.harness.worker"]
         command += [str(number) for number in (os.getpid(), theirs_requests, theirs_replies)]
         if cgroup is not None:
             command = ["/bin/sh", "-c", _JOIN, str(cgroup.cgroup.path), *command]

@@ -42,7 +42,7 @@ def main() -> None:
         "--set", nargs="*", default=["batch=16", "size=112", "width=32"], metavar="KEY=VALUE", help="the factory's"
     )
     parser.add_argument("--budget", default="75%")
-    parser.add_argument("--time", default="7m", help="for everything")
+    parser.add_argument("--time", default="18m", help="for everything")
     parser.add_argument("--trials", type=int, default=150, help="at most")
     parser.add_argument("--samples", type=int, default=6, help="timed steps of a trial")
     parser.add_argument("--seed", type=int, default=0)

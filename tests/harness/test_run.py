@@ -116,6 +116,18 @@ def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Pat
     assert baseline.step_peak_bytes > 8 * 8 * MIB
 
 
+def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "autotune.py").write_text("raise SystemExit('the user\'s own autotune.py')\n")
+    (tmp_path / "nets.py").write_text(Path(WORKLOADS).read_text())
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "work.py").write_text("from nets import wide\n")
+    monkeypatch.chdir(tmp_path)
+    with Harness(WorkloadRef("train/work.py:wide", {}), log_dir=tmp_path / "logs", samples=2) as runner:
+        assert runner.prepare().graph.ops
+
+
 @pytest.mark.slow
 def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step_on(tmp_path: Path) -> None:
     small = {"batch": 768, "depth": 400}  # tensors of 48 KiB, which malloc puts into a heap with holes
