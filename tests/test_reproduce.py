@@ -85,6 +85,32 @@ def test_an_experiment_that_fails_keeps_no_other_from_its_turn_nor_from_the_tabl
     assert "is no list of claims" in last
 
 
+def test_what_is_simulated_runs_beside_the_rest_and_what_is_measured_afterwards_and_alone(folder: Path, capfd):
+    times = folder.parent.parent / "times.txt"
+    both = [HELD, replace(HELD, text="a net: seconds", kind="measured")]
+    for name, claims in {"net": [HELD], "both": both, "timed": both[1:]}.items():
+        made = folder.parent / name
+        write(made, claims)
+        (made / "run.py").write_text(
+            "import os, sys, time\n"
+            "begun = time.monotonic_ns()\n"
+            "time.sleep(0.2)\n"
+            f"os.utime({str(made / RESULT)!r})\n"
+            f"with open({str(times)!r}, 'a') as file:\n"
+            f"    print({name!r} + ' '.join(['', *sys.argv[1:]]), begun, time.monotonic_ns(), sep=',', file=file)\n"
+        )
+    assert called("--all", "--experiments", str(folder.parent)) == 0
+    ran = {name: (int(begun), int(ended)) for name, begun, ended in (line.split(",") for line in times.read_text().splitlines())}
+    assert set(ran) == {"net", "both --parts simulated", "both --parts measured", "timed"}
+    simulated = [ran.pop("net"), ran.pop("both --parts simulated")]
+    first, second = sorted(ran.values())
+    assert max(ended for _, ended in simulated) <= first[0]
+    assert first[1] <= second[0]
+    out, err = capfd.readouterr()
+    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "both", "both", "net", "timed", "4:"]
+    assert err.count("both: took") == 1
+
+
 def test_a_run_that_writes_nothing_does_not_pass_for_its_last_result(folder: Path, capfd):
     (folder / "run.py").write_text("")
     assert called("net", "--experiments", str(folder.parent)) == 8

@@ -1,9 +1,11 @@
-"""`autotune reproduce`: published claims beside our numbers, an experiment at a time in a process of its own."""
+"""`autotune reproduce`: published claims beside our numbers, every experiment in a process of its own."""
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import autotune
@@ -12,6 +14,8 @@ from autotune.commands.session import answering, print_json, say
 from autotune.errors import ConfigError, ExperimentError, nearest
 from autotune.records import to_json
 
+MEASURED = "measured"
+"""Kind of a claim whose experiment must have the machine to itself."""
 HELD = (Verdict.REPRODUCED, Verdict.RATIOS)
 
 
@@ -59,31 +63,53 @@ def _root(given: Path | None) -> Path:
 
 
 def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]], list[str]]:
-    """Claims of all that ran, and what is to be said of those that did not: one that fails keeps no other from its turn."""
-    found, failed = {}, []
-    for name, folder in folders.items():
+    """Claims of all that ran, and what is to be said of those that did not: one that fails keeps no other from its turn.
+
+    What is simulated runs beside each other, as many at once as there are cores; then what is measured, alone.
+    """
+    kinds = {name: {claim.kind for claim in read(folder)} for name, folder in folders.items()}
+    measuring = {name for name in folders if MEASURED in kinds[name]}
+    failed: dict[str, str] = {}
+    took = dict.fromkeys(folders, 0.0)
+
+    def part(name: str, *arguments: str) -> None:
         began = time.monotonic()
         try:
-            found[name] = _run(folder)
-            say(f"{name}: took {time.monotonic() - began:.0f} s")
-        except (ExperimentError, ConfigError) as error:
-            say(f"{name}: {error}")
-            failed.append(str(error))
-    return found, failed
+            _run(folders[name], *arguments)
+        except ExperimentError as error:
+            failed[name] = str(error)
+        took[name] += time.monotonic() - began
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name in folders:
+            if kinds[name] != {MEASURED}:
+                pool.submit(part, name, *(("--parts", "simulated") if name in measuring else ()))
+    for name in folders:
+        if name in measuring and name not in failed:
+            part(name, *(("--parts", MEASURED) if kinds[name] != {MEASURED} else ()))
+    found = {}
+    for name, folder in folders.items():
+        try:
+            if name not in failed:
+                found[name] = read(folder)
+                say(f"{name}: took {took[name]:.0f} s")
+        except ConfigError as error:
+            failed[name] = str(error)
+        if name in failed:
+            say(f"{name}: {failed[name]}")
+    return found, list(failed.values())
 
 
-def _run(folder: Path) -> tuple[Claim, ...]:
+def _run(folder: Path, *arguments: str) -> None:
     """Run one; what it prints goes to standard error."""
-    say(f"{folder.name}: running {folder / 'run.py'}")
+    say(" ".join((f"{folder.name}: running {folder / 'run.py'}", *arguments)))
     written = (folder / RESULT).stat().st_mtime_ns
-    done = subprocess.run(
-        [sys.executable, str(folder / "run.py")], cwd=folder.parent.parent, stdout=sys.stderr, check=False
-    )
+    command = [sys.executable, str(folder / "run.py"), *arguments]
+    done = subprocess.run(command, cwd=folder.parent.parent, stdout=sys.stderr, check=False)
     if done.returncode:
         raise ExperimentError(f"{folder / 'run.py'} ended with {done.returncode}; what it printed stands above")
     if (folder / RESULT).stat().st_mtime_ns == written:
         raise ExperimentError(f"{folder / 'run.py'} wrote no {RESULT}: what stands there is of an earlier run")
-    return read(folder)
 
 
 def _fallen(before: Sequence[Claim], now: Sequence[Claim]) -> Iterator[str]:

@@ -37,9 +37,13 @@ class Bench:
         return {"reference": f"{HERE / 'peers.py'}:workload", "arguments": arguments}
 
     def child(self, peer: str, scratch: Path, *, return_memory: bool) -> Child:
-        """A process of its own, which keeps malloc as it comes or has it return memory at once."""
+        """A process of its own, which keeps malloc as it comes or has it return memory at once.
+
+        The latter is asked for bytes alone: it need not wait by spinning, and may run beside others.
+        """
         spec = Spec(**self.workload(peer), scratch=str(scratch), return_memory=return_memory)
-        return Child.start(spec, scratch / f"{peer}-{return_memory}.log")
+        environment = {"OMP_WAIT_POLICY": "PASSIVE"} if return_memory else None
+        return Child.start(spec, scratch / f"{peer}-{return_memory}.log", environment)
 
     def peer(self, name: str, seconds: float) -> dict[str, Any]:
         """Peak while malloc returns memory at once, above the floor, and how far the results lie from eager's."""

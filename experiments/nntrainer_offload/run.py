@@ -26,7 +26,7 @@ import torch
 
 from autotune.arena import Arena
 from autotune.capture import capture
-from autotune.claims import RESULT, Claim, Figure, write
+from autotune.claims import RESULT, Claim, Figure, read, write
 from autotune.costs import StoreCost
 from autotune.devices import this_device
 from autotune.execute import Executor, offloaded, open_slots
@@ -41,6 +41,7 @@ from autotune.stores import SwapStore, measured, open_store
 from autotune.workload import load
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measured import PARTS
 from simulated import drawn, picture
 
 HERE = Path(__file__).parent
@@ -309,11 +310,17 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224])
     parser.add_argument("--full", action="store_true", help="batch 128 at 224 as well, and everything overlapped, too")
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="of the claims")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(**json.loads(options.one))))
+        return
+    at_home = options.out / RESULT.name == HERE / RESULT
+    if "measured" not in options.parts:
+        if at_home:
+            write(HERE, [*(claim for claim in read(HERE) if claim.kind == "measured"), *claims_of_window()])
         return
     results = measured_before(options.out)
     if todo := cases(options):
@@ -331,7 +338,7 @@ def main() -> None:
         command["load"].append(os.getloadavg()[0])
         results["commands"].append(command)
     save(results, options.out)
-    if options.out / RESULT.name == HERE / RESULT:
+    if at_home:
         write(HERE, [*claims_of_table(results), *claims_of_window()])
         draw(results)
     print(summary(results))

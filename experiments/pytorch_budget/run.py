@@ -8,6 +8,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ CHARGED = (1.0, 0.5)
 TOLERANCE = 0.1
 SECONDS = 300.0
 """For one answer."""
+AT_ONCE = 2
+"""Settings that are compiled beside each other: bytes do not mind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +96,20 @@ def points(name: str, device: str, *, tiny: bool) -> Iterator[Point]:
     with tempfile.TemporaryDirectory(prefix="budget-") as scratch:
         bench = Knob(name, model, _tiny(arguments) if tiny else arguments, Path(scratch))
         eager = bench.peer("eager", SECONDS)["step_peak_bytes"]
+        bench.eager_results(SECONDS)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            peers = dict(zip(SETTINGS, pool.map(lambda setting: bench.peer(str(setting), SECONDS), SETTINGS), strict=True))
+            charged = dict(zip(CHARGED, pool.map(lambda setting: bench.charged(str(setting)), CHARGED), strict=True))
         with Ours(bench, 0.0) as ours:
             static = ours.graph.static_bytes
             one = partial(Point, name, device=device, static_bytes=static)
             yield one(who="eager", setting=None, saved_bytes=None, peak_bytes=eager, charged_bytes=None,
                       gradient_error=0.0, worst="")  # fmt: skip
             for setting in SETTINGS:
-                seen = bench.peer(str(setting), SECONDS)
+                seen = peers[setting]
                 found = seen["errors"]["gradients"]
                 yield one(who="pytorch", setting=setting, saved_bytes=saved_bytes(setting, model, bench.arguments),
-                          peak_bytes=seen["step_peak_bytes"], charged_bytes=bench.charged(str(setting)) if setting in CHARGED else None,
+                          peak_bytes=seen["step_peak_bytes"], charged_bytes=charged.get(setting),
                           gradient_error=found["error"], worst=found["worst"])  # fmt: skip
             for setting in SETTINGS[1:-1]:
                 made = ours.fastest(static + int(setting * (eager - static)))
