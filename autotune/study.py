@@ -11,7 +11,7 @@ from autotune import seeds, space
 from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
 from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
-from autotune.errors import InfeasibleError, PlanError
+from autotune.errors import InfeasibleError, PlanError, StoreError
 from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
@@ -271,7 +271,7 @@ class _Session:
             screened = expected if kind == "search" else made.estimate
             beat = None if kind == "confirm" else self.beat
             trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, screened, beat))
-        except (PlanError, InfeasibleError) as error:
+        except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
             if asked is not None:

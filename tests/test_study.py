@@ -16,7 +16,7 @@ import pytest
 from autotune import planfile
 from autotune.candidates import Planned
 from autotune.config import Config, load_config
-from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError
+from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, StoreError
 from autotune.interrupts import locked
 from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash
 from autotune.measurement import Outcome
@@ -226,6 +226,23 @@ def test_a_failure_is_told_complete_with_violated_memory_and_predicted_time(tmp_
     assert theirs.user_attrs["imputed"] is True
     assert theirs.value == pytest.approx(failed.estimate.seconds / sum(FakeRunner().costs.seconds))
     assert result.best.plan != failed.plan
+
+
+def test_a_store_that_fails_one_plan_leaves_the_study_the_others_and_a_resumed_one_does_not_try_it_again(tmp_path):
+    def no_room_for_the_smallest(plan: Plan) -> Outcome:
+        known.append(plan)
+        if plan == known[0]:
+            raise StoreError("ssd store: /disk cannot take 3.0 GiB")
+        return Outcome.OK
+
+    known: list[Plan] = []
+    result = run(tmp_path, FakeRunner(outcome_of=no_room_for_the_smallest), trials=4)
+    smallest = result.trials[1]
+    assert smallest.measurement.outcome is Outcome.CRASHED
+    assert smallest.measurement.detail == "ssd store: /disk cannot take 3.0 GiB"
+    assert result.best is not None
+    run(tmp_path, again := FakeRunner(), trials=6)
+    assert plan_hash(smallest.plan) not in again.measured
 
 
 def test_a_wrong_result_never_wins(tmp_path):

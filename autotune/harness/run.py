@@ -140,9 +140,10 @@ class Harness:
         return self._prepared
 
     def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
-        """Results first, then bytes, then seconds beside eager. A failure of the plan is an Outcome; a PlanError, a
-        ConfigError or a StoreError of the child's is raised. `budget_bytes`: what the step itself may be charged, the
-        floor not included. `beat`: a ratio to eager's time; a plan whose steps all stay above it is stopped early.
+        """Results first, then bytes, then seconds beside eager. A failure of the plan is an Outcome, as is a full disk; a
+        PlanError, a ConfigError or any other StoreError of the child's is raised. `budget_bytes`: what the step itself
+        may be charged, the floor not included. `beat`: a ratio to eager's time; a plan whose steps all stay above it is
+        stopped early.
         """
         return replace(
             self._measure(plan, budget_bytes, beat), limit=self._children.limit, device=self.prepare().device
