@@ -218,7 +218,7 @@ class _Session:
         self.progress(Phase("confirm"))
         while (best := due(self.trials, self.rules)) is not None:
             self.interrupts.check()
-            fresh = sum(trial.kind == "confirm" for trial in self.trials)
+            fresh = sum(trial.kind == "confirm" and was_run(trial) for trial in self.trials)
             told = any(one.word is Word.BEST for one in confirmed(self.trials, self.rules))
             if (told or fresh >= CONTENDERS) and self.left <= self.longest_seconds:
                 return
@@ -267,9 +267,12 @@ class _Session:
                 made = made or self.planning.made(settings, self.aim_bytes)
             expected = self.planning.laid_out(made)
             trial = replace(trial, plan=made.plan, estimate=expected)
-            # of the planners' own what its layout is charged is to be seen: the next ones aim by it
-            screened = expected if kind == "search" else made.estimate
-            beat = None if kind == "confirm" else self.beat
+            screened: Estimate | None
+            if kind == "confirm":  # it kept the budget once, whatever is predicted
+                screened, beat = None, None
+            else:
+                # of the planners' own what its layout is charged is to be seen: the next ones aim by it
+                screened, beat = expected if kind == "search" else made.estimate, self.beat
             trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, screened, beat))
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
@@ -290,9 +293,9 @@ class _Session:
         note = f"same plan as trial {same[-1].number}: not run again"
         return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
 
-    def measure(self, plan: Plan, expected: Estimate, beat: float | None) -> Measurement:
+    def measure(self, plan: Plan, expected: Estimate | None, beat: float | None) -> Measurement:
         """Run the plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
-        if sure_to_exceed(expected, self.rules):
+        if expected is not None and sure_to_exceed(expected, self.rules):
             return not_run(expected, self.rules)
         with self.interrupts.breakable():
             seen = self.runner.measure(plan, budget_bytes=self.rules.budget_bytes, beat=beat)

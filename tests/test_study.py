@@ -365,6 +365,22 @@ def test_the_best_plans_take_turns_afresh_and_each_has_its_verdict(tmp_path):
     assert [one["verdict"] for one in written] == [one.verdict for one in result.confirmed]
 
 
+def test_a_plan_that_kept_the_budget_is_measured_afresh_whatever_its_layout_is_predicted_to_take(tmp_path):
+    class Wide(Planned):
+        """No layout fits any budget."""
+
+        def laid_out(self, made):
+            peak = made.estimate.peak_bytes
+            return replace(made.estimate, layout_bytes=10 * peak, layout_live_bytes=peak)
+
+    result = tune(configured(tmp_path, trials=5), runner := FakeRunner(), tmp_path / "run", planning=Wide)
+    fresh = [trial for trial in result.trials if trial.kind == "confirm"]
+    assert fresh
+    assert {trial.measurement.outcome for trial in fresh} == {Outcome.OK}
+    assert runner.measured[-len(fresh) :] == [plan_hash(trial.plan) for trial in fresh]
+    assert result.confirmed[0].turns
+
+
 def test_a_study_without_time_still_confirms_its_leader_once(tmp_path):
     slow = FakeRunner(before_measure=lambda runner: time.sleep(0.4))
     result = run(tmp_path, slow, trials=None, time="1s", planners={**QUICK, "order": ["traced"]})
