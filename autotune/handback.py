@@ -1,6 +1,7 @@
 """What a study hands back: the best plan as files, or why there is none."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from autotune.bounds import peak_lower_bound
 from autotune.config import Config
 from autotune.confirm import Confirmed
 from autotune.costs import Costs
-from autotune.errors import AutotuneError, InfeasibleError, NumericsError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError
 from autotune.graph import TrainGraph
 from autotune.judge import Rules
 from autotune.measurement import Device, Outcome
 from autotune.simulate import Estimate
 from autotune.trial import Trial
 from autotune.units import fmt_bytes
+
+_OTHER_PLANS = "name another directory by plans: in the config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,18 @@ class Result:
     """Plans that were measured afresh, the best first."""
 
 
+def check_plans(config: Config) -> None:
+    """Refuse a directory that could not take the plan in the end, before anything is measured."""
+    place = Path(config.plans)
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{place}: no plan can be written there, {there} is no directory; {_OTHER_PLANS}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{place}: no plan can be written there, {there} is read-only; {_OTHER_PLANS}")
+
+
 def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:
-    """Write the plan under its own name, and once more beside its records."""
+    """Write the plan beside its records, and once more under its own name; ConfigError where it has only the first."""
     assert best.plan is not None
     assert best.estimate is not None
     file = planfile.PlanFile(
@@ -55,9 +68,9 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         device=device,
         measurement=best.measurement,
     )
-    path = Path(config.plans) / f"{run_dir.name}.json"
-    planfile.write(path, file)
-    planfile.write(run_dir / "plan.json", file)
+    kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
+    planfile.write(kept, file, cure=f"free space there, then: autotune resume {run_dir}")
+    planfile.write(path, file, cure=f"take it from {kept}")
     return path
 
 

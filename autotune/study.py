@@ -12,7 +12,7 @@ from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
 from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
 from autotune.errors import InfeasibleError, PlanError, StoreError
-from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
+from autotune.handback import Result, check_plans, impossible, too_small, why_none, write_json, write_plan
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import (
@@ -66,8 +66,9 @@ def tune(
     """Tune `config.workload` into `config.budget`; a run directory with trials in it is gone on with.
 
     `planning` makes the plans and `runner` measures them: a record may answer for both (`autotune.replay`). Optuna's study
-    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, or what `runner` does;
-    SystemExit(128 + signal) where a signal came before the budget was known. The runner is closed in any case.
+    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, ConfigError where no plan can be
+    written, or what `runner` does; SystemExit(128 + signal) where a signal came before the budget was known. The runner is
+    closed in any case.
     """
     with locked(run_dir), Interrupts() as interrupts:
         task = Task(
@@ -78,6 +79,7 @@ def tune(
         trials: list[Trial] = load(run_dir / "trials.jsonl")
         resumed = len(trials)
         try:
+            check_plans(config)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
             begun = _Session(task, prepared, rules, trials, resumed)
@@ -87,10 +89,12 @@ def tune(
                 raise SystemExit(128 + interrupts.received) from None
         finally:
             runner.close()
-            if begun is not None:
-                plan_path = begun.finish()
-            if trials and write_report is not None:
-                report_path = write_report(run_dir)
+            try:
+                if begun is not None:
+                    plan_path = begun.finish()
+            finally:
+                if trials and write_report is not None:
+                    report_path = write_report(run_dir)
         best = winner(trials, rules)
         return Result(
             baseline=trials[0],

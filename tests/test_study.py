@@ -264,6 +264,33 @@ def test_all_wrong_is_a_numerics_error(tmp_path):
     assert not (tmp_path / "plans").exists()
 
 
+def test_a_place_where_plans_cannot_be_written_is_told_before_anything_is_prepared(tmp_path):
+    class Unprepared(FakeRunner):
+        def prepare(self):
+            raise AssertionError("it was told too late")
+
+    (tmp_path / "plans").touch()
+    runner = Unprepared()
+    with pytest.raises(ConfigError, match=r"plans is no directory; name another directory by plans: in the config"):
+        run(tmp_path, runner)
+    assert runner.closed == 1
+
+
+def test_a_plan_that_can_be_written_only_beside_its_records_is_told_where_and_the_report_is_made(tmp_path):
+    def in_the_way(runner: FakeRunner) -> None:
+        (tmp_path / "plans").touch()
+
+    reported: list[Path] = []
+    runner = FakeRunner(before_measure=in_the_way)
+    with pytest.raises(ConfigError, match=r"plans/run.json: cannot write the plan .*; take it from .*/run/plan.json"):
+        tune(
+            configured(tmp_path, trials=3), runner, tmp_path / "run",
+            write_report=lambda run_dir: reported.append(run_dir) or run_dir,
+        )  # fmt: skip
+    assert planfile.read(tmp_path / "run" / "plan.json").plan is not None
+    assert reported == [tmp_path / "run"]
+
+
 def test_infeasible_names_the_op_the_lowest_peak_and_the_next_move(tmp_path):
     runner = FakeRunner()
     with pytest.raises(InfeasibleError, match=r"needs \d.* at (dw|dx|loss|dloss|fwd)\d* .*20%.*--store ssd=DIR"):
