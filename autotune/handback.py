@@ -74,6 +74,15 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
     return path
 
 
+def withdraw_plan(config: Config, run_dir: Path) -> None:
+    """Take away a plan that failed after it was written; a file of its name that is no longer the same stays."""
+    kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
+    if kept.exists():
+        if path.exists() and path.read_bytes() == kept.read_bytes():
+            path.unlink()
+        kept.unlink()
+
+
 def impossible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
     """The error of a budget that is proved to be too small, before anything is planned: the op that forbids it."""
     low, op = peak_lower_bound(graph, costs)

@@ -12,7 +12,16 @@ from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
 from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
 from autotune.errors import InfeasibleError, PlanError, StoreError
-from autotune.handback import Result, check_plans, impossible, too_small, why_none, write_json, write_plan
+from autotune.handback import (
+    Result,
+    check_plans,
+    impossible,
+    too_small,
+    why_none,
+    withdraw_plan,
+    write_json,
+    write_plan,
+)
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import (
@@ -323,7 +332,7 @@ class _Session:
         self.progress(Finished(trial, ratio, leads, resumed))
 
     def finish(self) -> Path | None:
-        """Write the best plan, and what the records do not say."""
+        """Write the best plan, or take back one that failed since, and what the records do not say."""
         best = winner(self.trials, self.rules)
         write_json(
             self.run_dir / "study.json",
@@ -337,7 +346,10 @@ class _Session:
             },
         )
         write_json(self.run_dir / "confirmed.json", document(confirmed(self.trials, self.rules)))
-        return None if best is None else write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
+        if best is None:
+            withdraw_plan(self.config, self.run_dir)
+            return None
+        return write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
 
 
 def _identity(

@@ -466,6 +466,23 @@ def test_a_finished_study_runs_nothing_again(tmp_path):
     assert all(event.resumed for event in events if isinstance(event, Finished))
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_plan_that_fails_after_it_was_handed_back_is_taken_back_unless_the_file_is_anothers(tmp_path, ours):
+    def interrupted(runner: FakeRunner) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    first = run(tmp_path, FakeRunner(before_measure=interrupted))
+    kept, handed = tmp_path / "run" / "plan.json", first.plan_path
+    assert first.interrupted
+    assert handed.read_bytes() == kept.read_bytes()
+    if not ours:
+        handed.write_text("{}")
+    with pytest.raises(InfeasibleError):
+        run(tmp_path, FakeRunner(outcome_of=lambda plan: Outcome.OUT_OF_MEMORY))
+    assert not kept.exists()
+    assert handed.exists() != ours
+
+
 def test_more_trials_go_on_where_it_ended(tmp_path):
     first = run(tmp_path, trials=4)
     second = run(tmp_path, trials=9)
