@@ -16,6 +16,7 @@ from autotune.errors import AutotuneError, ConfigError, InfeasibleError, Numeric
 from autotune.graph import TrainGraph
 from autotune.judge import Rules
 from autotune.measurement import Device, Outcome
+from autotune.plan import Plan
 from autotune.simulate import Estimate
 from autotune.trial import Trial
 from autotune.units import fmt_bytes
@@ -117,10 +118,16 @@ def why_none(config: Config, rules: Rules, trials: Sequence[Trial], lowest: Esti
     wrong = next((one for one in seen if one.outcome is Outcome.WRONG_RESULT), None)
     if wrong is not None:
         return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {run_dir}/trials.jsonl")
-    charged = [one.step_charged_bytes for one in seen if one.step_charged_bytes is not None]
-    if charged:
-        return too_small(config, rules, min(charged), lowest.peak_op, stores=bool(config.stores))
-    reason = next((one.detail for one in seen if one.detail), "none was run")
+    charged: dict[Plan, int] = {}
+    for trial in trials:
+        taken = trial.measurement.step_charged_bytes if trial.measurement is not None else None
+        if trial.plan is not None and taken is not None:
+            charged[trial.plan] = max(taken, charged.get(trial.plan, taken))
+    if charged and min(charged.values()) > rules.budget_bytes:
+        return too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
+    # bytes alone did not rule all of them out
+    failed = [one for one in seen if one.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)]
+    reason = next((one.detail for one in failed or seen if one.detail), "none was run")
     return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {run_dir}/trials.jsonl")
 
 
