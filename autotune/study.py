@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune import seeds, space
+from autotune.bounds import seconds_lower_bound
 from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
 from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
@@ -278,7 +279,9 @@ class _Session:
         try:
             with self.interrupts.breakable():
                 made = made or self.planning.made(settings, self.aim_bytes)
-            expected = self.planning.laid_out(made)
+            # planners aim below the budget: what is proved for their aim is not proved for the budget
+            proved = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
+            expected = replace(self.planning.laid_out(made), lower_bound_seconds=proved)
             trial = replace(trial, plan=made.plan, estimate=expected)
             screened: Estimate | None
             if kind == "confirm":  # it kept the budget once, whatever is predicted

@@ -14,6 +14,7 @@ import optuna
 import pytest
 
 from autotune import planfile
+from autotune.bounds import seconds_lower_bound
 from autotune.candidates import Planned
 from autotune.config import Config, load_config
 from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, StoreError
@@ -166,6 +167,17 @@ def test_percentage_is_of_what_eager_needs_without_its_allocators_waste(tmp_path
     wasteful = FakeRunner(waste=0.3)
     result = run(tmp_path, wasteful, budget="80%", trials=3)
     assert result.budget_bytes == int(0.8 * result.baseline.measurement.step_peak_bytes)
+
+
+def test_what_no_plan_can_be_faster_than_is_proved_for_the_budget_itself_not_for_what_planners_aim_at(tmp_path):
+    runner = FakeRunner(waste=0.2)
+    result = run(tmp_path, runner, trials=6)
+    proved, aimed = (
+        seconds_lower_bound(runner.graph, runner.costs, room)
+        for room in (result.budget_bytes, int(result.budget_bytes / 1.2))
+    )
+    assert proved < aimed
+    assert {trial.estimate.lower_bound_seconds for trial in result.trials if trial.plan} == {proved}
 
 
 def test_planners_aim_lower_after_a_wasteful_plan(tmp_path):
