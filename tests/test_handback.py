@@ -40,10 +40,14 @@ def test_a_place_that_no_plan_can_be_written_to_is_refused(tmp_path: Path, monke
     check_plans(CONFIG.model_copy(update={"plans": str(tmp_path / "new" / "plans")}))
     (tmp_path / "plans").touch()
     for plans in (tmp_path / "plans", tmp_path / "plans" / "below"):
-        with pytest.raises(ConfigError, match=r"/plans is no directory; name another directory by plans: in the config"):
+        with pytest.raises(
+            ConfigError, match=r"/plans is no directory; name another directory by plans: in the config"
+        ):
             check_plans(CONFIG.model_copy(update={"plans": str(plans)}))
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(ConfigError, match="new: no plan can be written there, .* is read-only; name another directory"):
+    with pytest.raises(
+        ConfigError, match=r"new: no plan can be written there, .* is read-only; name another directory"
+    ):
         check_plans(CONFIG.model_copy(update={"plans": str(tmp_path / "new")}))
 
 
@@ -66,8 +70,9 @@ def said(*trials: Trial) -> str:
 def test_a_plan_needs_the_most_that_it_was_charged_in_any_run():
     kept, over = trial(1, charged=300 * 2**20), trial(1, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET)
     larger = trial(2, charged=303 * 2**20, outcome=Outcome.OVER_BUDGET)
-    assert "needs 302.0 MiB at conv1 with the smallest plan that was found; the budget 1% leaves the step 301.0 MiB" in said(
-        kept, over, larger
+    assert (
+        "needs 302.0 MiB at conv1 with the smallest plan that was found; the budget 1% leaves the step 301.0 MiB"
+        in said(kept, over, larger)
     )
 
 
