@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any
 
-from autotune.judge import NOTABLE, Rules, fitting, leader, paid, winner
+from autotune.judge import NOTABLE, Rules, fitting, leader, paid, was_run, winner
 from autotune.measurement import Outcome
 from autotune.plan import Plan
 from autotune.records import to_json
@@ -87,7 +87,7 @@ def due(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     """
     first = contenders(trials, rules)
     safe = fallback(fitting(trials, rules), first[0], rules) if first else None
-    rounds = Counter(trial.plan for trial in trials if trial.kind == "confirm")
+    rounds = Counter(trial.plan for trial in trials if trial.kind == "confirm" and was_run(trial))
     needed = {one.plan: LEAST_ROUNDS for one in first}
     if safe is not None:
         needed.setdefault(safe.plan, 1)
@@ -132,7 +132,7 @@ def confirmed(trials: Sequence[Trial], rules: Rules) -> list[Confirmed]:
     """Every plan that was measured afresh: the best, then the others by their fresh times, then what failed."""
     fresh: dict[Plan, list[Trial]] = {}
     for trial in trials:
-        if trial.kind == "confirm" and trial.plan is not None:
+        if trial.kind == "confirm" and trial.plan is not None and was_run(trial):
             fresh.setdefault(trial.plan, []).append(trial)
     fit = [one for one in fitting(trials, rules) if one.plan in fresh]
     alive = {one.plan for one in fit}

@@ -1,6 +1,7 @@
 """What a study hands back: the best plan as files, or why there is none."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from autotune.bounds import peak_lower_bound
 from autotune.config import Config
 from autotune.confirm import Confirmed
 from autotune.costs import Costs
-from autotune.errors import AutotuneError, InfeasibleError, NumericsError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError
 from autotune.graph import TrainGraph
 from autotune.judge import Rules
 from autotune.measurement import Device, Outcome
+from autotune.plan import Plan
 from autotune.simulate import Estimate
 from autotune.trial import Trial
 from autotune.units import fmt_bytes
+
+_OTHER_PLANS = "name another directory by plans: in the config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,18 @@ class Result:
     """Plans that were measured afresh, the best first."""
 
 
+def check_plans(config: Config) -> None:
+    """Refuse a directory that could not take the plan in the end, before anything is measured."""
+    place = Path(config.plans)
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{place}: no plan can be written there, {there} is no directory; {_OTHER_PLANS}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{place}: no plan can be written there, {there} is read-only; {_OTHER_PLANS}")
+
+
 def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:
-    """Write the plan under its own name, and once more beside its records."""
+    """Write the plan beside its records, and once more under its own name; ConfigError where it has only the first."""
     assert best.plan is not None
     assert best.estimate is not None
     file = planfile.PlanFile(
@@ -55,10 +69,19 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         device=device,
         measurement=best.measurement,
     )
-    path = Path(config.plans) / f"{run_dir.name}.json"
-    planfile.write(path, file)
-    planfile.write(run_dir / "plan.json", file)
+    kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
+    planfile.write(kept, file, cure=f"free space there, then: autotune resume {run_dir}")
+    planfile.write(path, file, cure=f"take it from {kept}")
     return path
+
+
+def withdraw_plan(config: Config, run_dir: Path) -> None:
+    """Take away a plan that failed after it was written; a file of its name that is no longer the same stays."""
+    kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
+    if kept.exists():
+        if path.exists() and path.read_bytes() == kept.read_bytes():
+            path.unlink()
+        kept.unlink()
 
 
 def impossible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
@@ -95,10 +118,16 @@ def why_none(config: Config, rules: Rules, trials: Sequence[Trial], lowest: Esti
     wrong = next((one for one in seen if one.outcome is Outcome.WRONG_RESULT), None)
     if wrong is not None:
         return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {run_dir}/trials.jsonl")
-    charged = [one.step_charged_bytes for one in seen if one.step_charged_bytes is not None]
-    if charged:
-        return too_small(config, rules, min(charged), lowest.peak_op, stores=bool(config.stores))
-    reason = next((one.detail for one in seen if one.detail), "none was run")
+    charged: dict[Plan, int] = {}
+    for trial in trials:
+        taken = trial.measurement.step_charged_bytes if trial.measurement is not None else None
+        if trial.plan is not None and taken is not None:
+            charged[trial.plan] = max(taken, charged.get(trial.plan, taken))
+    if charged and min(charged.values()) > rules.budget_bytes:
+        return too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
+    # bytes alone did not rule all of them out
+    failed = [one for one in seen if one.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)]
+    reason = next((one.detail for one in failed or seen if one.detail), "none was run")
     return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {run_dir}/trials.jsonl")
 
 

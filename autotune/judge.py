@@ -212,7 +212,7 @@ def winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
 
     Of many runs the fastest is the luckiest too: its first numbers are not set beside another's confirmed ones.
     """
-    confirmed = {trial.plan for trial in trials if trial.kind == "confirm"}
+    confirmed = {trial.plan for trial in trials if trial.kind == "confirm" and was_run(trial)}
     return leader([trial for trial in trials if trial.plan in confirmed], rules) or leader(trials, rules)
 
 

@@ -134,7 +134,8 @@ class Measurement:
     step_seconds: tuple[float, ...] = ()
     """Raw samples."""
     baseline_seconds: tuple[float, ...] = ()
-    """Raw samples of plain eager steps, taken in turns with `step_seconds` in a process beside theirs."""
+    """Raw samples of plain eager steps, taken in turns with `step_seconds` in a process beside theirs; the baseline's own
+    where that process ended."""
     stall_seconds: float | None = None
     """Of one step: waited for a store."""
     transfer_bytes: int | None = None

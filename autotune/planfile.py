@@ -44,9 +44,9 @@ class PlanFile:
     schema: int = SCHEMA
 
 
-def write(path: Path, file: PlanFile) -> None:
-    """Write whole or not at all."""
-    write_whole(path, file, what="plan")
+def write(path: Path, file: PlanFile, *, cure: str = "name another file with -o") -> None:
+    """Write whole or not at all; ConfigError with the `cure`."""
+    write_whole(path, file, what="plan", cure=cure)
 
 
 def read(path: Path) -> PlanFile:

@@ -80,8 +80,10 @@ def _whole_lines(path: Path) -> int:
     return path.read_bytes().rfind(b"\n") + 1
 
 
-def write_whole(path: Path, record: Any, *, what: str) -> None:
-    """The record as a file of JSON, whole or not at all; `what` is the file's to whoever named it: `plan`."""
+def write_whole(path: Path, record: Any, *, what: str, cure: str = "name another file with -o") -> None:
+    """The record as a file of JSON, whole or not at all; `what` is the file's to whoever named it: `plan`. ConfigError
+    with the `cure` where it cannot be written.
+    """
     text = json.dumps(to_json(record), indent=1) + "\n"
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -89,7 +91,7 @@ def write_whole(path: Path, record: Any, *, what: str) -> None:
         draft.write_text(text)
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); name another file with -o") from None
+        raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); {cure}") from None
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)

@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune import seeds, space
+from autotune.bounds import seconds_lower_bound
 from autotune.candidates import Candidate, MakePlanning, planned
 from autotune.config import Config
 from autotune.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
-from autotune.errors import InfeasibleError, PlanError
-from autotune.handback import Result, impossible, too_small, why_none, write_json, write_plan
+from autotune.errors import InfeasibleError, PlanError, StoreError
+from autotune.handback import (
+    Result,
+    check_plans,
+    impossible,
+    too_small,
+    why_none,
+    withdraw_plan,
+    write_json,
+    write_plan,
+)
 from autotune.harness.run import Prepared
 from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.judge import (
@@ -66,8 +76,9 @@ def tune(
     """Tune `config.workload` into `config.budget`; a run directory with trials in it is gone on with.
 
     `planning` makes the plans and `runner` measures them: a record may answer for both (`autotune.replay`). Optuna's study
-    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, or what `runner` does;
-    SystemExit(128 + signal) where a signal came before the budget was known. The runner is closed in any case.
+    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, ConfigError where no plan can be
+    written, or what `runner` does; SystemExit(128 + signal) where a signal came before the budget was known. The runner is
+    closed in any case.
     """
     with locked(run_dir), Interrupts() as interrupts:
         task = Task(
@@ -78,6 +89,7 @@ def tune(
         trials: list[Trial] = load(run_dir / "trials.jsonl")
         resumed = len(trials)
         try:
+            check_plans(config)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
             begun = _Session(task, prepared, rules, trials, resumed)
@@ -87,10 +99,12 @@ def tune(
                 raise SystemExit(128 + interrupts.received) from None
         finally:
             runner.close()
-            if begun is not None:
-                plan_path = begun.finish()
-            if trials and write_report is not None:
-                report_path = write_report(run_dir)
+            try:
+                if begun is not None:
+                    plan_path = begun.finish()
+            finally:
+                if trials and write_report is not None:
+                    report_path = write_report(run_dir)
         best = winner(trials, rules)
         return Result(
             baseline=trials[0],
@@ -218,7 +232,7 @@ class _Session:
         self.progress(Phase("confirm"))
         while (best := due(self.trials, self.rules)) is not None:
             self.interrupts.check()
-            fresh = sum(trial.kind == "confirm" for trial in self.trials)
+            fresh = sum(trial.kind == "confirm" and was_run(trial) for trial in self.trials)
             told = any(one.word is Word.BEST for one in confirmed(self.trials, self.rules))
             if (told or fresh >= CONTENDERS) and self.left <= self.longest_seconds:
                 return
@@ -265,13 +279,18 @@ class _Session:
         try:
             with self.interrupts.breakable():
                 made = made or self.planning.made(settings, self.aim_bytes)
-            expected = self.planning.laid_out(made)
+            # planners aim below the budget: what is proved for their aim is not proved for the budget
+            proved = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
+            expected = replace(self.planning.laid_out(made), lower_bound_seconds=proved)
             trial = replace(trial, plan=made.plan, estimate=expected)
-            # of the planners' own what its layout is charged is to be seen: the next ones aim by it
-            screened = expected if kind == "search" else made.estimate
-            beat = None if kind == "confirm" else self.beat
+            screened: Estimate | None
+            if kind == "confirm":  # it kept the budget once, whatever is predicted
+                screened, beat = None, None
+            else:
+                # of the planners' own what its layout is charged is to be seen: the next ones aim by it
+                screened, beat = expected if kind == "search" else made.estimate, self.beat
             trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, screened, beat))
-        except (PlanError, InfeasibleError) as error:
+        except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
             if asked is not None:
@@ -290,9 +309,9 @@ class _Session:
         note = f"same plan as trial {same[-1].number}: not run again"
         return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
 
-    def measure(self, plan: Plan, expected: Estimate, beat: float | None) -> Measurement:
+    def measure(self, plan: Plan, expected: Estimate | None, beat: float | None) -> Measurement:
         """Run the plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
-        if sure_to_exceed(expected, self.rules):
+        if expected is not None and sure_to_exceed(expected, self.rules):
             return not_run(expected, self.rules)
         with self.interrupts.breakable():
             seen = self.runner.measure(plan, budget_bytes=self.rules.budget_bytes, beat=beat)
@@ -316,7 +335,7 @@ class _Session:
         self.progress(Finished(trial, ratio, leads, resumed))
 
     def finish(self) -> Path | None:
-        """Write the best plan, and what the records do not say."""
+        """Write the best plan, or take back one that failed since, and what the records do not say."""
         best = winner(self.trials, self.rules)
         write_json(
             self.run_dir / "study.json",
@@ -330,7 +349,10 @@ class _Session:
             },
         )
         write_json(self.run_dir / "confirmed.json", document(confirmed(self.trials, self.rules)))
-        return None if best is None else write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
+        if best is None:
+            withdraw_plan(self.config, self.run_dir)
+            return None
+        return write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
 
 
 def _identity(

@@ -10,7 +10,7 @@ import pytest
 
 from autotune import confirm
 from autotune.confirm import LEAST_ROUNDS, MOST_ROUNDS, Word, confirmed, contenders, due, fallback
-from autotune.judge import Rules
+from autotune.judge import Rules, not_run
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.trial import Trial
@@ -96,6 +96,16 @@ def test_a_contender_that_fails_afresh_gives_its_place_to_the_next_and_says_why(
     trials = played([*trials, trial(4, died, 0, "confirm")], dict.fromkeys(range(4), 1.0))
     assert set(asked(trials)[1:]) == {1, 2, 3}
     assert confirmed(trials, RULES)[-1].verdict == "out of memory"
+
+
+def test_a_fresh_run_that_was_refused_is_no_round_and_confirms_nothing():
+    refused = [trial(number, not_run(estimate(peak=1001), RULES), 0, "confirm") for number in (2, 3)]
+    trials = [*searched(1.0, 1.01), *refused]
+    assert confirmed(trials, RULES) == []
+    trials = played(trials, {0: 1.05, 1: 1.0})
+    assert asked(trials) == [0, 0, 0, 1, 0, 1]
+    best, other = confirmed(trials, RULES)
+    assert (best.trial.plan.order[0], best.rounds, other.rounds) == (1, 2, 2)
 
 
 def test_nothing_is_asked_where_nothing_fits():

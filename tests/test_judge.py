@@ -140,6 +140,8 @@ def test_a_confirmed_plan_wins_over_one_that_may_have_been_lucky_unless_it_fits_
     assert winner([first, other, fresh], RULES).number == 3
     too_large = trial(3, seen(ratio=1.2, outcome=Outcome.OVER_BUDGET), kind="confirm", plan=1)
     assert winner([first, other, too_large], RULES).number == 2
+    refused = trial(3, not_run(estimate(peak=1001), RULES), kind="confirm", plan=2)
+    assert winner([first, other, refused], RULES).number == 1
 
 
 def test_a_plan_that_failed_once_does_not_win():

@@ -14,9 +14,10 @@ import optuna
 import pytest
 
 from autotune import planfile
+from autotune.bounds import seconds_lower_bound
 from autotune.candidates import Planned
 from autotune.config import Config, load_config
-from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError
+from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, StoreError
 from autotune.interrupts import locked
 from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash
 from autotune.measurement import Outcome
@@ -168,6 +169,17 @@ def test_percentage_is_of_what_eager_needs_without_its_allocators_waste(tmp_path
     assert result.budget_bytes == int(0.8 * result.baseline.measurement.step_peak_bytes)
 
 
+def test_what_no_plan_can_be_faster_than_is_proved_for_the_budget_itself_not_for_what_planners_aim_at(tmp_path):
+    runner = FakeRunner(waste=0.2)
+    result = run(tmp_path, runner, trials=6)
+    proved, aimed = (
+        seconds_lower_bound(runner.graph, runner.costs, room)
+        for room in (result.budget_bytes, int(result.budget_bytes / 1.2))
+    )
+    assert proved < aimed
+    assert {trial.estimate.lower_bound_seconds for trial in result.trials if trial.plan} == {proved}
+
+
 def test_planners_aim_lower_after_a_wasteful_plan(tmp_path):
     result = run(tmp_path, FakeRunner(waste=0.2), budget="70%", trials=6)
     planned = [trial for trial in result.trials if trial.kind == "planner"]
@@ -228,6 +240,23 @@ def test_a_failure_is_told_complete_with_violated_memory_and_predicted_time(tmp_
     assert result.best.plan != failed.plan
 
 
+def test_a_store_that_fails_one_plan_leaves_the_study_the_others_and_a_resumed_one_does_not_try_it_again(tmp_path):
+    def no_room_for_the_smallest(plan: Plan) -> Outcome:
+        known.append(plan)
+        if plan == known[0]:
+            raise StoreError("ssd store: /disk cannot take 3.0 GiB")
+        return Outcome.OK
+
+    known: list[Plan] = []
+    result = run(tmp_path, FakeRunner(outcome_of=no_room_for_the_smallest), trials=4)
+    smallest = result.trials[1]
+    assert smallest.measurement.outcome is Outcome.CRASHED
+    assert smallest.measurement.detail == "ssd store: /disk cannot take 3.0 GiB"
+    assert result.best is not None
+    run(tmp_path, again := FakeRunner(), trials=6)
+    assert plan_hash(smallest.plan) not in again.measured
+
+
 def test_a_wrong_result_never_wins(tmp_path):
     seen: list[Plan] = []
 
@@ -245,6 +274,33 @@ def test_all_wrong_is_a_numerics_error(tmp_path):
     with pytest.raises(NumericsError, match=r"no plan passed: results differ .* by 0.001"):
         run(tmp_path, FakeRunner(error_of=lambda plan: 1e-3))
     assert not (tmp_path / "plans").exists()
+
+
+def test_a_place_where_plans_cannot_be_written_is_told_before_anything_is_prepared(tmp_path):
+    class Unprepared(FakeRunner):
+        def prepare(self):
+            raise AssertionError("it was told too late")
+
+    (tmp_path / "plans").touch()
+    runner = Unprepared()
+    with pytest.raises(ConfigError, match=r"plans is no directory; name another directory by plans: in the config"):
+        run(tmp_path, runner)
+    assert runner.closed == 1
+
+
+def test_a_plan_that_can_be_written_only_beside_its_records_is_told_where_and_the_report_is_made(tmp_path):
+    def in_the_way(runner: FakeRunner) -> None:
+        (tmp_path / "plans").touch()
+
+    reported: list[Path] = []
+    runner = FakeRunner(before_measure=in_the_way)
+    with pytest.raises(ConfigError, match=r"plans/run.json: cannot write the plan .*; take it from .*/run/plan.json"):
+        tune(
+            configured(tmp_path, trials=3), runner, tmp_path / "run",
+            write_report=lambda run_dir: reported.append(run_dir) or run_dir,
+        )  # fmt: skip
+    assert planfile.read(tmp_path / "run" / "plan.json").plan is not None
+    assert reported == [tmp_path / "run"]
 
 
 def test_infeasible_names_the_op_the_lowest_peak_and_the_next_move(tmp_path):
@@ -348,6 +404,22 @@ def test_the_best_plans_take_turns_afresh_and_each_has_its_verdict(tmp_path):
     assert [one["verdict"] for one in written] == [one.verdict for one in result.confirmed]
 
 
+def test_a_plan_that_kept_the_budget_is_measured_afresh_whatever_its_layout_is_predicted_to_take(tmp_path):
+    class Wide(Planned):
+        """No layout fits any budget."""
+
+        def laid_out(self, made):
+            peak = made.estimate.peak_bytes
+            return replace(made.estimate, layout_bytes=10 * peak, layout_live_bytes=peak)
+
+    result = tune(configured(tmp_path, trials=5), runner := FakeRunner(), tmp_path / "run", planning=Wide)
+    fresh = [trial for trial in result.trials if trial.kind == "confirm"]
+    assert fresh
+    assert {trial.measurement.outcome for trial in fresh} == {Outcome.OK}
+    assert runner.measured[-len(fresh) :] == [plan_hash(trial.plan) for trial in fresh]
+    assert result.confirmed[0].turns
+
+
 def test_a_study_without_time_still_confirms_its_leader_once(tmp_path):
     slow = FakeRunner(before_measure=lambda runner: time.sleep(0.4))
     result = run(tmp_path, slow, trials=None, time="1s", planners={**QUICK, "order": ["traced"]})
@@ -404,6 +476,23 @@ def test_a_finished_study_runs_nothing_again(tmp_path):
     assert again.measured == []
     assert second == first
     assert all(event.resumed for event in events if isinstance(event, Finished))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_plan_that_fails_after_it_was_handed_back_is_taken_back_unless_the_file_is_anothers(tmp_path, ours):
+    def interrupted(runner: FakeRunner) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    first = run(tmp_path, FakeRunner(before_measure=interrupted))
+    kept, handed = tmp_path / "run" / "plan.json", first.plan_path
+    assert first.interrupted
+    assert handed.read_bytes() == kept.read_bytes()
+    if not ours:
+        handed.write_text("{}")
+    with pytest.raises(InfeasibleError):
+        run(tmp_path, FakeRunner(outcome_of=lambda plan: Outcome.OUT_OF_MEMORY))
+    assert not kept.exists()
+    assert handed.exists() != ours
 
 
 def test_more_trials_go_on_where_it_ended(tmp_path):

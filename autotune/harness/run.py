@@ -140,9 +140,10 @@ class Harness:
         return self._prepared
 
     def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
-        """Results first, then bytes, then seconds beside eager. A failure of the plan is an Outcome; a PlanError, a
-        ConfigError or a StoreError of the child's is raised. `budget_bytes`: what the step itself may be charged, the
-        floor not included. `beat`: a ratio to eager's time; a plan whose steps all stay above it is stopped early.
+        """Results first, then bytes, then seconds beside eager. A failure of the plan is an Outcome, as is a full disk; a
+        PlanError, a ConfigError or any other StoreError of the child's is raised. `budget_bytes`: what the step itself
+        may be charged, the floor not included. `beat`: a ratio to eager's time; a plan whose steps all stay above it is
+        stopped early.
         """
         return replace(
             self._measure(plan, budget_bytes, beat), limit=self._children.limit, device=self.prepare().device
@@ -255,13 +256,20 @@ class Harness:
             seen = replace(seen, outcome=Outcome.STOPPED_EARLY, detail=detail)
         if found.get("outcome") == Outcome.WRONG_RESULT:
             return replace(seen, **_known(found, "outcome", "detail", "max_error"))
+        steps, beside = tuple(found["step_seconds"]), tuple(found["baseline_seconds"])
+        if (lost := found["lost"]) is not None:
+            # seconds alone would be taken for ratios among those of other measurements
+            beside = self.baseline().baseline_seconds[: len(steps)]
+            steps = steps[: len(beside)]
+            said = f"plain eager ended beside it ({lost}): its times are set beside eager's own, measured before"
+            seen = replace(seen, detail="; ".join(filter(None, (seen.detail, said))))
         assert seen.floor_bytes is not None
         return replace(
             seen,
             # two processes differ in what their libraries hold: what the step was charged is told over one floor
             charged_bytes=found["charged_bytes"] - found["floor_bytes"] + seen.floor_bytes,
-            step_seconds=tuple(found["step_seconds"]),
-            baseline_seconds=tuple(found["baseline_seconds"]),
+            step_seconds=steps,
+            baseline_seconds=beside,
             stall_seconds=found["stall_seconds"],
             transfer_bytes=found["transfer_bytes"],
             lanes=found["lanes"] and from_json(Lanes, found["lanes"], where="lanes"),
@@ -273,31 +281,42 @@ class Harness:
         are samples enough or the plan cannot `beat` the ratio that it has to.
 
         Each side has a process of its own, which rests while the other's runs: in one process the heap that a plan
-        leaves behind made eager's steps on GPT-2 a fifth slower than they are.
+        leaves behind made eager's steps on GPT-2 a fifth slower than they are. `lost`: why eager's ended, if it did.
         """
         mine = "seconds" if plan is not None else "beside"
         patience = self._children.time_limit_seconds / 3
         self._children.ask(mine, {"do": "begin", "plan": None if plan is None else to_json(plan)})
-        eager = eager and self._children.try_to_ask("beside", {"do": "begin", "plan": None}) is not None
+        lost: str | None = None
+
+        def beside(request: dict[str, Any]) -> list[float]:
+            """Seconds of eager's turn; none once its process has ended."""
+            nonlocal lost
+            if eager and lost is None:
+                try:
+                    return list(self._children.ask("beside", request).get("seconds", ()))
+                except Failed as failure:
+                    lost = failure.detail
+            return []
+
+        beside({"do": "begin", "plan": None})
         begun = time.monotonic()
         seconds: list[float] = []
         stalls: list[float] = []
         baseline: list[float] = []
         charged, given_up = 0, False
         while len(seconds) < self._samples and (not seconds or time.monotonic() - begun < patience) and not given_up:
-            if eager:
-                found = self._children.try_to_ask("beside", {"do": "block"})
-                eager, baseline = found is not None, baseline + (found["seconds"] if found is not None else [])
+            baseline += beside({"do": "block"})
             block = self._children.ask(mine, {"do": "block"})
             seconds += block["seconds"]
             stalls += block["stalls"]
             charged = max(charged, block["charged_bytes"])
             given_up = beat is not None and len(seconds) < self._samples and hopeless(seconds, baseline, beat)
-        if eager:
+        if eager and lost is None:
             self._children.try_to_ask("beside", {"do": "stop"})
         return {
             "step_seconds": seconds[: self._samples],
-            "baseline_seconds": baseline[: self._samples] if eager else [],
+            "baseline_seconds": baseline[: self._samples],
+            "lost": lost,
             "charged_bytes": charged,
             "stall_seconds": statistics.median(stalls),
             "transfer_bytes": block["transfer_bytes"],

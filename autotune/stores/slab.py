@@ -222,20 +222,17 @@ def _lies_in_memory(file: int) -> bool:
 
 def _allocate(file: int, name: str, directory: Path, nbytes: int) -> None:
     room = free_bytes(directory)
-    error = ""
-    if room is not None and nbytes > room:
-        error = "it was not tried"  # trying would fill a disk that others share
-    elif nbytes:
-        try:
+    try:
+        if room is not None and nbytes > room:  # trying would fill a disk that others share
+            raise OSError(errno.ENOSPC, "it was not tried")
+        if nbytes:
             os.posix_fallocate(file, 0, nbytes)
-        except OSError as refused:
-            error = str(refused.strerror)
-    if error:
+    except OSError as error:  # the cause, by which a full disk is told from other faults
         free = "unknown" if room is None else fmt_bytes(room)
         raise StoreError(
-            f"{name} store: {directory} cannot take {fmt_bytes(nbytes)}, free: {free} ({error}); "
+            f"{name} store: {directory} cannot take {fmt_bytes(nbytes)}, free: {free} ({error.strerror}); "
             f"free space there, or name another directory with --store {name}=DIR"
-        )
+        ) from error
 
 
 def _bypass_page_cache(file: int) -> bool:

@@ -188,15 +188,18 @@ def test_a_process_that_dies_while_the_other_has_its_turn_says_why(
     assert (seen.outcome, seen.detail.partition(":")[0]) == (Outcome.CRASHED, "killed by SIGKILL")
 
 
-def test_without_a_whole_baseline_a_plan_has_no_ratio(
-    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_plan_that_loses_plain_eager_beside_it_is_told_as_a_ratio_to_the_baseline(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch, turn: int
 ) -> None:
     runner, _ = tripping
-    runner.prepare()
+    alone = runner.baseline().baseline_seconds
     monkeypatch.setattr(runner, "_samples", 4)
-    kill_at_its_turn(monkeypatch, runner, "beside", 2)
+    kill_at_its_turn(monkeypatch, runner, "beside", turn)
     seen = runner.measure(Plan.traced(runner.prepare().graph))
-    assert (seen.outcome, len(seen.step_seconds), seen.baseline_seconds) == (Outcome.OK, 4, ())
+    assert (seen.outcome, seen.baseline_seconds) == (Outcome.OK, alone)
+    assert len(seen.step_seconds) == len(alone) < 4  # a turn of one without one of the other's would be no ratio
+    assert seen.detail.startswith("plain eager ended beside it (killed by SIGKILL")
 
 
 def test_a_plan_that_cannot_beat_what_it_has_to_is_given_up_after_four_steps(

@@ -20,6 +20,8 @@ import pytest
 import torch
 
 from autotune.errors import StoreError
+from autotune.harness.limit import outcome_of
+from autotune.measurement import Outcome
 from autotune.stores import open_store, slab
 from autotune.stores.slab import Transfer
 
@@ -128,6 +130,13 @@ def test_a_disk_that_refuses_the_allocation_gets_all_back(small_tmpfs: Path, mon
         open_store("ssd", small_tmpfs, {0: 17 * MIB})
     monkeypatch.undo()
     assert slab.free_bytes(small_tmpfs) == free
+
+
+def test_a_store_without_room_ends_its_trial_as_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab, "free_bytes", lambda directory: 4 * MIB)
+    with pytest.raises(StoreError, match=r"cannot take 5\.0 MiB, free: 4\.0 MiB \(it was not tried\)") as error:
+        open_store("ssd", tmp_path, {0: 5 * MIB})
+    assert outcome_of(error.value) is Outcome.DISK_FULL
 
 
 @root_only
