@@ -1,7 +1,8 @@
 """What a training loop calls: one object that runs the whole step under a plan."""
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -95,7 +96,8 @@ class TrainStep:
 
     `adapt` lets a plan that offloads change its window between steps, within its budget, by what the steps wait for.
     A write that fails leaves its value in memory, with a warning. A read that fails ends the step with a StoreError, and
-    weights are brought back first; updates that stand beside their gradients may have been made by then.
+    weights are brought back first; updates that stand beside their gradients may have been made by then. Whatever stops a
+    step, no `.grad` is left: a sum of `accumulate` begins anew.
     """
 
     def __init__(
@@ -224,37 +226,55 @@ class TrainStep:
             return run(tensors)
         updates.on_gradient = self.on_gradient
         if self._keeps_gradients:
-            results = run(tensors)
-            self._taken += 1
-            if self._taken % self._accumulate == 0:
-                self._update_all()
+            with self._all_or_none():
+                results = run(tensors)
+                self._taken += 1
+                if self._taken % self._accumulate == 0:
+                    self._update_all()
             return results
         with updates.step():
             return run(tensors)
 
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Around what makes gradients and updates with all of them: none are left by a failure."""
+        assert self.optimizer is not None
+        try:
+            yield
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._taken -= self._taken % self._accumulate
+            raise
+
     def _update_all(self) -> None:
         assert self.optimizer is not None
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-        if self._before_update is not None:
-            self._before_update()
-        if self._scaler is not None:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        else:
-            self.optimizer.step()
+        try:
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            if self._before_update is not None:
+                self._before_update()
+            if self._scaler is not None:
+                self._scaler.step(self.optimizer)
+                self._scaler.update()
+            else:
+                self.optimizer.step()
+        except BaseException:
+            if self._scaler is not None:  # it remembers what it unscaled until it is updated
+                self._scaler.update(self._scaler.get_scale())
+            raise
         self.optimizer.zero_grad(set_to_none=True)
 
     def _eager(self, batch: Any) -> Any:
         if self._loss_fn is None or self.optimizer is None:
             with torch.no_grad():
                 return infer(self.model, batch) if self._loss_fn is None else self._loss_fn(self.model, batch)
-        made = self._loss_fn(self.model, batch)
-        loss = made[0] if isinstance(made, tuple) else made
-        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
-        self._taken += 1
-        if self._taken % self._accumulate == 0:
-            self._update_all()
+        with self._all_or_none():
+            made = self._loss_fn(self.model, batch)
+            loss = made[0] if isinstance(made, tuple) else made
+            (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+            self._taken += 1
+            if self._taken % self._accumulate == 0:
+                self._update_all()
         return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, made)
 
     def _signature(self, batch: Any) -> tuple[Any, ...]:

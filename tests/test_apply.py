@@ -338,6 +338,53 @@ def test_a_scaler_skips_the_update_of_an_infinite_gradient_and_goes_on(accumulat
     assert worst_difference(dict(workload.model.named_parameters()), dict(other.model.named_parameters())) == 0.0
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("fails", "how", "scales"),
+    [
+        ("gradient", "planned", False),
+        ("update", "planned", False),
+        ("update", "planned", True),
+        ("update", "eager", True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_that_fails_leaves_no_gradient_and_a_sum_begins_anew(
+    fails: str, how: str, scales: bool, accumulate: int
+):
+    workload, other = make(mlp), make(mlp)
+    broken, told = [""], list[str]()
+
+    def refuse(where: str) -> None:
+        if broken[0] == where:
+            raise KeyError(where)
+
+    def on_gradient(name: str, gradient: Tensor) -> None:
+        told.append(name)
+        if len(told) % 4 == 3:  # of four; two are kept by then
+            refuse("gradient")
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scales else None
+    options: dict[str, Any] = {"scaler": scaler, "accumulate": accumulate, "other_shapes": "eager"}
+    step = step_for(workload, plan_file(workload), before_update=lambda: refuse("update"), **options)
+    step.on_gradient = on_gradient
+    batches = [batch_of(6 if how == "planned" else 5, 8, seed=seed) for seed in range(3 * accumulate)]
+    for number, batch in enumerate(batches):
+        broken[0] = fails if number == accumulate - 1 else ""
+        if broken[0]:
+            with pytest.raises(KeyError, match=fails):
+                step(batch)
+            assert all(parameter.grad is None for parameter in workload.model.parameters())
+        else:
+            step(batch)
+    for number, batch in enumerate(batches[accumulate:], 1):
+        labelled_loss(other.model, batch).backward()
+        if number % accumulate == 0:
+            other.optimizer.step()
+            other.optimizer.zero_grad()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
 # Batches of another shape.
 
 
