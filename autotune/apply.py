@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,6 +43,8 @@ class _Ready:
     plan: Plan
     runs: Mapping[Plan, tuple[Executor, Arena | None]]
     store: SwapStore | None
+    """None also while it rests."""
+    reopen: Callable[[], SwapStore] | None
     adapter: Adapter | None
 
     @property
@@ -53,9 +56,19 @@ class _Ready:
         return self.runs[self.plan][1]
 
     def rest(self) -> None:
-        """Give the arena's memory back until the next step."""
+        """Give the arena's memory and the store's space back until the next step."""
         if self.arena is not None:
             self.arena.rest()
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+    def wake(self) -> None:
+        """Open the store again after a rest."""
+        if self.store is None and self.reopen is not None:
+            self.store = self.reopen()
+            for run, _ in self.runs.values():
+                run.use(self.store)
 
     def adapt(self) -> None:
         """Take the window for the next step."""
@@ -63,11 +76,13 @@ class _Ready:
             return
         self.adapter.saw(self.run.lanes)
         if self.adapter.now.plan != self.plan:
-            self.rest()
+            if self.arena is not None:
+                self.arena.rest()
             self.plan = self.adapter.now.plan
 
     def close(self) -> None:
-        """Give the store's space and the arenas back."""
+        """Give the store's space and the arenas back for good."""
+        self.reopen = None
         if self.store is not None:
             self.store.close()
         for _, arena in self.runs.values():
@@ -175,19 +190,22 @@ class TrainStep:
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         signature = self._signature(batch)
-        if signature not in self._ready:
-            if self._other_shapes == "error":
-                raise PlanError(
-                    f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
-                    "Pass other_shapes='replan' or make a TrainStep for it"
-                )
+        ready = self._ready.get(signature)
+        if ready is None and self._other_shapes == "error":
+            raise PlanError(
+                f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
+                "Pass other_shapes='replan' or make a TrainStep for it"
+            )
+        if ready is not self._last:
+            self._last.rest()  # else shapes that take turns would hold a block and a store each
+        if ready is None:
             self._warn(signature)
             if self._other_shapes == "eager":
+                self._last_run = None
                 return self._eager(batch)
-            self._ready[signature] = self._prepare(batch, None)
-        if self._last is not self._ready[signature]:
-            self._last.rest()  # else shapes that take turns would hold a block each
-        self._last = self._ready[signature]
+            ready = self._ready[signature] = self._prepare(batch, None)
+        ready.wake()
+        self._last = ready
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         self._last_run = self._last.run
         results = self._planned(self._last, self._last_run, tensors)
@@ -271,11 +289,32 @@ class TrainStep:
         with self._all_or_none():
             made = self._loss_fn(self.model, batch)
             loss = made[0] if isinstance(made, tuple) else made
-            (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+            with self._watched():
+                (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
             self._taken += 1
             if self._taken % self._accumulate == 0:
                 self._update_all()
         return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, made)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around autograd's own backward: `on_gradient` sees each gradient before it is added to `.grad`."""
+        with ExitStack() as hooks:
+            if self.on_gradient is not None:
+                trained = self._trained
+                for name, parameter in self.model.named_parameters():
+                    if parameter.requires_grad and id(parameter) in trained:
+                        hooks.enter_context(parameter.register_hook(partial(self._tell, name)))  # type: ignore[no-untyped-call]
+            yield
+
+    def _tell(self, name: str, gradient: torch.Tensor) -> None:
+        if self.on_gradient is not None:
+            self.on_gradient(name, gradient)
+
+    @property
+    def _trained(self) -> set[int]:
+        """Ids of the optimizer's parameters."""
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"]} if self.optimizer else set()
 
     def _signature(self, batch: Any) -> tuple[Any, ...]:
         leaves, spec = pytree.tree_flatten(batch)
@@ -287,7 +326,7 @@ class TrainStep:
         shown = tuple(
             (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
         )
-        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]} if self.optimizer else ()
+        trained = self._trained
         weights = tuple(
             (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
         )
@@ -330,16 +369,17 @@ class TrainStep:
         adapter = self._adapter(program, plan) if self._adapt and plan.offload else None
         plans = [one.plan for one in adapter.known] if adapter is not None else [plan]
         schedules = [lower(program.graph, one) for one in plans]
-        store = None
+        reopen = None
         if plan.offload:
-            store = open_store(plan.store, self._directory(plan.store), open_slots(program, *schedules))
+            reopen = partial(open_store, plan.store, self._directory(plan.store), open_slots(program, *schedules))
+        store = reopen() if reopen is not None else None
         # gradients that add up over several steps live longer than any one step's places
         places = plan.allocator == "arena" and program.device.type == "cpu" and self._accumulate == 1
         runs: dict[Plan, tuple[Executor, Arena | None]] = {}
         for one, schedule in zip(plans, schedules, strict=True):
             arena = Arena() if places else None
             runs[one] = Executor(program, schedule, store, arena=arena), arena
-        return _Ready(program, plan, runs, store, adapter)
+        return _Ready(program, plan, runs, store, reopen, adapter)
 
     def _adapter(self, program: Program, plan: Plan) -> Adapter:
         costs = measured(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)
