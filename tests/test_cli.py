@@ -1,5 +1,6 @@
 """The command line: one line and the right exit code for whatever goes wrong, one document for a script."""
 
+import contextlib
 import fcntl
 import json
 import signal
@@ -19,8 +20,9 @@ from autotune.config import Config, load_config
 from autotune.costs import Costs, StoreCost
 from autotune.device_profile import DeviceProfile
 from autotune.doctor import Finding
-from autotune.errors import ConfigError, InfeasibleError, PlanError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, PlanError
 from autotune.harness.run import Prepared
+from autotune.interrupts import locked
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
@@ -298,6 +300,34 @@ def test_a_run_that_another_process_works_in_is_75_and_stays_whole(
     assert (code, out) == (75, "")
     assert "runs/night" in err.splitlines()[-1]
     assert (here / "runs/night/lock").exists()
+
+
+def test_of_two_runs_begun_at_once_under_one_name_the_second_leaves_the_firsts_directory(
+    here: Path, fake_device: None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    with contextlib.ExitStack() as first:
+
+        class Second(FakeHarness):
+            def __init__(self, workload: WorkloadRef, **options: Any) -> None:
+                super().__init__(workload, **options)
+                first.enter_context(locked(here / "runs/one"))
+                (here / "runs/one/graph.json").write_text("the first's")
+
+        monkeypatch.setattr("autotune.harness.run.Harness", Second)
+        assert run("tune", "chain", "--name", "one")[0] == 75
+        assert (here / "runs/one/graph.json").read_text() == "the first's"
+
+
+def test_a_run_that_fails_before_its_first_trial_leaves_no_directory(
+    here: Path, fake_device: None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Fails(FakeHarness):
+        def prepare(self) -> Prepared:
+            raise CaptureError("the step cannot be captured")
+
+    monkeypatch.setattr("autotune.harness.run.Harness", Fails)
+    assert run("tune", "chain", "--name", "one")[0] == CaptureError.exit_code
+    assert not list(files(here))
 
 
 def test_a_fault_of_ours_is_one_line_and_a_traceback_only_with_v(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import confirm
 from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir, say
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, LockedError
+from autotune.interrupts import locked
 from autotune.records import to_json
 
 if TYPE_CHECKING:
@@ -27,10 +28,16 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
     try:
         _tune(config, where, json=json)
     finally:
-        if fresh and not (where / "trials.jsonl").exists():
+        if fresh and where.exists():
+            _take_away(where)
+
+
+def _take_away(where: Path) -> None:
+    """Remove a run that holds no trial; one that another process works in by now stays."""
+    with contextlib.suppress(LockedError, OSError), locked(where):
+        if not (where / "trials.jsonl").exists():
             shutil.rmtree(where, ignore_errors=True)
-            with contextlib.suppress(OSError):  # not empty: other runs lie there
-                where.parent.rmdir()
+            where.parent.rmdir()  # refused where other runs lie there
 
 
 def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
