@@ -768,6 +768,10 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
     assert (here / "runs/one/trials.jsonl").read_bytes().startswith(kept)
 
 
+def test_resume_says_that_its_time_begins_anew(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert "--trials are those of the whole run, --time begins anew" in " ".join(run("resume", "--help")[1].split())
+
+
 # -- with real children --------------------------------------------------------------------------------------------
 
 
