@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -328,6 +329,16 @@ def test_a_run_that_fails_before_its_first_trial_leaves_no_directory(
     monkeypatch.setattr("autotune.harness.run.Harness", Fails)
     assert run("tune", "chain", "--name", "one")[0] == CaptureError.exit_code
     assert not list(files(here))
+
+
+def test_a_resumed_run_that_another_process_works_in_names_a_move_that_there_is(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")
+    with locked(here / "runs/one"):
+        code, _, err = run("resume", "runs/one")
+    assert code == 75
+    assert err.splitlines()[-1].endswith(f"process {os.getpid()} works here; wait for it or tune under another --name")
 
 
 def test_a_fault_of_ours_is_one_line_and_a_traceback_only_with_v(
@@ -766,6 +777,26 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
     monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
     assert run("resume", "runs/one", "--trials", "5")[0] == 0
     assert (here / "runs/one/trials.jsonl").read_bytes().startswith(kept)
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_a_resumed_run_interrupted_in_its_capture_keeps_its_trials_and_says_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Interrupted(FakeHarness):
+        def prepare(self) -> Prepared:
+            signal.raise_signal(signal.SIGINT)
+            return super().prepare()
+
+    assert run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")[0] == 0
+    kept = (here / "runs/one/trials.jsonl").read_bytes()
+    monkeypatch.setattr("autotune.harness.run.Harness", Interrupted)
+    code, _, err = run("resume", "runs/one")
+    assert (code, err.splitlines()[-1]) == (130, "error: interrupted; go on with: autotune resume runs/one")
+    assert (here / "runs/one/trials.jsonl").read_bytes() == kept
+    code, _, err = run("tune", "chain", "--name", "two")
+    assert (code, err.splitlines()[-1].rpartition("; ")[2]) == (130, "nothing is kept")
+    assert not (here / "runs/two").exists()
 
 
 def test_resume_says_that_its_time_begins_anew(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -65,7 +65,11 @@ def _tune(config: "Config", where: Path, *, json: bool) -> None:
                 print_table(fresh_rows(result.confirmed, result.baseline), out, FRESH_COLUMNS)
             out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     if result.interrupted:
-        raise Interrupted(f"interrupted; go on with: autotune resume {where}", result.interrupted)
+        raise _interrupted(where, result.interrupted)
+
+
+def _interrupted(where: Path, signal: int) -> Interrupted:
+    return Interrupted(f"interrupted; go on with: autotune resume {where}", signal)
 
 
 def _searched(config: "Config", where: Path) -> "Result":
@@ -86,6 +90,8 @@ def _searched(config: "Config", where: Path) -> "Result":
         signal = result.interrupted
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128
+        if (where / "trials.jsonl").exists():
+            raise _interrupted(where, signal) from None
         raise Interrupted(f"{where}: interrupted before the baseline was measured; nothing is kept", signal) from None
     finally:
         if logged := tracker.finish(interrupted=signal):
