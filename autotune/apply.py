@@ -1,8 +1,10 @@
 """What a training loop calls: one object that runs the whole step under a plan."""
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -41,6 +43,8 @@ class _Ready:
     plan: Plan
     runs: Mapping[Plan, tuple[Executor, Arena | None]]
     store: SwapStore | None
+    """None also while it rests."""
+    reopen: Callable[[], SwapStore] | None
     adapter: Adapter | None
 
     @property
@@ -52,9 +56,19 @@ class _Ready:
         return self.runs[self.plan][1]
 
     def rest(self) -> None:
-        """Give the arena's memory back until the next step."""
+        """Give the arena's memory and the store's space back until the next step."""
         if self.arena is not None:
             self.arena.rest()
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+    def wake(self) -> None:
+        """Open the store again after a rest."""
+        if self.store is None and self.reopen is not None:
+            self.store = self.reopen()
+            for run, _ in self.runs.values():
+                run.use(self.store)
 
     def adapt(self) -> None:
         """Take the window for the next step."""
@@ -62,11 +76,13 @@ class _Ready:
             return
         self.adapter.saw(self.run.lanes)
         if self.adapter.now.plan != self.plan:
-            self.rest()
+            if self.arena is not None:
+                self.arena.rest()
             self.plan = self.adapter.now.plan
 
     def close(self) -> None:
-        """Give the store's space and the arenas back."""
+        """Give the store's space and the arenas back for good."""
+        self.reopen = None
         if self.store is not None:
             self.store.close()
         for _, arena in self.runs.values():
@@ -95,7 +111,8 @@ class TrainStep:
 
     `adapt` lets a plan that offloads change its window between steps, within its budget, by what the steps wait for.
     A write that fails leaves its value in memory, with a warning. A read that fails ends the step with a StoreError, and
-    weights are brought back first; updates that stand beside their gradients may have been made by then.
+    weights are brought back first; updates that stand beside their gradients may have been made by then. Whatever stops a
+    step, no `.grad` is left: a sum of `accumulate` begins anew.
     """
 
     def __init__(
@@ -173,19 +190,22 @@ class TrainStep:
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         signature = self._signature(batch)
-        if signature not in self._ready:
-            if self._other_shapes == "error":
-                raise PlanError(
-                    f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
-                    "Pass other_shapes='replan' or make a TrainStep for it"
-                )
+        ready = self._ready.get(signature)
+        if ready is None and self._other_shapes == "error":
+            raise PlanError(
+                f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
+                "Pass other_shapes='replan' or make a TrainStep for it"
+            )
+        if ready is not self._last:
+            self._last.rest()  # else shapes that take turns would hold a block and a store each
+        if ready is None:
             self._warn(signature)
             if self._other_shapes == "eager":
+                self._last_run = None
                 return self._eager(batch)
-            self._ready[signature] = self._prepare(batch, None)
-        if self._last is not self._ready[signature]:
-            self._last.rest()  # else shapes that take turns would hold a block each
-        self._last = self._ready[signature]
+            ready = self._ready[signature] = self._prepare(batch, None)
+        ready.wake()
+        self._last = ready
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         self._last_run = self._last.run
         results = self._planned(self._last, self._last_run, tensors)
@@ -224,38 +244,77 @@ class TrainStep:
             return run(tensors)
         updates.on_gradient = self.on_gradient
         if self._keeps_gradients:
-            results = run(tensors)
-            self._taken += 1
-            if self._taken % self._accumulate == 0:
-                self._update_all()
+            with self._all_or_none():
+                results = run(tensors)
+                self._taken += 1
+                if self._taken % self._accumulate == 0:
+                    self._update_all()
             return results
         with updates.step():
             return run(tensors)
 
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Around what makes gradients and updates with all of them: none are left by a failure."""
+        assert self.optimizer is not None
+        try:
+            yield
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._taken -= self._taken % self._accumulate
+            raise
+
     def _update_all(self) -> None:
         assert self.optimizer is not None
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
-        if self._before_update is not None:
-            self._before_update()
-        if self._scaler is not None:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        else:
-            self.optimizer.step()
+        try:
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            if self._before_update is not None:
+                self._before_update()
+            if self._scaler is not None:
+                self._scaler.step(self.optimizer)
+                self._scaler.update()
+            else:
+                self.optimizer.step()
+        except BaseException:
+            if self._scaler is not None:  # it remembers what it unscaled until it is updated
+                self._scaler.update(self._scaler.get_scale())
+            raise
         self.optimizer.zero_grad(set_to_none=True)
 
     def _eager(self, batch: Any) -> Any:
         if self._loss_fn is None or self.optimizer is None:
             with torch.no_grad():
                 return infer(self.model, batch) if self._loss_fn is None else self._loss_fn(self.model, batch)
-        made = self._loss_fn(self.model, batch)
-        loss = made[0] if isinstance(made, tuple) else made
-        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
-        self._taken += 1
-        if self._taken % self._accumulate == 0:
-            self._update_all()
+        with self._all_or_none():
+            made = self._loss_fn(self.model, batch)
+            loss = made[0] if isinstance(made, tuple) else made
+            with self._watched():
+                (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+            self._taken += 1
+            if self._taken % self._accumulate == 0:
+                self._update_all()
         return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, made)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around autograd's own backward: `on_gradient` sees each gradient before it is added to `.grad`."""
+        with ExitStack() as hooks:
+            if self.on_gradient is not None:
+                trained = self._trained
+                for name, parameter in self.model.named_parameters():
+                    if parameter.requires_grad and id(parameter) in trained:
+                        hooks.enter_context(parameter.register_hook(partial(self._tell, name)))  # type: ignore[no-untyped-call]
+            yield
+
+    def _tell(self, name: str, gradient: torch.Tensor) -> None:
+        if self.on_gradient is not None:
+            self.on_gradient(name, gradient)
+
+    @property
+    def _trained(self) -> set[int]:
+        """Ids of the optimizer's parameters."""
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"]} if self.optimizer else set()
 
     def _signature(self, batch: Any) -> tuple[Any, ...]:
         leaves, spec = pytree.tree_flatten(batch)
@@ -267,7 +326,7 @@ class TrainStep:
         shown = tuple(
             (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
         )
-        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]} if self.optimizer else ()
+        trained = self._trained
         weights = tuple(
             (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
         )
@@ -310,16 +369,17 @@ class TrainStep:
         adapter = self._adapter(program, plan) if self._adapt and plan.offload else None
         plans = [one.plan for one in adapter.known] if adapter is not None else [plan]
         schedules = [lower(program.graph, one) for one in plans]
-        store = None
+        reopen = None
         if plan.offload:
-            store = open_store(plan.store, self._directory(plan.store), open_slots(program, *schedules))
+            reopen = partial(open_store, plan.store, self._directory(plan.store), open_slots(program, *schedules))
+        store = reopen() if reopen is not None else None
         # gradients that add up over several steps live longer than any one step's places
         places = plan.allocator == "arena" and program.device.type == "cpu" and self._accumulate == 1
         runs: dict[Plan, tuple[Executor, Arena | None]] = {}
         for one, schedule in zip(plans, schedules, strict=True):
             arena = Arena() if places else None
             runs[one] = Executor(program, schedule, store, arena=arena), arena
-        return _Ready(program, plan, runs, store, adapter)
+        return _Ready(program, plan, runs, store, reopen, adapter)
 
     def _adapter(self, program: Program, plan: Plan) -> Adapter:
         costs = measured(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)

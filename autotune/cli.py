@@ -184,7 +184,7 @@ def resume(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Go on with a run that was interrupted, by whatever; --time and --trials are those of the whole run."""
+    """Go on with a run that was interrupted, by whatever; --trials are those of the whole run, --time begins anew."""
     from autotune.commands.tune import go_on
 
     go_on(run, {"time": time, "trials": trials, "tracking_uri": tracking_uri}, json=json)

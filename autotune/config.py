@@ -63,7 +63,7 @@ class Config(Section):
     budget: str = "65%"
     objective: Literal["time", "pareto"] = "time"
     time: str = "10m"
-    """How long the study may take."""
+    """How long the study may take; for one that is gone on with it begins anew."""
     trials: int | None = Field(None, ge=1)
     """How many it may take; None for as many as there is time for."""
     stores: dict[StoreName, str] = {}

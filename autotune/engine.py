@@ -83,7 +83,9 @@ class Engine:
         values: int,
         make_room: Callable[[int], None] | None = None,
     ) -> None:
-        self._store, self._own, self._count = store, own, values
+        self.store = store
+        """Another may take its place between steps, with the same slots."""
+        self._own, self._count = own, values
         self._make_room = make_room
         self.lanes = Lanes()
         """Of the last step that ended."""
@@ -103,7 +105,7 @@ class Engine:
         self._values = {}
         self._save_stalls, self._load_stalls = [], []
         self.transfer_bytes, self.problem, self._away = 0, "", 0
-        self._store.transfers()  # of a step that was abandoned
+        self.store.transfers()  # of a step that was abandoned
         self._begun = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -124,7 +126,7 @@ class Engine:
         if away is not None:
             raise PlanError(f"value {away} is {self._values[away].place} at the end of the step")
         moved: dict[str, list[Span]] = {"write": [], "read": []}
-        for verb, start, stop in self._store.transfers():
+        for verb, start, stop in self.store.transfers():
             moved[verb].append((start - self._begun, stop - self._begun))
         self.lanes = Lanes(
             seconds, tuple(moved["write"]), tuple(moved["read"]), tuple(self._save_stalls), tuple(self._load_stalls)
@@ -142,7 +144,7 @@ class Engine:
             )
             return
         value.nbytes = [one.untyped_storage().nbytes() for one in value.tensors]
-        value.pending = [self._store.put(self._slot(key, at), one) for at, one in enumerate(value.tensors)]
+        value.pending = [self.store.put(self._slot(key, at), one) for at, one in enumerate(value.tensors)]
         self.transfer_bytes += sum(value.nbytes)
 
     def gone(self, key: int) -> None:
@@ -176,7 +178,7 @@ class Engine:
                 self._make_room(self._away)
             value.pending = [self._fetch_back(key, at, value) for at in range(len(value.tensors))]
         else:
-            value.pending = [self._store.fetch(self._slot(key, 0))]
+            value.pending = [self.store.fetch(self._slot(key, 0))]
         self.transfer_bytes += sum(value.nbytes)
 
     def arrived(self, key: int) -> torch.Tensor | None:
@@ -215,7 +217,7 @@ class Engine:
 
     def _fetch_back(self, key: int, at: int, value: _Value) -> "Future[torch.Tensor]":
         value.tensors[at].untyped_storage().resize_(value.nbytes[at])
-        return self._store.fetch(self._slot(key, at), value.tensors[at])
+        return self.store.fetch(self._slot(key, at), value.tensors[at])
 
     def _slot(self, key: int, at: int) -> int:
         return slot(key, at, self._count)

@@ -68,6 +68,11 @@ class Executor:
             self._room.end()
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
+    def use(self, store: Store) -> None:
+        """Offload to another store from the next step on; it has the slots of the first."""
+        if self._engine is not None:
+            self._engine.store = store
+
     @property
     def lanes(self) -> Lanes:
         """Of the last step: what the store did beside it, and when the step waited for that."""

@@ -18,7 +18,7 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def locked(run_dir: Path, move: str = "give another --name") -> Iterator[None]:
+def locked(run_dir: Path, move: str = "tune under another --name") -> Iterator[None]:
     """Work in a run directory alone; LockedError names the process that does already, and the next move."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "lock").open("a+") as file:

@@ -1,6 +1,9 @@
 """What a training loop is promised: the step that it would have run itself, whatever is asked of it."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,17 @@ from torch import Tensor, nn
 
 from autotune import planfile
 from autotune.apply import TrainStep
+from autotune.arena import Arena
 from autotune.capture import capture
 from autotune.costs import Costs, StoreCost
-from autotune.errors import CaptureError, ConfigError, PlanError
+from autotune.errors import CaptureError, ConfigError, PlanError, StoreError
 from autotune.graph import Role
 from autotune.plan import Plan, early_updates
 from autotune.planfile import PlanFile, WorkloadRef
 from autotune.planners import make_plan
 from autotune.schedule import lower
 from autotune.simulate import simulate
+from autotune.stores import SwapStore, open_store
 from autotune.trial import Settings
 from autotune.units import fmt_bytes
 from autotune.workload import Workload
@@ -338,6 +343,53 @@ def test_a_scaler_skips_the_update_of_an_infinite_gradient_and_goes_on(accumulat
     assert worst_difference(dict(workload.model.named_parameters()), dict(other.model.named_parameters())) == 0.0
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("fails", "how", "scales"),
+    [
+        ("gradient", "planned", False),
+        ("update", "planned", False),
+        ("update", "planned", True),
+        ("update", "eager", True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_that_fails_leaves_no_gradient_and_a_sum_begins_anew(
+    fails: str, how: str, scales: bool, accumulate: int
+):
+    workload, other = make(mlp), make(mlp)
+    broken, told = [""], list[str]()
+
+    def refuse(where: str) -> None:
+        if broken[0] == where:
+            raise KeyError(where)
+
+    def on_gradient(name: str, gradient: Tensor) -> None:
+        told.append(name)
+        if len(told) % 4 == 3:  # of four; two are kept by then
+            refuse("gradient")
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scales else None
+    options: dict[str, Any] = {"scaler": scaler, "accumulate": accumulate, "other_shapes": "eager"}
+    step = step_for(workload, plan_file(workload), before_update=lambda: refuse("update"), **options)
+    step.on_gradient = on_gradient
+    batches = [batch_of(6 if how == "planned" else 5, 8, seed=seed) for seed in range(3 * accumulate)]
+    for number, batch in enumerate(batches):
+        broken[0] = fails if number == accumulate - 1 else ""
+        if broken[0]:
+            with pytest.raises(KeyError, match=fails):
+                step(batch)
+            assert all(parameter.grad is None for parameter in workload.model.parameters())
+        else:
+            step(batch)
+    for number, batch in enumerate(batches[accumulate:], 1):
+        labelled_loss(other.model, batch).backward()
+        if number % accumulate == 0:
+            other.optimizer.step()
+            other.optimizer.zero_grad()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
 # Batches of another shape.
 
 
@@ -355,6 +407,117 @@ def test_an_epochs_last_batch_is_right_and_warned_of_once(other_shapes: Any, tmp
     assert seen.filename == __file__
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def free_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose own buffers take nothing, so that even small steps offload when they are planned anew."""
+
+    def costed(costs: Costs, *_: Any) -> Costs:
+        return replace(costs, stores={"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+
+    monkeypatch.setattr("autotune.apply.measured", costed)
+
+
+@pytest.mark.parametrize("other_shapes", ["replan", "eager"])
+@pytest.mark.usefixtures("free_store")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_shapes_that_take_turns_hold_one_store_and_one_arena_and_while_another_is_made_none(
+    other_shapes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    held: set[int] = set()
+    arena_step, arena_rest = Arena.step, Arena.rest
+
+    def opened(*arguments: Any) -> SwapStore:
+        store = open_store(*arguments)
+        close = store.close
+        monkeypatch.setattr(store, "close", lambda: (held.discard(id(store)), close()))
+        held.add(id(store))
+        return store
+
+    @contextmanager
+    def stepping(arena: Arena) -> Iterator[None]:
+        with arena_step(arena):
+            yield
+        held.add(id(arena))
+
+    def resting(arena: Arena) -> None:
+        held.discard(id(arena))
+        arena_rest(arena)
+
+    monkeypatch.setattr("autotune.apply.open_store", opened)
+    monkeypatch.setattr(Arena, "step", stepping)
+    monkeypatch.setattr(Arena, "rest", resting)
+
+    def seen_loss(model: nn.Module, batch: Any) -> Tensor:  # as the step is captured, and in eager steps
+        assert not held
+        return labelled_loss(model, batch)
+
+    workload, other = pair(loss_fn=seen_loss)
+    other.loss_fn = labelled_loss
+    file = plan_file(workload, {**OFFLOAD, "allocator": {"planner": "arena"}})
+    with step_for(workload, file, stores={"ssd": tmp_path}, other_shapes=other_shapes) as step:
+        for images in (2, 2, 1, 2, 3, 1, 1, 2):
+            batch = other.batch = batch_of(images, *IMAGES[1:])
+            assert torch.equal(step(batch), eager_step(other)[0])
+            assert len(held) == (0 if other_shapes == "eager" and images != 2 else 2)
+    assert not held
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_after_a_shape_that_cannot_be_captured_the_one_before_it_trains_on(tmp_path: Path):
+    def picky(model: nn.Module, batch: Any) -> Tensor:
+        if len(batch[0]) == 3:
+            raise ZeroDivisionError("three is a crowd")
+        return labelled_loss(model, batch)
+
+    workload, other = pair(loss_fn=picky)
+    with step_for(workload, plan_file(workload, OFFLOAD), stores={"ssd": tmp_path}) as step:
+        for _ in range(2):
+            assert torch.equal(step(workload.batch), eager_step(other)[0])
+            with pytest.raises(CaptureError, match="three is a crowd"):
+                step(batch_of(3, 3, 8, 8))
+        assert torch.equal(step(workload.batch), eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_in_plain_eager_shows_each_gradient_of_its_own_and_nothing_that_a_store_did(
+    accumulate: int, tmp_path: Path
+):
+    workload, other = pair()
+    seen: dict[str, Tensor] = {}
+    options: dict[str, Any] = {"other_shapes": "eager", "accumulate": accumulate}
+    with step_for(workload, plan_file(workload, OFFLOAD), stores={"ssd": tmp_path}, **options) as step:
+        step.on_gradient = lambda name, gradient: seen.update({name: gradient.clone()})
+        for images in (2, 1, 1, 2):
+            seen.clear()
+            batch = batch_of(images, *IMAGES[1:])
+            step(batch)
+            parameters = dict(other.model.named_parameters())
+            expected = torch.autograd.grad(labelled_loss(other.model, batch), [*parameters.values()])
+            assert worst_difference(seen, dict(zip(parameters, expected, strict=True))) == 0.0
+            assert (step.transfer_bytes > 0) is (images == 2)
+            assert bool(step.lanes.saves) is (images == 2)
+            for parameter, mine in zip(parameters.values(), workload.model.parameters(), strict=True):
+                parameter.data.copy_(mine.data)
+        assert not any(parameter._backward_hooks for parameter in workload.model.parameters())
+
+
+@pytest.mark.usefixtures("free_store")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_after_close_is_refused_in_every_shape_that_offloads(tmp_path: Path):
+    workload, _ = pair()
+    step = step_for(workload, plan_file(workload, OFFLOAD), stores={"ssd": tmp_path})
+    batches = [workload.batch, batch_of(1, 3, 8, 8)]
+    for batch in batches:
+        step(batch)
+    step.close()
+    for batch in batches:
+        with pytest.raises(StoreError, match="ssd store is closed"):
+            step(batch)
 
 
 def test_another_shape_can_be_an_error_that_names_both():

@@ -1,7 +1,9 @@
 """The command line: one line and the right exit code for whatever goes wrong, one document for a script."""
 
+import contextlib
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,8 +21,9 @@ from autotune.config import Config, load_config
 from autotune.costs import Costs, StoreCost
 from autotune.device_profile import DeviceProfile
 from autotune.doctor import Finding
-from autotune.errors import ConfigError, InfeasibleError, PlanError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, PlanError
 from autotune.harness.run import Prepared
+from autotune.interrupts import locked
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
@@ -298,6 +301,44 @@ def test_a_run_that_another_process_works_in_is_75_and_stays_whole(
     assert (code, out) == (75, "")
     assert "runs/night" in err.splitlines()[-1]
     assert (here / "runs/night/lock").exists()
+
+
+def test_of_two_runs_begun_at_once_under_one_name_the_second_leaves_the_firsts_directory(
+    here: Path, fake_device: None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    with contextlib.ExitStack() as first:
+
+        class Second(FakeHarness):
+            def __init__(self, workload: WorkloadRef, **options: Any) -> None:
+                super().__init__(workload, **options)
+                first.enter_context(locked(here / "runs/one"))
+                (here / "runs/one/graph.json").write_text("the first's")
+
+        monkeypatch.setattr("autotune.harness.run.Harness", Second)
+        assert run("tune", "chain", "--name", "one")[0] == 75
+        assert (here / "runs/one/graph.json").read_text() == "the first's"
+
+
+def test_a_run_that_fails_before_its_first_trial_leaves_no_directory(
+    here: Path, fake_device: None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Fails(FakeHarness):
+        def prepare(self) -> Prepared:
+            raise CaptureError("the step cannot be captured")
+
+    monkeypatch.setattr("autotune.harness.run.Harness", Fails)
+    assert run("tune", "chain", "--name", "one")[0] == CaptureError.exit_code
+    assert not list(files(here))
+
+
+def test_a_resumed_run_that_another_process_works_in_names_a_move_that_there_is(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")
+    with locked(here / "runs/one"):
+        code, _, err = run("resume", "runs/one")
+    assert code == 75
+    assert err.splitlines()[-1].endswith(f"process {os.getpid()} works here; wait for it or tune under another --name")
 
 
 def test_a_fault_of_ours_is_one_line_and_a_traceback_only_with_v(
@@ -736,6 +777,30 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
     monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
     assert run("resume", "runs/one", "--trials", "5")[0] == 0
     assert (here / "runs/one/trials.jsonl").read_bytes().startswith(kept)
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_a_resumed_run_interrupted_in_its_capture_keeps_its_trials_and_says_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Interrupted(FakeHarness):
+        def prepare(self) -> Prepared:
+            signal.raise_signal(signal.SIGINT)
+            return super().prepare()
+
+    assert run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")[0] == 0
+    kept = (here / "runs/one/trials.jsonl").read_bytes()
+    monkeypatch.setattr("autotune.harness.run.Harness", Interrupted)
+    code, _, err = run("resume", "runs/one")
+    assert (code, err.splitlines()[-1]) == (130, "error: interrupted; go on with: autotune resume runs/one")
+    assert (here / "runs/one/trials.jsonl").read_bytes() == kept
+    code, _, err = run("tune", "chain", "--name", "two")
+    assert (code, err.splitlines()[-1].rpartition("; ")[2]) == (130, "nothing is kept")
+    assert not (here / "runs/two").exists()
+
+
+def test_resume_says_that_its_time_begins_anew(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert "--trials are those of the whole run, --time begins anew" in " ".join(run("resume", "--help")[1].split())
 
 
 # -- with real children --------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import confirm
 from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir, say
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, LockedError
+from autotune.interrupts import locked
 from autotune.records import to_json
 
 if TYPE_CHECKING:
@@ -27,10 +28,16 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
     try:
         _tune(config, where, json=json)
     finally:
-        if fresh and not (where / "trials.jsonl").exists():
+        if fresh and where.exists():
+            _take_away(where)
+
+
+def _take_away(where: Path) -> None:
+    """Remove a run that holds no trial; one that another process works in by now stays."""
+    with contextlib.suppress(LockedError, OSError), locked(where):
+        if not (where / "trials.jsonl").exists():
             shutil.rmtree(where, ignore_errors=True)
-            with contextlib.suppress(OSError):  # not empty: other runs lie there
-                where.parent.rmdir()
+            where.parent.rmdir()  # refused where other runs lie there
 
 
 def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
@@ -58,7 +65,11 @@ def _tune(config: "Config", where: Path, *, json: bool) -> None:
                 print_table(fresh_rows(result.confirmed, result.baseline), out, FRESH_COLUMNS)
             out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     if result.interrupted:
-        raise Interrupted(f"interrupted; go on with: autotune resume {where}", result.interrupted)
+        raise _interrupted(where, result.interrupted)
+
+
+def _interrupted(where: Path, signal: int) -> Interrupted:
+    return Interrupted(f"interrupted; go on with: autotune resume {where}", signal)
 
 
 def _searched(config: "Config", where: Path) -> "Result":
@@ -79,6 +90,8 @@ def _searched(config: "Config", where: Path) -> "Result":
         signal = result.interrupted
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128
+        if (where / "trials.jsonl").exists():
+            raise _interrupted(where, signal) from None
         raise Interrupted(f"{where}: interrupted before the baseline was measured; nothing is kept", signal) from None
     finally:
         if logged := tracker.finish(interrupted=signal):

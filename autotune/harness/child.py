@@ -33,12 +33,17 @@ class Child:
     """One process in a session, and where possible a memory cgroup, of its own."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], pipes: tuple[int, int], log: Path, cgroup: OwnCgroup | None
+        self,
+        process: subprocess.Popen[bytes],
+        pipes: tuple[int, int],
+        log: Path,
+        log_begin: int,
+        cgroup: OwnCgroup | None,
     ) -> None:
         self._process = process
         self._requests, self._replies = pipes
         self._unread = b""
-        self._log = log
+        self._log, self._log_begin = log, log_begin
         self._cgroup = cgroup
         self._own = cgroup.cgroup if cgroup is not None else None
         self._kills = oom_kills(self._own)
@@ -62,6 +67,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("ab") as output:
+                log_begin = output.tell()  # a session before this one may have left a log of the same name
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -74,7 +80,7 @@ class Child:
         finally:
             os.close(theirs_requests)
             os.close(theirs_replies)
-        child = cls(process, (ours_requests, ours_replies), log, cgroup)
+        child = cls(process, (ours_requests, ours_replies), log, log_begin, cgroup)
         child.environment = environment or {}
         if spec.limit_bytes is not None:
             child.limit = CGROUP if cgroup is not None else FRACTION if spec.device_kind == "cuda" else RLIMIT
@@ -163,7 +169,7 @@ class Child:
 
     def _last_lines(self) -> str:
         try:
-            lines = self._log.read_text(errors="replace").splitlines()
+            lines = self._log.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
         except OSError:
             return ""
         return "\n".join([line for line in lines if line.strip()][-DETAIL_LINES:])

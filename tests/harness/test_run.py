@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from autotune.errors import ConfigError, PlanError
-from autotune.harness.messages import Spec
+from autotune.harness.child import Child
+from autotune.harness.messages import Failed, Spec
 from autotune.harness.procedure import Bench
 from autotune.harness.run import Harness
 from autotune.measurement import Outcome
@@ -119,7 +120,7 @@ def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Pat
 def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "autotune.py").write_text("raise SystemExit('the user\'s own autotune.py')\n")
+    (tmp_path / "autotune.py").write_text("raise SystemExit('the user's own autotune.py')\n")
     (tmp_path / "nets.py").write_text(Path(WORKLOADS).read_text())
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "work.py").write_text("from nets import wide\n")
@@ -186,6 +187,17 @@ def test_a_process_that_dies_while_the_other_has_its_turn_says_why(
     kill_at_its_turn(monkeypatch, runner, "seconds", 1)
     seen = runner.measure(Plan.traced(runner.prepare().graph))
     assert (seen.outcome, seen.detail.partition(":")[0]) == (Outcome.CRASHED, "killed by SIGKILL")
+
+
+def test_what_an_earlier_session_left_in_the_log_explains_no_death_of_this_one(tmp_path: Path) -> None:
+    log = tmp_path / "seconds-1.log"
+    log.write_text("DefaultCPUAllocator: can't allocate memory\n")
+    child = Child.start(Spec("zoo", {}), log)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(Failed) as caught:
+        child.ask({"do": "stop"}, 60.0)
+    assert (caught.value.outcome, caught.value.detail) == (Outcome.CRASHED, "killed by SIGKILL")
+    assert log.read_text() == "DefaultCPUAllocator: can't allocate memory\n"
 
 
 @pytest.mark.parametrize("turn", [1, 2])
