@@ -288,6 +288,23 @@ def test_an_lstm_is_one_op_each_way_however_many_steps():
     assert_equals_eager(workload, make(Recurrent, (2, 30, 8)))
 
 
+class Projected(nn.Module):
+    def __init__(self, inputs: int, hidden: int, projected: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, hidden, proj_size=projected, batch_first=True)
+        self.head = nn.Linear(projected, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.lstm(inputs)[0][:, -1])
+
+
+@pytest.mark.parametrize(("inputs", "hidden", "projected"), [(8, 8, 2), (6, 8, 4)])
+def test_an_lstm_whose_state_is_projected_trains_its_projection(inputs: int, hidden: int, projected: int):
+    one, other = (make(lambda: Projected(inputs, hidden, projected), (2, 5, inputs)) for _ in range(2))
+    assert "lstm.weight_hr_l0" in updated(capture(one).graph)
+    assert_equals_eager(one, other)
+
+
 def autocast_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return labelled_loss(model, batch)
