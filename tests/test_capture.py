@@ -335,6 +335,24 @@ def test_in_place_ops_change_nothing_that_another_op_reads():
     assert_equals_eager(workload, make(InPlace))
 
 
+class NamedAsInputs(nn.Module):
+    """Its parameters are called as the trace's own inputs: `tangent`, `batch.0`, `batch.1`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tangent = nn.Parameter(torch.rand(8))
+        self.batch = nn.ParameterList([torch.rand(8, 8), torch.rand(8, 4)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.tangent * inputs @ self.batch[0] @ self.batch[1]
+
+
+def test_parameters_may_be_called_as_the_steps_own_inputs():
+    workload = make(NamedAsInputs)
+    assert sorted(updated(capture(workload).graph)) == ["batch.0", "batch.1", "tangent"]
+    assert_equals_eager(workload, make(NamedAsInputs))
+
+
 # Identity.
 
 
