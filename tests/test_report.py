@@ -347,6 +347,18 @@ def test_a_directory_without_a_run_is_refused_and_left_empty(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="no run is recorded here"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
+def test_a_plan_without_plain_pytorchs_time_beside_it_does_not_say_that_plain_pytorch_does_not_fit(tmp_path: Path) -> None:
+    graph, costs = training()
+    again = recomputing(graph)
+    alone = replace(seen(graph, costs, again), baseline_seconds=())
+    for budget, fits in (("200%", "fits the budget too"), ("90%", "is over the budget")):
+        trials = [trial(0, graph, costs, None, seen(graph, costs, None)), trial(1, graph, costs, again, alone)]
+        html = write_report(write_run(tmp_path / budget, trials, graph, costs, budget)).read_text()
+        assert "does not fit" not in html
+        assert "did not run to its end" not in html
+        assert f"plain PyTorch {fits}. Its time stands alone" in html
+
+
 
 
 def test_roles_and_layers_of_the_peak_add_up_to_the_simulated_bytes() -> None:
