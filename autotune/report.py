@@ -401,20 +401,23 @@ def _layout(expected: Estimate) -> list[tuple[str, str]]:
 
 def _store_use(records: Records) -> list[tuple[str, str]]:
     """What one step's offloading did on the device, and to it."""
-    seen = records.best.measurement if records.best else None
-    if seen is None or seen.lanes is None or not seen.transfer_bytes or not seen.median_seconds:
+    best = records.best
+    seen = best.measurement if best else None
+    if best is None or best.plan is None or seen is None or seen.lanes is None:
         return []
+    found: list[tuple[str, str]] = []
     hidden = seen.lanes.hidden
-    written = seen.transfer_bytes / 2  # what is written comes back
-    daily = written / seen.median_seconds * 86400
-    return [
-        ("measured beside the step", f"{(hidden or 0.0):.0%} of the store's time hidden"),
-        (
+    if hidden is not None:
+        found.append(("measured beside the step", f"{hidden:.0%} of the store's time hidden"))
+    if best.plan.store == "ssd" and seen.transfer_bytes and seen.median_seconds:  # other stores are memory
+        written = seen.transfer_bytes / 2  # what is written comes back
+        daily = written / seen.median_seconds * 86400
+        found.append((
             "written to the drive",
             f"{fmt_bytes(int(written))} a step, {daily / 1e12:.1f} TB a day: one rated for {DRIVE_BYTES // 10**12} TB written"
             f" lasts {DRIVE_BYTES / daily:.0f} days of such steps",
-        ),
-    ]
+        ))  # fmt: skip
+    return found
 
 
 def _order_bound(records: Records) -> list[tuple[str, str]]:
