@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sqlite3
+import statistics
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -275,9 +276,9 @@ class _Log:
     ) -> None:
         from mlflow.entities import Metric, Param
 
-        at = int(trial.started * 1000)
+        at = int(seconds * 1000)
         points = [Metric(key, float(value), at, 0) for key, value in metrics.items() if math.isfinite(value)]
-        points += [Metric("sample_seconds", seconds, at, number) for number, seconds in enumerate(samples[:500])]
+        points += [Metric("sample_seconds", sample, at, number) for number, sample in enumerate(samples[:500])]
         self.client.log_batch(run, points, [Param(key, str(value)[:5000]) for key, value in params.items()])
 
     def _common_tags(self, trial: Trial) -> dict[str, str]:
