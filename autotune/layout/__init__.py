@@ -11,7 +11,7 @@ from autotune.layout.validate import check_layout
 __all__ = ["Buffers", "Layout", "check_layout", "lay_out"]
 
 _SMALL, _NEAR = 400, 400
-"""Of more buffers than these a layout within a part in `_NEAR` of the aim is near enough."""
+"""Of more buffers than these a layout within a part in `_NEAR` of the aim is near enough, where no capacity is to be kept."""
 WORK = 60_000_000
 """How long to search, in steps of a few nanoseconds: work is counted, not time, so that the same lives give the same layout."""
 _GREEDILY = 8
@@ -36,7 +36,7 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
         best = found if best is None or found.bytes < best.bytes else best
         if best.bytes <= aim:
             return best
-    near = max(1, aim // _NEAR if len(buffers) > _SMALL else 1)
+    near = max(1, aim // _NEAR) if len(buffers) > _SMALL and capacity is None else 1
     assert best is not None
     low, bound = aim, 0
     for step in range(1 if capacity else _STEP_DOWN):
