@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
+
 from autotune.layout import ejection, exact, greedy
 from autotune.layout.buffers import Buffers, Layout
 from autotune.layout.validate import check_layout
@@ -29,6 +31,12 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
 
     First greedily; where that leaves a gap, with searches that try the capacities in between.
     """
+    filled = buffers.sizes > 0
+    if not filled.all():  # what is empty shares bytes with nothing, and would hold the searches up
+        rest = lay_out(buffers.only(filled), capacity, work=work)
+        offsets = np.zeros(len(buffers), np.int64)
+        offsets[filled] = rest.offsets
+        return replace(rest, offsets=tuple(offsets.tolist()))
     aim = max(buffers.max_live, capacity or 0)
     best: Layout | None = None
     placing = 1000 + len(buffers) ** 2

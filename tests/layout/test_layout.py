@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.layout import _SMALL, Buffers, check_layout, lay_out
+from autotune.layout import _SMALL, Buffers, check_layout, ejection, lay_out
 from autotune.layout.buffers import WIDE, WIDE_ALIGNMENT
 
 FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
@@ -149,6 +149,15 @@ def test_a_capacity_is_searched_for_to_the_end_however_many_buffers_there_are():
     found = lay_out(problem, 2031)
     check_layout(problem, found)
     assert found.bytes == 2031
+
+
+@pytest.mark.parametrize("empty", [(), ((0, 3, 5),), ((0, 0, 9), (0, 4, 5))])
+def test_empty_buffers_take_nothing_and_prove_nothing(empty, monkeypatch):
+    monkeypatch.setattr(ejection, "within", lambda *_: None)  # which would find it, and proves nothing of others
+    problem = Buffers.of(*zip(*empty, *SEVEN, strict=True), alignment=1)
+    found = lay_out(problem, 31)
+    check_layout(problem, found)
+    assert (found.bytes, found.bound) == (31, 0)
 
 
 def training_step(draw, layers):
