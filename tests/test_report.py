@@ -347,7 +347,9 @@ def test_a_baseline_that_does_not_fit_leaves_ratios_out(tmp_path: Path) -> None:
     assert "step time, ms" in html
 
 
-def test_a_plan_without_plain_pytorchs_time_beside_it_does_not_say_that_plain_pytorch_does_not_fit(tmp_path: Path) -> None:
+def test_a_plan_without_plain_pytorchs_time_beside_it_does_not_say_that_plain_pytorch_does_not_fit(
+    tmp_path: Path,
+) -> None:
     graph, costs = training()
     again = recomputing(graph)
     alone = replace(seen(graph, costs, again), baseline_seconds=())

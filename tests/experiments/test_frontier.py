@@ -153,7 +153,9 @@ class Scripted:
         pass
 
 
-def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     blocks = {"eager": 99, "checkpoint": 99, "selective": 2}
     monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, return_memory: Scripted(blocks[peer]))
     how = {"rounds": 3, "least_rounds": 3, "seconds": 60.0, "limit": 1.0}
