@@ -117,11 +117,11 @@ class JointTrace:
         desc = node.meta["desc"]
         match type(desc).__name__:
             case "ParamAOTInput":
-                self._add_input(
-                    node, self._parameter_name(desc.target), Role.PARAM, _attribute(self._owner, desc.target)
-                )
+                name = self._parameter_name(desc.target)
+                self._inputs[name] = self._add_input(node, name, Role.PARAM, _attribute(self._owner, desc.target))
             case "BufferAOTInput":
-                self._add_input(node, _own_name(desc.target), Role.BUFFER, _attribute(self._owner, desc.target))
+                name = _own_name(desc.target)
+                self._inputs[name] = self._add_input(node, name, Role.BUFFER, _attribute(self._owner, desc.target))
             case "PlainAOTInput":
                 self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
             case "TangentAOTInput":
@@ -160,7 +160,6 @@ class JointTrace:
         if value is None:
             value = self._add_value(name, role, node.meta.get("val", tensor))
         self._argument[node] = Read(value)
-        self._inputs[name] = value
         if tensor is not None:
             self._tensors[value] = tensor
         return value

@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
 from autotune.graph import Op, Phase, TrainGraph
-from autotune.judge import held_to, plan_hash, pool, was_run
+from autotune.judge import Rules, held_to, measured_ratio, plan_hash, pool, was_run
 from autotune.knobs import Choice, Knob, KnobValue
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.planners import KINDS
@@ -67,9 +67,16 @@ class Landscape:
         return min(found)
 
     def worth(self, point: Point) -> float | None:
-        """Its time over plain eager's as recorded; None where it does not count: it failed, or was charged too much."""
+        """Its time over plain eager's as recorded, over the predicted one where eager does not fit; None where it does not
+        count: it failed, or was charged too much.
+        """
         seen = held_to(point.measurement, self.budget_bytes)
-        return seen.time_ratio if seen.outcome is Outcome.OK else None
+        return measured_ratio(seen, self.rules) if seen.outcome is Outcome.OK else None
+
+    @property
+    def rules(self) -> Rules:
+        """What its plans are held to; their results were judged when they were recorded."""
+        return Rules(self.budget_bytes, self.floor_bytes, None, self.traced_seconds)
 
     @property
     def graph_in_name(self) -> TrainGraph:

@@ -47,7 +47,7 @@ def lstm(  # noqa: PLR0917 - torch.lstm's own arguments
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What `torch.lstm` does with oneDNN on a CPU: one call a layer and direction."""
     hidden, cell = state
-    if not _one_kernel(data, hidden, weights, has_biases):
+    if not _one_kernel(data, state, has_biases):
         return torch.lstm(data, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     directions = 2 if bidirectional else 1
     layer_input = (data.transpose(0, 1) if batch_first else data).contiguous()
@@ -72,13 +72,13 @@ def lstm(  # noqa: PLR0917 - torch.lstm's own arguments
     return result, torch.stack(last_hidden), torch.stack(last_cell)
 
 
-def _one_kernel(data: torch.Tensor, hidden: torch.Tensor, weights: list[torch.Tensor], has_biases: bool) -> bool:
+def _one_kernel(data: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor], has_biases: bool) -> bool:
     """Whether eager would take oneDNN's kernel: on a CPU, in float32, without a projection."""
-    same_size = all(w.size(-1) in (hidden.size(2), data.size(-1), 2 * hidden.size(2)) for w in weights if w.dim() == 2)
+    hidden, cell = state
     return (
         data.device.type == "cpu"
         and data.dtype == torch.float32
         and has_biases
-        and same_size
+        and hidden.size(2) == cell.size(2)
         and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     )

@@ -23,7 +23,7 @@ from autotune.costs import Costs
 from autotune.errors import ConfigError, InfeasibleError, NumericsError
 from autotune.graph import TrainGraph
 from autotune.harness.run import Prepared
-from autotune.judge import Rules, hopeless, leader, was_run
+from autotune.judge import hopeless, leader, was_run
 from autotune.landscape import Landscape, Point, nearest
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
@@ -179,13 +179,12 @@ def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> Replay
     ran = [trial for trial in done if trial.plan is not None and trial.kind != "repeat" and was_run(trial)]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]
     gaps = [_above(best, answers, trial) for trial in ran]
-    rules = Rules(landscape.budget_bytes, landscape.floor_bytes, None, landscape.traced_seconds)  # judged already
     counts = range(1, len(ran) + 1)
     return Replayed(
         sampler=sampler,
         seed=seed,
         found=tuple(min(gaps[:count]) for count in counts),
-        chosen=tuple(_above(best, answers, leader(ran[:count], rules)) for count in counts),
+        chosen=tuple(_above(best, answers, leader(ran[:count], landscape.rules)) for count in counts),
         lost=tuple(sum(outcome in LOST for outcome in outcomes[:count]) for count in counts),
         stopped_early=outcomes.count(Outcome.STOPPED_EARLY),
         asked=answers.asked,

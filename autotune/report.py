@@ -135,6 +135,14 @@ def words(records: Records) -> tuple[str, str]:
     taken = "" if peak is None else fmt_bytes(peak)
     room = fmt_bytes(Budget.parse(budget).nbytes or 0) if "budget" in records.config and "%" not in budget else ""
     where = f"Fits in {room}" if room else f"The step fits in {taken}"
+    lowered = "" if peak is None or not plain else (
+        f"Plan {best.number} lowers the step from {fmt_bytes(plain)} to {taken}, {100 * (1 - peak / plain):.0f} % less; "
+        f"plain PyTorch {'fits the budget too' if fits else 'is over the budget'}."
+    )  # fmt: skip
+    if ratio is None and seen is not None and seen.outcome is not Outcome.OUT_OF_MEMORY:
+        return f"{where} in {fmt_seconds(best.measurement.median_seconds or 0)} a step", (
+            f"{lowered} Its time stands alone: plain PyTorch was measured before, not beside it.".strip()
+        )
     if ratio is None:
         needs = f" of about {fmt_bytes(records.traced.peak_bytes)}" if records.traced else ""
         return f"{where}, where plain PyTorch does not fit", (
@@ -144,11 +152,7 @@ def words(records: Records) -> tuple[str, str]:
     price = f"for {100 * (ratio - 1):.0f} % more time" if ratio >= 1.005 else "for no extra time" if ratio > 0.995 else (
         f"and saves {100 * (1 - ratio):.0f} % of the time"
     )  # fmt: skip
-    saved = "" if peak is None or not plain else (
-        f"Plan {best.number} lowers the step from {fmt_bytes(plain)} to {taken}, {100 * (1 - peak / plain):.0f} % less; "
-        f"plain PyTorch {'fits the budget too' if fits else 'is over the budget'}."
-    )  # fmt: skip
-    return f"{where} {price}", saved
+    return f"{where} {price}", lowered
 
 
 def _facts(records: Records) -> list[tuple[str, str]]:
@@ -397,20 +401,23 @@ def _layout(expected: Estimate) -> list[tuple[str, str]]:
 
 def _store_use(records: Records) -> list[tuple[str, str]]:
     """What one step's offloading did on the device, and to it."""
-    seen = records.best.measurement if records.best else None
-    if seen is None or seen.lanes is None or not seen.transfer_bytes or not seen.median_seconds:
+    best = records.best
+    seen = best.measurement if best else None
+    if best is None or best.plan is None or seen is None or seen.lanes is None:
         return []
+    found: list[tuple[str, str]] = []
     hidden = seen.lanes.hidden
-    written = seen.transfer_bytes / 2  # what is written comes back
-    daily = written / seen.median_seconds * 86400
-    return [
-        ("measured beside the step", f"{(hidden or 0.0):.0%} of the store's time hidden"),
-        (
+    if hidden is not None:
+        found.append(("measured beside the step", f"{hidden:.0%} of the store's time hidden"))
+    if best.plan.store == "ssd" and seen.transfer_bytes and seen.median_seconds:  # other stores are memory
+        written = seen.transfer_bytes / 2  # what is written comes back
+        daily = written / seen.median_seconds * 86400
+        found.append((
             "written to the drive",
             f"{fmt_bytes(int(written))} a step, {daily / 1e12:.1f} TB a day: one rated for {DRIVE_BYTES // 10**12} TB written"
             f" lasts {DRIVE_BYTES / daily:.0f} days of such steps",
-        ),
-    ]
+        ))  # fmt: skip
+    return found
 
 
 def _order_bound(records: Records) -> list[tuple[str, str]]:

@@ -8,7 +8,9 @@ import os
 import re
 import socket
 import sqlite3
+import statistics
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib.metadata import version
@@ -181,20 +183,19 @@ class _Log:
             metrics = {f"best_{key}": value for key, value in _metrics(whole).items()}
             told = {key: study.get(key) for key in ("budget_bytes", "floor_bytes", "capture_error")}
             metrics |= {key: float(value) for key, value in told.items() if value is not None}
-            self._batch(self._parent, best, metrics, {})
+            self._batch(self._parent, time.time(), metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
-        self._confirmed(trials)
+        self._confirmed()
         frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for path in sorted(self.run_dir.iterdir()):
             if path.suffix in RECORDS and not path.name.startswith("."):
                 self.client.log_artifact(self._parent, str(path))
         self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
 
-    def _confirmed(self, trials: Sequence[Trial]) -> None:
+    def _confirmed(self) -> None:
         """On the last fresh run of each plan what all of them came to."""
         path = self.run_dir / CONFIRMED
-        by_number = {trial.number: trial for trial in trials}
         for told in json.loads(path.read_text()) if path.exists() else []:
             run = self._children[told["trial"]]
             self.client.set_tag(run, "autotune.verdict", told["verdict"])
@@ -203,7 +204,7 @@ class _Log:
                 for name in ("step_seconds", "time_ratio", "beside_best")
                 for part, value in (told[name] or {}).items()
             }
-            self._batch(run, by_number[told["trial"]], metrics | {"confirmed_rounds": told["rounds"]}, {})
+            self._batch(run, time.time(), metrics | {"confirmed_rounds": told["rounds"]}, {})
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """On the parent."""
@@ -243,7 +244,7 @@ class _Log:
             self.experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
         )
         self._parent = made.info.run_id
-        self._batch(self._parent, first, {}, _study_params(self.config))
+        self._batch(self._parent, first.started, {}, _study_params(self.config))
 
     def _log_trial(self, trial: Trial) -> str:
         tags = {
@@ -260,24 +261,25 @@ class _Log:
         name = f"t{trial.number:04d} {trial.kind}"
         run = self.client.create_run(self.experiment_id, started, tags, name).info.run_id
         params = {"workload": trial.workload, "budget": self.config.budget, **_settings_params(trial)}
-        self._batch(run, trial, _metrics(trial), params, samples=seen.step_seconds)
+        self._batch(run, trial.started, _metrics(trial), params, samples=seen.step_seconds)
         self.client.set_terminated(run, "FAILED" if seen.outcome is Outcome.CRASHED else "FINISHED")
         return str(run)
 
     def _batch(
         self,
         run: str,
-        trial: Trial,
+        seconds: float,
         metrics: Mapping[str, float],
         params: Mapping[str, Any],
         *,
         samples: Sequence[float] = (),
     ) -> None:
+        """Log at a time since the epoch. MLflow shows the latest of a metric: what may be logged anew is stamped with now."""
         from mlflow.entities import Metric, Param
 
-        at = int(trial.started * 1000)
+        at = int(seconds * 1000)
         points = [Metric(key, float(value), at, 0) for key, value in metrics.items() if math.isfinite(value)]
-        points += [Metric("sample_seconds", seconds, at, number) for number, seconds in enumerate(samples[:500])]
+        points += [Metric("sample_seconds", sample, at, number) for number, sample in enumerate(samples[:500])]
         self.client.log_batch(run, points, [Param(key, str(value)[:5000]) for key, value in params.items()])
 
     def _common_tags(self, trial: Trial) -> dict[str, str]:
@@ -353,7 +355,6 @@ def _metrics(trial: Trial) -> dict[str, float]:
         found |= {f"estimate_{key}": value for key, value in known.items() if not isinstance(value, str)}
     seen = trial.measurement
     if seen is not None:
-        baseline = sorted(seen.baseline_seconds)
         found |= {
             "peak_bytes": seen.peak_bytes,
             "charged_bytes": seen.charged_bytes,
@@ -361,7 +362,7 @@ def _metrics(trial: Trial) -> dict[str, float]:
             "step_peak_bytes": seen.step_peak_bytes,
             "step_charged_bytes": seen.step_charged_bytes,
             "step_seconds": seen.median_seconds,
-            "baseline_seconds": baseline[len(baseline) // 2] if baseline else None,
+            "baseline_seconds": statistics.median(seen.baseline_seconds) if seen.baseline_seconds else None,
             "time_ratio": seen.time_ratio,
             "stall_seconds": seen.stall_seconds,
             "transfer_bytes": seen.transfer_bytes,

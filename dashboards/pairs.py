@@ -62,6 +62,14 @@ def timelines(first: Side, second: Side) -> list[tuple[str, float, float]]:
     return found
 
 
+def budgets(first: Side, second: Side) -> list[tuple[str, int]]:
+    """(name, bytes) of what their steps may take: one where it is the same of both, none of whose it is not known."""
+    if first.budget_bytes == second.budget_bytes:
+        return [] if first.budget_bytes is None else [("budget", first.budget_bytes)]
+    known = (("first budget", first.budget_bytes), ("second budget", second.budget_bytes))
+    return [(name, nbytes) for name, nbytes in known if nbytes is not None]
+
+
 def decisions(first: Side, second: Side) -> list[tuple[str, str, str]]:
     """(what, first, second): the planners of every kind with their knobs, and what came of them."""
     settings = first.trial.settings, second.trial.settings

@@ -77,8 +77,8 @@ def _names(dots: Sequence[Dot]) -> alt.Chart:
     return drawn.encode(text="name:N")
 
 
-def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | None) -> Picture:
-    """(plan, milliseconds, MiB) of two plans on one axis."""
+def timelines(rows: Sequence[tuple[str, float, float]], budgets: Sequence[tuple[str, float]]) -> Picture:
+    """(plan, milliseconds, MiB) of two plans on one axis, and (name, bytes) of their budgets across it."""
     data = pd.DataFrame(rows, columns=["plan", "ms", "MiB"])
     names = list(dict.fromkeys(data["plan"]))
     legend = alt.Legend(title=None, orient="top", columns=1, labelLimit=700, symbolOpacity=1)
@@ -92,8 +92,7 @@ def timelines(rows: Sequence[tuple[str, float, float]], budget_bytes: float | No
         drawn.mark_area(interpolate="step-after", opacity=0.12),
         drawn.mark_line(interpolate="step-after", strokeWidth=1.5),
     ]
-    if budget_bytes is not None:
-        layers.append(_line("y", budget_bytes / MIB, f"budget {budget_bytes / MIB:.1f} MiB"))
+    layers += [_line("y", nbytes / MIB, f"{name} {nbytes / MIB:.1f} MiB") for name, nbytes in budgets]
     return alt.layer(*layers).properties(height=380)
 
 

@@ -288,6 +288,23 @@ def test_an_lstm_is_one_op_each_way_however_many_steps():
     assert_equals_eager(workload, make(Recurrent, (2, 30, 8)))
 
 
+class Projected(nn.Module):
+    def __init__(self, inputs: int, hidden: int, projected: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, hidden, proj_size=projected, batch_first=True)
+        self.head = nn.Linear(projected, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.lstm(inputs)[0][:, -1])
+
+
+@pytest.mark.parametrize(("inputs", "hidden", "projected"), [(8, 8, 2), (6, 8, 4)])
+def test_an_lstm_whose_state_is_projected_trains_its_projection(inputs: int, hidden: int, projected: int):
+    one, other = (make(lambda: Projected(inputs, hidden, projected), (2, 5, inputs)) for _ in range(2))
+    assert "lstm.weight_hr_l0" in updated(capture(one).graph)
+    assert_equals_eager(one, other)
+
+
 def autocast_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return labelled_loss(model, batch)
@@ -316,6 +333,24 @@ def test_in_place_ops_change_nothing_that_another_op_reads():
     graph = capture(workload).graph
     assert [op.name for op in graph.ops if op.writes and op.phase is not Phase.UPDATE] == []
     assert_equals_eager(workload, make(InPlace))
+
+
+class NamedAsInputs(nn.Module):
+    """Its parameters are called as the trace's own inputs: `tangent`, `batch.0`, `batch.1`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tangent = nn.Parameter(torch.rand(8))
+        self.batch = nn.ParameterList([torch.rand(8, 8), torch.rand(8, 4)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.tangent * inputs @ self.batch[0] @ self.batch[1]
+
+
+def test_parameters_may_be_called_as_the_steps_own_inputs():
+    workload = make(NamedAsInputs)
+    assert sorted(updated(capture(workload).graph)) == ["batch.0", "batch.1", "tangent"]
+    assert_equals_eager(workload, make(NamedAsInputs))
 
 
 # Identity.

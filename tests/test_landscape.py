@@ -55,6 +55,21 @@ def test_a_point_that_the_simulator_refused_has_no_worth(recorded):
     assert known.known_best == min(known.worth(point) for point in known.points if known.worth(point) is not None)
 
 
+def test_where_plain_pytorch_did_not_fit_plans_are_worth_their_time_over_the_predicted_one(tmp_path):
+    class NoBaseline(FakeRunner):
+        def measure(self, plan, *, budget_bytes, beat=None):
+            return replace(super().measure(plan, budget_bytes=budget_bytes, beat=beat), baseline_seconds=())
+
+    run(tmp_path, NoBaseline(baseline_fits=False))
+    known = of_run(tmp_path / "run")
+    ran = [point for point in known.points if point.measurement.step_seconds]
+    fit = [point for point in ran if point.measurement.step_charged_bytes <= known.budget_bytes]
+    assert fit
+    for point in fit:
+        assert known.worth(point) == point.measurement.median_seconds / known.traced_seconds
+    assert known.known_best == min(map(known.worth, fit))
+
+
 def test_it_comes_back_from_its_file_with_a_line_for_each_point(recorded, tmp_path):
     known = recorded[1]
     write(tmp_path / "one.json", known)

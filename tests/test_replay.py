@@ -10,7 +10,7 @@ from autotune import replay as replays
 from autotune.errors import ConfigError
 from autotune.judge import to_beat
 from autotune.landscape import Landscape, of_run
-from autotune.measurement import Outcome
+from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.replay import Answers, Recorded, replay
 from tests.test_study import run
@@ -113,6 +113,17 @@ def test_what_failed_on_record_fails_the_same_way(known: Landscape):
     runner, plan = recorded(broken)
     assert runner.measure(plan, budget_bytes=0).outcome is Outcome.OUT_OF_MEMORY
     assert replay(broken, "random", 0, MOST).lost[-1] == 1
+
+
+def test_a_run_whose_plain_step_did_not_fit_is_searched_too(known: Landscape):
+    def alone(seen: Measurement) -> Measurement:
+        return replace(seen, baseline_seconds=())
+
+    points = tuple(replace(one, measurement=alone(one.measurement)) for one in known.points)
+    without = replace(known, baseline=Measurement(Outcome.OUT_OF_MEMORY), points=points)
+    found = replay(without, "random", 3, 200)
+    assert len(found.found) == len({point.plan for point in points if point.measurement.step_seconds})
+    assert found.found[-1] == 0.0
 
 
 def test_after_so_many_measurements_it_is_enough(known: Landscape):

@@ -209,6 +209,22 @@ def test_an_offload_plan_gets_its_lanes_and_a_recompute_plan_none(tmp_path: Path
     assert "Computing and moving" not in html
 
 
+@pytest.mark.parametrize("store", ["ssd", "host", "ramdisk"])
+@pytest.mark.parametrize("seen_at_work", [True, False])
+def test_only_a_drive_wears_and_only_what_a_store_was_seen_to_do_can_be_hidden(
+    tmp_path: Path, store: str, seen_at_work: bool
+) -> None:
+    graph, costs = training()
+    costs = replace(costs, stores={store: costs.stores["ssd"]})
+    plan = replace(offloading(graph), store=store)
+    lanes = Lanes(0.1, ((0.0, 0.02),), ((0.05, 0.07),)) if seen_at_work else Lanes(0.1)
+    measured = replace(seen(graph, costs, plan), lanes=lanes, transfer_bytes=2**30)
+    trials = [trial(0, graph, costs, None, seen(graph, costs, None)), trial(1, graph, costs, plan, measured)]
+    html = write_report(write_run(tmp_path / "run", trials, graph, costs, "90%")).read_text()
+    assert ("of the store&#39;s time hidden" in html) is seen_at_work
+    assert ("written to the drive" in html) is (store == "ssd")
+
+
 def test_both_plans_are_stacked_by_role_under_one_budget(tmp_path: Path) -> None:
     html = write_report(full_run(tmp_path / "run")).read_text()
     memory = next(svg for svg in html.split("<svg ")[1:] if 'aria-label="Memory through' in svg)
@@ -329,6 +345,20 @@ def test_a_baseline_that_does_not_fit_leaves_ratios_out(tmp_path: Path) -> None:
     html = write_report(write_run(tmp_path / "run", trials, graph, costs, "520MiB")).read_text()
     assert "<h1>Fits in 520.0 MiB, where plain PyTorch does not fit</h1>" in html
     assert "step time, ms" in html
+
+
+def test_a_plan_without_plain_pytorchs_time_beside_it_does_not_say_that_plain_pytorch_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    graph, costs = training()
+    again = recomputing(graph)
+    alone = replace(seen(graph, costs, again), baseline_seconds=())
+    for budget, fits in (("200%", "fits the budget too"), ("90%", "is over the budget")):
+        trials = [trial(0, graph, costs, None, seen(graph, costs, None)), trial(1, graph, costs, again, alone)]
+        html = write_report(write_run(tmp_path / budget, trials, graph, costs, budget)).read_text()
+        assert "does not fit" not in html
+        assert "did not run to its end" not in html
+        assert f"plain PyTorch {fits}. Its time stands alone" in html
 
 
 def test_when_nothing_fits_the_lowest_trial_is_named(tmp_path: Path) -> None:

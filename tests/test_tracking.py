@@ -1,5 +1,6 @@
 """A study in a real MLflow on SQLite: what is there, once, and what happens when it is not."""
 
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,17 @@ from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.report import write_report
 from autotune.study import Result, tune
-from autotune.tracking import ENVIRONMENT, Tracker, connect, experiment_name, notable, rehome, tracking_uri
+from autotune.tracking import (
+    CONFIRMED,
+    ENVIRONMENT,
+    Tracker,
+    _metrics,
+    connect,
+    experiment_name,
+    notable,
+    rehome,
+    tracking_uri,
+)
 from autotune.trial import Trial
 from tests.fake_runner import DEVICE, FakeRunner
 from tests.test_study import configured
@@ -286,6 +297,28 @@ def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
     assert len(logged.runs()) == len(before)
     assert logged.children[1].data.metrics == lost.data.metrics
     assert logged.children[0].info.status == "FINISHED"
+
+
+def test_what_is_logged_anew_is_what_is_shown_also_where_it_is_less(logged):
+    study, told = (json.loads((logged.run_dir / name).read_text()) for name in ("study.json", CONFIRMED))
+    one = next(one for one in told if one["rounds"])
+
+    def shown(study: Any, told: Any) -> tuple[float, float]:
+        (logged.run_dir / "study.json").write_text(json.dumps(study))
+        (logged.run_dir / CONFIRMED).write_text(json.dumps(told))
+        Tracker(logged.config, logged.run_dir).finish()
+        rounds = logged.children[one["trial"]].data.metrics["confirmed_rounds"]
+        return logged.parent.data.metrics["best_charged_bytes"], rounds
+
+    smallest = logged.result.trials[1]
+    less = shown({**study, "best": smallest.number}, [{**other, "rounds": 0} for other in told])
+    assert less == (smallest.measurement.charged_bytes, 0)
+    assert shown(study, told) == (logged.result.best.measurement.charged_bytes, one["rounds"])
+
+
+def test_baseline_seconds_of_an_even_number_of_samples_lie_between_the_middle_two():
+    seen = Measurement(Outcome.OK, step_seconds=(1.0,), baseline_seconds=(4.0, 1.0, 3.0, 2.0))
+    assert _metrics(Trial(1, "search", "w", "d", {}, Plan((1,)), measurement=seen))["baseline_seconds"] == 2.5
 
 
 def test_an_interrupted_study_is_killed_until_it_is_gone_on_with(logged):

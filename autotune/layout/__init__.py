@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
+
 from autotune.layout import ejection, exact, greedy
 from autotune.layout.buffers import Buffers, Layout
 from autotune.layout.validate import check_layout
@@ -11,7 +13,7 @@ from autotune.layout.validate import check_layout
 __all__ = ["Buffers", "Layout", "check_layout", "lay_out"]
 
 _SMALL, _NEAR = 400, 400
-"""Of more buffers than these a layout within a part in `_NEAR` of the aim is near enough."""
+"""Of more buffers than these a layout within a part in `_NEAR` of the aim is near enough, where no capacity is to be kept."""
 WORK = 60_000_000
 """How long to search, in steps of a few nanoseconds: work is counted, not time, so that the same lives give the same layout."""
 _GREEDILY = 8
@@ -29,6 +31,12 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
 
     First greedily; where that leaves a gap, with searches that try the capacities in between.
     """
+    filled = buffers.sizes > 0
+    if not filled.all():  # what is empty shares bytes with nothing, and would hold the searches up
+        rest = lay_out(buffers.only(filled), capacity, work=work)
+        offsets = np.zeros(len(buffers), np.int64)
+        offsets[filled] = rest.offsets
+        return replace(rest, offsets=tuple(offsets.tolist()))
     aim = max(buffers.max_live, capacity or 0)
     best: Layout | None = None
     placing = 1000 + len(buffers) ** 2
@@ -36,7 +44,7 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
         best = found if best is None or found.bytes < best.bytes else best
         if best.bytes <= aim:
             return best
-    near = max(1, aim // _NEAR if len(buffers) > _SMALL else 1)
+    near = max(1, aim // _NEAR) if len(buffers) > _SMALL and capacity is None else 1
     assert best is not None
     low, bound = aim, 0
     for step in range(1 if capacity else _STEP_DOWN):

@@ -47,6 +47,10 @@ class Buffers:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def only(self, wanted: npt.NDArray[np.bool_]) -> Self:
+        """Those buffers alone."""
+        return type(self)(self.sizes[wanted], self.born[wanted], self.died[wanted], self.aligned[wanted])
+
     @cached_property
     def profile(self) -> tuple[Numbers, Numbers]:
         """Moments in rising order, deaths before births, and the bytes alive from each on."""

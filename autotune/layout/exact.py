@@ -32,7 +32,9 @@ class Verdict(Enum):
 
 
 def within(buffers: Buffers, capacity: int, work: int) -> Numbers | Verdict:
-    """Offsets of a layout of at most `capacity` bytes. `work`: in steps of about a nanosecond, for each of four searches."""
+    """Offsets of a layout of at most `capacity` bytes, of buffers none of which is empty. `work`: in steps of about a
+    nanosecond, for each of four searches.
+    """
     if buffers.max_live > capacity:
         return Verdict.NONE
     if not len(buffers):

@@ -12,8 +12,8 @@ from math import inf
 from autotune.errors import PlanError
 from autotune.sharing.objects import Life
 
-ALIAS, FREE = "alias", "free"
-"""Kinds of ops with a meaning of their own: an output in its input's memory, and the end of what it reads."""
+ALIAS = "alias"
+"""The kind of ops that make an output in their input's memory."""
 HOST = "cpu"
 
 
@@ -105,49 +105,9 @@ class Net:
             found.append(mine)
         return tuple(found)
 
-    def renamed(self, names: Mapping[str, str]) -> "Net":
-        """The net with other names for some blobs."""
-
-        def new(blobs: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(names.get(blob, blob) for blob in blobs)
-
-        return replace(
-            self,
-            ops=tuple(
-                replace(op, inputs=new(op.inputs), outputs=new(op.outputs), host=new(op.host)) for op in self.ops
-            ),
-        )
-
     def reordered(self, order: Sequence[int]) -> "Net":
         """The net with its ops in another order."""
         return replace(self, ops=tuple(self.ops[number] for number in order))
-
-
-def same(net: Net, other: Net) -> bool:
-    """Whether two nets compute the same, run as they stand: names apart, each op reads what the same ops made.
-
-    What one computes in place the other does too. The caller's own blobs keep their names.
-    """
-    return (
-        len(net.ops) == len(other.ops)
-        and (net.inputs, net.outputs) == (other.inputs, other.outputs)
-        and _wiring(net) == _wiring(other)
-    )
-
-
-def _wiring(net: Net) -> list[object]:
-    made: dict[str, tuple[int, int] | str] = {"": ""}
-    found: list[object] = []
-    for number, op in enumerate(net.ops):
-        read = [made.get(blob, blob) for blob in op.inputs]
-        inplace = [
-            (i, o) for i, blob in enumerate(op.inputs) for o, out in enumerate(op.outputs) if blob and blob == out
-        ]
-        missing = [o for o, out in enumerate(op.outputs) if not out]
-        twice = len({*filter(None, op.outputs)}) + len(missing) < len(op.outputs)
-        found.append((op.kind, op.device, read, inplace, missing, twice))
-        made.update({blob: (number, o) for o, blob in enumerate(op.outputs) if blob})
-    return [*found, [made.get(blob, blob) for blob in net.outputs]]
 
 
 def lives(net: Net, nbytes: Mapping[str, int] | None = None) -> tuple[Life, ...]:

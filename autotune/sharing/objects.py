@@ -1,4 +1,4 @@
-"""Values with known lives in shared objects, each as large as its largest tenant: greedily, by dynamic program, exactly."""
+"""Values with known lives in shared objects, each as large as its largest tenant: greedily, exactly."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
@@ -58,34 +58,6 @@ def greedy(lives: Iterable[Life], static: Collection[str] = ()) -> Objects:
         else:
             objects.append((life,))
     return Objects((*objects, *alone), sum(least_sizes(moving)) + _bytes(alone))
-
-
-def dynamic(lives: Iterable[Life], static: Collection[str] = ()) -> Objects:
-    """memonger's "optimal" one, which it is not always: what it joins a life to was found when all objects were free.
-
-    Takes time exponential in how many live at once.
-    """
-    moving, alone = _split(lives, static)
-    return Objects((*_extend(moving, ()), *alone), sum(least_sizes(moving)) + _bytes(alone))
-
-
-def _extend(lives: Tenants, begun: tuple[Tenants, ...]) -> tuple[Tenants, ...]:
-    """The lives put into objects beside those that are begun: a solution for the first k of them, for growing k.
-
-    The next life joins an object of the last solution in which all were free by then, and the lives that came since are
-    solved anew without that object; or it begins an object of its own.
-    """
-    solved = [begun]
-    for known, life in enumerate(lives):
-        free = (k for k in range(known, -1, -1) if all(_follows(life, tenants) for tenants in solved[k]))
-        since = next(free, 0)
-        joined = [
-            (*_extend(lives[since:known], solved[since][:at] + solved[since][at + 1 :]), (*tenants, life))
-            for at, tenants in enumerate(solved[since])
-            if _follows(life, tenants)
-        ]
-        solved.append(min([*joined, (*solved[-1], (life,))], key=_bytes))
-    return solved[-1]
 
 
 def exact(lives: Iterable[Life], static: Collection[str] = (), states: int = 100_000) -> Objects:

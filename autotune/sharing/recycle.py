@@ -5,11 +5,11 @@ that touched it: Caffe2's memonger hands out tokens where a branch forks, which 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 
-from autotune.sharing.net import FREE, Net, NetOp
+from autotune.sharing.net import Net
 
 PREFIX = "__shared"
 """Names of shared blobs begin with their scope and this. A net that has one is left as it is: it would get the same names
@@ -83,37 +83,6 @@ def recycle_largest_first(
         else:
             buffers.append([blob])
     return _names(buffers)
-
-
-def recycle_in_order(net: Net, static: Collection[str] = ()) -> dict[str, str]:
-    """New names for blobs that share in a net whose ops run one after the other: each takes what was freed last.
-
-    Quick, and blind to sizes and branches: for small nets at inference.
-    """
-    if any(blob.startswith(PREFIX) for blob in net.touched):
-        return {}
-    mine = net.movable - set(static)
-    buffers: dict[str, list[str]] = {}
-    free: list[list[str]] = []
-    for number, op in enumerate(net.ops):
-        touched = [blob for blob in op.touches if blob in mine]
-        for blob in touched:
-            if blob not in buffers:
-                buffers[blob] = free.pop() if free else []
-                buffers[blob].append(blob)
-        free += [buffers[blob] for blob in touched if net.touched[blob][-1] == number]
-    return _names({id(tenants): tenants for tenants in buffers.values()}.values())
-
-
-def released(net: Net, keep: Collection[str] = ()) -> Net:
-    """The net with an op behind the last reader of each blob of its own that frees it, unless it is to be kept."""
-    read = {blob for op in net.ops for blob in op.inputs}
-    ops: list[NetOp] = []
-    for number, op in enumerate(net.ops):
-        ops.append(op)
-        over = (blob for blob in op.touches if net.touched[blob][-1] == number)
-        ops += [NetOp(FREE, (blob,), ()) for blob in over if blob in (net.movable & read) - set(keep)]
-    return replace(net, ops=tuple(ops))
 
 
 def _depth_first(net: Net) -> Iterator[int]:

@@ -47,7 +47,8 @@ if first.walk.graph.digest != second.walk.graph.digest:
 if first.device != second.device:
     st.warning(f"Measured on different devices: {first.device} and {second.device}.")
 st.subheader("Memory over one step")
-st.altair_chart(pictures.timelines(pairs.timelines(first, second), second.budget_bytes), width="stretch")
+drawn = pictures.timelines(pairs.timelines(first, second), pairs.budgets(first, second))
+st.altair_chart(drawn, width="stretch")
 st.subheader("Figures")
 page.table(("", "first", "second", "second beside first"), pairs.figures(first, second))
 st.subheader("Decisions")

@@ -117,6 +117,7 @@ class Bench:
                     except Failed as failure:
                         found["failed"][name] = reason(failure)
                         children.pop(name).end()
+                        found["charged"].pop(name, None)  # of the whole process: its floor is not told any more
                         continue
                     found["blocks"].append({"round": number, "variant": name, "seconds": block["seconds"]})
                     found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])

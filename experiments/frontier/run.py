@@ -108,14 +108,19 @@ class Frontier:
         eager = self.record["peers"]["eager"]["step_peak_bytes"]
         return thinned([*seen, *(int(share * eager) for share in SHARES)], eager)
 
+    @property
+    def lowest_bytes(self) -> int:
+        """Peak of our lowest plan; 0 where none ran."""
+        lowest: int = self.record["ours"].get("lowest", {}).get("step_peak_bytes", 0)
+        return lowest
+
     def plan(self) -> None:
         """Ours at every wanted budget that it can keep, and its lowest."""
         made = self.record["ours"]
         known = [one["budget_bytes"] for one in made.values() if "budget_bytes" in one]
         todo = [b for b in self.wanted() if not any(b / (1 + MERGED) <= k <= b for k in known)]
-        if "lowest" in made:
-            # what a budget got that cannot be kept is the lowest
-            todo = [budget for budget in todo if budget > made["lowest"]["step_peak_bytes"]]
+        # what a budget got that cannot be kept is the lowest
+        todo = [budget for budget in todo if budget > self.lowest_bytes]
         if not todo and "lowest" in made and "traced" in made:
             return
         with Ours(self.bench, self.options.planning) as ours:
@@ -127,7 +132,7 @@ class Frontier:
             for budget in [*([0] if "lowest" not in made else []), *todo]:
                 if self.spent > PLANS_SHARE and made:
                     break
-                if "lowest" in made and budget <= made["lowest"]["step_peak_bytes"]:
+                if 0 < budget <= self.lowest_bytes:
                     continue
                 name = f"ours {budget / 2**20:.3f} MiB" if budget else "lowest"
                 try:

@@ -110,9 +110,10 @@ def points(model: str, record: dict[str, Any]) -> list[Point]:
 def matches(found: list[Point], measure: Measure) -> list[Match]:
     """Ours against every counted peer, eager among them."""
     made = []
-    ours = [point for point in found if point.kind == "ours" and point.counted]
-    for peer in found:
-        if peer.kind == "ours" or not peer.counted:
+    seen = [point for point in found if point.counted and (measure == "peak" or point.charged_bytes is not None)]
+    ours = [point for point in seen if point.kind == "ours"]
+    for peer in seen:
+        if peer.kind == "ours":
             continue
         limit = _bytes(peer, measure) * SLACK
         best = min((p for p in ours if _bytes(p, measure) <= limit), key=lambda p: p.ratio or 0.0, default=None)

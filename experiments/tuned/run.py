@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.measurement import Measurement
+from autotune.records import from_json
+
 HERE = Path(__file__).parent
 RUNS: dict[str, tuple[str, list[str]]] = {
     "resnet18": ("resnet18", []),
@@ -103,12 +106,9 @@ def trials(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def ratio(seen: dict[str, Any]) -> float | None:
-    """Median step over the median of eager's steps beside it."""
-    both = [sorted(seen[side]) for side in ("step_seconds", "baseline_seconds")]
-    if not all(both):
-        return None
-    ours, eager = (samples[len(samples) // 2] for samples in both)
-    return round(ours / eager, 4)
+    """The tool's own: the median step over eager's of the same turn."""
+    found = from_json(Measurement, seen, where="measurement").time_ratio
+    return None if found is None else round(found, 4)
 
 
 def summed(document: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:

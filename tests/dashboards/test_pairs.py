@@ -1,12 +1,13 @@
 """Two plans beside each other, on a graph whose bytes can be counted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import ConfigError
 from autotune.run_dir import Records
-from dashboards.pairs import Side, alive, choices, decisions, figures, side, timelines
+from dashboards.pairs import Side, alive, budgets, choices, decisions, figures, side, timelines
 from tests.dashboards import made
 
 
@@ -36,6 +37,14 @@ def test_both_timelines_stand_on_one_axis_and_reach_their_peaks(both: tuple[Side
         assert max(row[2] for row in mine) == one.walk.peak_bytes / 2**20
         assert mine[0][1] == 0.0
         assert mine[-1][1] == pytest.approx(1e3 * one.walk.seconds)
+
+
+def test_budgets_are_named_where_they_differ_and_one_where_they_do_not(both: tuple[Side, Side]) -> None:
+    first, second = (replace(one, budget_bytes=4096) for one in both)
+    assert budgets(first, second) == [("budget", 4096)]
+    assert budgets(first, replace(second, budget_bytes=8192)) == [("first budget", 4096), ("second budget", 8192)]
+    assert budgets(first, replace(second, budget_bytes=None)) == [("first budget", 4096)]
+    assert budgets(replace(first, budget_bytes=None), replace(second, budget_bytes=None)) == []
 
 
 def test_differences_at_the_peak_add_up_to_that_of_the_peaks(both: tuple[Side, Side]) -> None:

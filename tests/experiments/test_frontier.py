@@ -1,15 +1,21 @@
 """What the benchmark of peers says of its numbers, and that its peers train what eager trains."""
 
+import argparse
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from autotune.errors import ConfigError
+from autotune.harness.messages import Failed
+from autotune.measurement import Outcome
+from autotune.plan import Plan
 from autotune.zoo import ZOO
 from tests.experiments.scripts import script
+from tests.graphs import training_chain
 from tests.zoo.tiny import TINY
 
 summary = script("frontier/summary.py")
@@ -120,6 +126,81 @@ def test_eager_has_a_turn_before_and_after_every_two():
     assert sorted(turns) == sorted([*"abcde", *["eager"] * 4])
     assert [at for at, name in enumerate(turns) if name == "eager"] == [0, 3, 6, 8]
     assert bench._turns(list("abcde"), 1) != turns
+
+
+def test_bytes_are_compared_where_they_are_known():
+    peer, ours = point("checkpoint", "peer", 600, 1.25), point("a", "ours", 500, 1.0)
+    for found in ([replace(peer, charged_bytes=None), ours], [peer, replace(ours, charged_bytes=None)]):
+        assert [match.ours for match in summary.matches([EAGER, *found], "peak")] == ["a", "a"]
+        assert len(summary.matches([EAGER, *found], "charged")) == 1 + (found[0].charged_bytes is not None)
+    assert {match.ours for match in summary.matches([EAGER, *found], "charged")} == {""}
+
+
+class Scripted:
+    """A child that answers so many questions for a block and dies at the next."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        if request["do"] == "block":
+            self.blocks -= 1
+        if self.blocks < 0:
+            raise Failed(Outcome.CRASHED, "gone")
+        return {"seconds": [1.0], "charged_bytes": 100, "floor_bytes": 40}
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    blocks = {"eager": 99, "checkpoint": 99, "selective": 2}
+    monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, return_memory: Scripted(blocks[peer]))
+    how = {"rounds": 3, "least_rounds": 3, "seconds": 60.0, "limit": 1.0}
+    found = bench.Bench("net", "net", {}, tmp_path).in_turns(dict.fromkeys(blocks), how)
+    assert found["charged"] == {"eager": 60, "checkpoint": 60}
+    assert list(found["failed"]) == ["selective"]
+    assert [block["round"] for block in found["blocks"] if block["variant"] == "selective"] == [0]
+
+
+def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[int] = []
+
+    class Ours:
+        def __init__(self, *_: object) -> None:
+            self.graph = training_chain(2)
+
+        def __enter__(self) -> "Ours":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def graph_summary(self) -> dict[str, Any]:
+            return {}
+
+        def peak(self, plan: Plan) -> dict[str, Any]:
+            return {"step_peak_bytes": 2**30}
+
+        def fit(self, name: str, budget: int) -> tuple[Plan, dict[str, Any]]:
+            asked.append(budget)
+            if not budget:
+                raise Failed(Outcome.CRASHED, "gone")
+            return Plan.traced(self.graph), {"budget_bytes": budget, "step_peak_bytes": budget}
+
+    monkeypatch.setattr(run, "Ours", Ours)
+    options = argparse.Namespace(tiny=False, again=[], time=900.0, planning=1.0)
+    frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
+    frontier.record["peers"]["eager"] = {"step_peak_bytes": 2**30}
+    frontier.plan()
+    assert asked == [0, *frontier.wanted()]
+    assert "failed" in frontier.record["ours"]["lowest"]
+    frontier.plan()
+    assert asked == [0, *frontier.wanted()]
 
 
 def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():

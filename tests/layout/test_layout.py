@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.layout import Buffers, check_layout, lay_out
+from autotune.layout import _SMALL, Buffers, check_layout, ejection, lay_out
 from autotune.layout.buffers import WIDE, WIDE_ALIGNMENT
 
 FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
@@ -135,6 +135,29 @@ def test_a_training_steps_layout_wastes_less_than_one_part_in_300(seed):
     lives = training_step(random.Random(seed), 60)
     sizes, born, died = zip(*lives, strict=True)
     assert pack(sizes, born, died, alignment=1)[1] <= max_live(sizes, born, died) * 1.003
+
+
+SEVEN = ((4, 5, 10), (7, 1, 3), (11, 0, 5), (3, 1, 3), (10, 1, 7), (8, 5, 9), (8, 4, 9))
+"""They fit 31 bytes, which the greedy layouts miss."""
+
+
+def test_a_capacity_is_searched_for_to_the_end_however_many_buffers_there_are():
+    """The greedy layouts lie within a thousandth of it."""
+    lives = [(size, born + at, died + at) for at in range(0, 600, 10) for size, born, died in SEVEN]
+    problem = Buffers.of(*zip((2000, 0, 600), *lives, strict=True), alignment=1)
+    assert len(problem) > _SMALL
+    found = lay_out(problem, 2031)
+    check_layout(problem, found)
+    assert found.bytes == 2031
+
+
+@pytest.mark.parametrize("empty", [(), ((0, 3, 5),), ((0, 0, 9), (0, 4, 5))])
+def test_empty_buffers_take_nothing_and_prove_nothing(empty, monkeypatch):
+    monkeypatch.setattr(ejection, "within", lambda *_: None)  # which would find it, and proves nothing of others
+    problem = Buffers.of(*zip(*empty, *SEVEN, strict=True), alignment=1)
+    found = lay_out(problem, 31)
+    check_layout(problem, found)
+    assert (found.bytes, found.bound) == (31, 0)
 
 
 def training_step(draw, layers):

@@ -3,6 +3,7 @@
 import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from hypothesis import strategies as st
@@ -84,6 +85,43 @@ class Toy:
         return Net(tuple(self.ops), tuple(self.inputs), (*outputs, *self.weight_gradients))
 
 
+def renamed(net: Net, names: Mapping[str, str]) -> Net:
+    """The net with other names for some blobs."""
+
+    def new(blobs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(blob, blob) for blob in blobs)
+
+    ops = (replace(op, inputs=new(op.inputs), outputs=new(op.outputs), host=new(op.host)) for op in net.ops)
+    return replace(net, ops=tuple(ops))
+
+
+def same(net: Net, other: Net) -> bool:
+    """Whether two nets compute the same, run as they stand: names apart, each op reads what the same ops made.
+
+    What one computes in place the other does too. The caller's own blobs keep their names.
+    """
+    return (
+        len(net.ops) == len(other.ops)
+        and (net.inputs, net.outputs) == (other.inputs, other.outputs)
+        and _wiring(net) == _wiring(other)
+    )
+
+
+def _wiring(net: Net) -> list[object]:
+    made: dict[str, tuple[int, int] | str] = {"": ""}
+    found: list[object] = []
+    for number, op in enumerate(net.ops):
+        read = [made.get(blob, blob) for blob in op.inputs]
+        inplace = [
+            (i, o) for i, blob in enumerate(op.inputs) for o, out in enumerate(op.outputs) if blob and blob == out
+        ]
+        missing = [o for o, out in enumerate(op.outputs) if not out]
+        twice = len({*filter(None, op.outputs)}) + len(missing) < len(op.outputs)
+        found.append((op.kind, op.device, read, inplace, missing, twice))
+        made.update({blob: (number, o) for o, blob in enumerate(op.outputs) if blob})
+    return [*found, [made.get(blob, blob) for blob in net.outputs]]
+
+
 def run(net: Net, order: Sequence[int] | None = None) -> tuple[list[list[int]], list[int]]:
     """What each op made when it ran, and what the net's outputs hold at the end; ops run in `order`."""
     held = {name: _mix("input", name) for name in net.inputs}
@@ -155,4 +193,4 @@ def nets(most_ops: int) -> st.SearchStrategy[Net]:
 
 def blobs(net: Net, names: Mapping[str, str] | None = None) -> set[str]:
     """What its ops read and write, once some are renamed."""
-    return set(net.renamed(names or {}).touched)
+    return set(renamed(net, names or {}).touched)

@@ -12,12 +12,12 @@ from autotune.graph import Phase, Role, TrainGraph
 from autotune.plan import InPlace, Plan, Swap
 from autotune.planners.inplace.greedy import Greedy
 from autotune.sharing.gradients import blob_bytes, gradients, made_forward, net_of, share
-from autotune.sharing.net import lives, same
+from autotune.sharing.net import lives
 from autotune.sharing.objects import exact
 from autotune.simulate import peak_bytes
 from autotune.zoo import ZOO
 from tests.graphs import Builder, chain, graphs, random_order, training_chain
-from tests.sharing.nets import run, some_order
+from tests.sharing.nets import renamed, run, same, some_order
 from tests.zoo.tiny import TINY
 
 
@@ -92,7 +92,7 @@ def test_in_any_order_that_a_graph_allows_shared_buffers_hold_what_they_held(gra
         net, blobs = net_of(graph, given_plan)
         for activations in (False, True):
             found = share(graph, given_plan, activations=activations)
-            shared = net.renamed({blobs[value]: name for value, name in found.buffers.items()})
+            shared = renamed(net, {blobs[value]: name for value, name in found.buffers.items()})
             assert same(net, shared)
             expected = run(net)
             assert all(run(shared, some_order(net, rng)) == expected for _ in range(5))
@@ -154,7 +154,7 @@ def test_a_captured_step_shares_and_every_op_reads_what_the_same_ops_made(factor
         alone, both = share(graph, given_plan), share(graph, given_plan, activations=True)
         assert both.shared_bytes < alone.shared_bytes < alone.unshared_bytes
         for found in (alone, both):
-            shared = net.renamed({blobs[value]: name for value, name in found.buffers.items()})
+            shared = renamed(net, {blobs[value]: name for value, name in found.buffers.items()})
             assert same(net, shared)
             order = some_order(net, random.Random(0))
             assert run(shared, order) == run(net)

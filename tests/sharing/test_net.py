@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 
 from autotune.errors import PlanError
-from autotune.sharing.net import ALIAS, Net, NetOp, held_bytes, lives, same
+from autotune.sharing.net import ALIAS, Net, NetOp, held_bytes, lives
 from autotune.sharing.objects import Life
-from tests.sharing.nets import nets, run
+from tests.sharing.nets import nets, renamed, run, same
 
 
 def ops(*told: str) -> tuple[NetOp, ...]:
@@ -78,7 +78,7 @@ def test_nets_that_differ_in_what_ops_do_or_read_are_not_the_same(one, other):
 def test_nets_that_are_the_same_compute_the_same(one, other):
     if same(one, other):
         assert run(one) == run(other)
-    assert same(one, one.renamed({name: f"new {name}" for name in one.movable}))
+    assert same(one, renamed(one, {name: f"new {name}" for name in one.movable}))
 
 
 def test_a_blob_lives_until_it_is_last_read_or_written():
@@ -105,8 +105,7 @@ def test_the_callers_blobs_and_those_with_two_names_stay_where_they_are():
 def test_a_blob_lies_where_it_is_first_written_and_an_op_may_put_one_on_the_host():
     told = Net((NetOp("concat", ("x",), ("y", "sizes"), "gpu", ("sizes",)), NetOp("op", ("y",), ("y",), "cpu")), ("x",))
     assert told.device == {"y": "gpu", "sizes": "cpu"}
-    renamed = told.renamed({"sizes": "s"})
-    assert renamed.device == {"y": "gpu", "s": "cpu"}
+    assert renamed(told, {"sizes": "s"}).device == {"y": "gpu", "s": "cpu"}
 
 
 def test_of_blobs_that_share_the_largest_counts():

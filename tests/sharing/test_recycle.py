@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.sharing.net import ALIAS, FREE, Net, NetOp, held_bytes, same
-from autotune.sharing.recycle import PREFIX, recycle, recycle_in_order, recycle_largest_first, released
-from tests.sharing.nets import Toy, all_orders, blobs, nets, random_bytes, run, some_order
+from autotune.sharing.net import Net, NetOp, held_bytes
+from autotune.sharing.recycle import PREFIX, recycle, recycle_largest_first
+from tests.sharing.nets import Toy, all_orders, blobs, nets, random_bytes, renamed, run, same, some_order
 from tests.sharing.test_net import net
 
 rngs = st.randoms(use_true_random=False)
@@ -16,7 +16,7 @@ rngs = st.randoms(use_true_random=False)
 
 def shared_right(told: Net, names: dict[str, str], orders: int = 20) -> Net:
     """The net with shared blobs, after it was run in many orders that its branches allow before they shared."""
-    found = told.renamed(names)
+    found = renamed(told, names)
     assert same(told, found)
     assert names.keys() <= told.movable
     made, outputs = run(told)
@@ -39,7 +39,7 @@ def training(toy: Toy, *losses: str) -> Net:
 def test_in_every_order_of_a_small_net_every_op_makes_what_it_made_before(told, rng):
     nbytes = random_bytes(told, rng)
     found = [recycle(told), recycle(told, nbytes=nbytes), recycle_largest_first(told, nbytes)]
-    shared = [told.renamed(names) for names in found]
+    shared = [renamed(told, names) for names in found]
     expected = run(told)
     for order in all_orders(told):
         assert all(run(one, order) == expected for one in shared)
@@ -67,21 +67,13 @@ def test_a_blob_is_shared_on_one_device_alone(told):
 
 
 @given(nets(25))
-def test_run_in_a_row_a_net_may_share_what_was_freed_last(told):
-    one_device = Net(tuple(NetOp(op.kind, op.inputs, op.outputs) for op in told.ops), told.inputs, told.outputs)
-    found = one_device.renamed(recycle_in_order(one_device))
-    assert same(one_device, found)
-    assert run(found) == run(one_device)
-
-
-@given(nets(25))
 def test_a_net_that_shares_already_is_left_as_it_is(told):
     nbytes = dict.fromkeys((*told.inputs, *told.touched), 1)
-    for names in (recycle(told), recycle_in_order(told), recycle_largest_first(told, nbytes)):
-        found = told.renamed(names)
+    for names in (recycle(told), recycle_largest_first(told, nbytes)):
+        found = renamed(told, names)
         again = dict.fromkeys((*found.inputs, *found.touched), 1)
         if names:
-            assert recycle(found) == recycle_in_order(found) == recycle_largest_first(found, again) == {}
+            assert recycle(found) == recycle_largest_first(found, again) == {}
 
 
 # --- gradients: memonger's own nets
@@ -151,18 +143,6 @@ def test_an_lstm_of_two_layers_and_five_steps_shares_gradients_and_activations()
     gradients = shared_right(told, recycle(told, toy.gradients))
     found = shared_right(told, recycle(told, {*toy.gradients, *toy.activations}))
     assert len(blobs(found)) < len(blobs(gradients)) < len(blobs(told))
-
-
-def test_run_in_a_row_an_lstm_needs_the_same_blobs_for_any_steps_and_more_where_its_lower_layer_may_run_ahead():
-    def counted(steps: int) -> tuple[int, int]:
-        toy = lstm(steps)
-        told = Net(tuple(toy.ops), tuple(toy.inputs), (f"h1.{steps}",))
-        return len(blobs(told, recycle_in_order(told)) - {*told.inputs}), len(
-            blobs(told, recycle(told)) - {*told.inputs}
-        )
-
-    (five, five_ahead), (nine, nine_ahead) = counted(5), counted(9)
-    assert five == nine <= five_ahead < nine_ahead
 
 
 # --- inference: trees, branches and joins
@@ -240,43 +220,14 @@ def test_the_largest_first_spares_what_a_small_blob_in_a_large_buffer_costs():
     assert recycle_largest_first(told, nbytes) == {"big": PREFIX + "0", "large": PREFIX + "0"}
 
 
-# --- simple nets
-
-
-def test_a_simple_net_run_in_a_row_needs_fewer_blobs():
-    toy = Toy("data", "label")
-    loss = toy.loss(toy.fc(toy.relu(toy.chain("data", "fc1", "fc2")), "fc3"))
-    told = toy.net(loss)
-    found = told.renamed(recycle_in_order(told))
-    assert len(blobs(found)) < len(blobs(told))
-    assert same(told, found)
-    assert run(found) == run(told)
-
-
 def test_no_op_lists_one_output_twice_where_a_value_is_summed_with_itself():
     toy = Toy("data")
     pair = toy.fc("data", "a"), toy.fc("data", "b")
     sums = [toy.add(one, other, name=f"sum{i}{j}") for i, one in enumerate(pair) for j, other in enumerate(pair)]
     joined = toy.op("concat", sums, ["joined", "sizes"], host=["sizes"])
     told = toy.net(toy.relu(joined, "out"))
-    for names in (recycle_in_order(told), recycle(told)):
-        found = told.renamed(names)
-        assert all(len({*filter(None, op.outputs)}) == len([*filter(None, op.outputs)]) for op in found.ops)
-        assert same(told, found)
-        assert run(found) == run(told)
-
-
-def test_what_was_freed_last_is_taken_first():
-    told = net("x -> a", "a -> b", "b -> c d", "c d -> e", "e -> y", outputs=("y",))
-    names = recycle_in_order(told)
-    assert names["c"] == names["a"]
-    assert names["e"] == names["b"]
-
-
-def test_static_blobs_are_left_alone_in_a_row():
-    told = net("x -> a", "a -> b", "b -> c", "c -> d", "d -> y", outputs=("y",))
-    assert set(recycle_in_order(told)) == {"a", "b", "c", "d"}
-    assert set(recycle_in_order(told, static={"a"})) == {"b", "d"}
+    found = shared_right(told, recycle(told))
+    assert all(len({*filter(None, op.outputs)}) == len([*filter(None, op.outputs)]) for op in found.ops)
 
 
 # --- what went wrong in memonger once
@@ -335,8 +286,8 @@ def test_names_begin_with_the_scope_and_an_empty_scope_takes_all():
     first = recycle(told, scope="gpu_0/")
     assert {*map(str, first)} == {f"gpu_0/{i}" for i in range(1, 5)}
     assert all(name.startswith("gpu_0/" + PREFIX) for name in first.values())
-    second = recycle(told.renamed(first), scope="gpu_1/")
-    assert len(blobs(told.renamed(first), second)) == len(blobs(told, recycle(told))) == 8
+    second = recycle(renamed(told, first), scope="gpu_1/")
+    assert len(blobs(renamed(told, first), second)) == len(blobs(told, recycle(told))) == 8
     assert set(recycle(told)) == {*first, *second}
 
 
@@ -353,39 +304,9 @@ def test_a_list_of_lengths_on_the_host_takes_no_buffer_of_the_gpu():
 def test_a_mask_that_does_not_exist_is_neither_shared_nor_made():
     dropouts = [NetOp("dropout", (f"a{i}",), (f"a{i + 1}", "")) for i in range(5)]
     told = Net((*net("x -> a0").ops, *dropouts), ("x",), ("a5",))
-    for names in (recycle(told), recycle_in_order(told), recycle_largest_first(told, dict.fromkeys(told.touched, 1))):
+    for names in (recycle(told), recycle_largest_first(told, dict.fromkeys(told.touched, 1))):
         assert "" not in names
-        found = told.renamed(names)
+        found = renamed(told, names)
         assert [op.outputs[1] for op in found.ops[1:]] == [""] * 5
         assert len(blobs(found)) < len(blobs(told))
         assert run(found) == run(told)
-    assert "" not in blobs(released(told))
-
-
-# --- release
-
-
-def test_blobs_are_freed_once_and_behind_their_last_reader():
-    told = Net(
-        (
-            *net("data -> x", "x -> y z", "y -> u", inputs=("data",)).ops,
-            NetOp(ALIAS, ("u",), ("view",)),
-            *net("view z -> out", inputs=("view", "z")).ops,
-        ),
-        ("data",),
-        ("out",),
-    )
-    found = released(told)
-    freed = [op.inputs[0] for op in found.ops if op.kind == FREE]
-    assert sorted(freed) == ["x", "y", "z"]
-    gone: set[str] = set()
-    for op in found.ops:
-        assert gone.isdisjoint(op.inputs)
-        gone |= set(op.inputs) if op.kind == FREE else set()
-    assert [op for op in found.ops if op.kind != FREE] == list(told.ops)
-
-
-def test_what_is_to_be_kept_is_not_freed():
-    told = net("x -> a", "a -> b", "b -> y", outputs=("y",))
-    freed = [op.inputs for op in released(told, keep={"a"}).ops if op.kind == FREE]
-    assert freed == [("b",)]

@@ -1,0 +1,16 @@
+"""What is told of tuned steps is what the tool itself tells."""
+
+from autotune.measurement import Measurement, Outcome
+from autotune.records import to_json
+from tests.experiments.scripts import script
+
+run = script("tuned/run.py")
+
+
+def test_a_ratio_is_the_tools_own_also_where_the_machine_changed_its_pace_in_between() -> None:
+    seen = Measurement(Outcome.OK, step_seconds=(1.1, 1.1, 2.2, 2.2), baseline_seconds=(1.0, 1.0, 1.0, 2.0))
+    assert run.ratio(to_json(seen)) == seen.time_ratio == 1.1
+
+
+def test_a_plan_without_eager_beside_it_has_no_ratio() -> None:
+    assert run.ratio(to_json(Measurement(Outcome.OK, step_seconds=(1.0,)))) is None
