@@ -43,7 +43,7 @@ class Executor:
         self._room = Room(arena, away_at_fullest(program.graph, schedule)) if lends and arena is not None else None
         self._engine = None
         if store is not None:
-            self._engine = Engine(store, own, len(program.graph.values), self._room and self._room.make)
+            self._engine = Engine(store, own, len(program.graph.values), self._room.make if self._room else None)
         self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)

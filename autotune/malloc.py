@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 RETURNED_BYTES = 64 * 2**10
 """What is smaller shares its pages with others, and they stay."""
 _AT_ONCE = RETURNED_BYTES, RETURNED_BYTES
@@ -34,17 +34,6 @@ def returning(wanted: bool = True) -> Iterator[None]:
             _set(*_LONG_LIVED)
 
 
-@contextmanager
-def keeping() -> Iterator[None]:
-    """Meanwhile nothing goes back, so that memory is faulted in once, as an arena's is; afterwards as in `returning`."""
-    _set(2**31 - 1, _LONG_LIVED[1], mappings=0)
-    try:
-        yield
-    finally:
-        _set(*(_AT_ONCE if _always else _LONG_LIVED))
-        trim()
-
-
 def trim() -> None:
     """Give back what is kept."""
     libc = ctypes.CDLL(None)
@@ -52,9 +41,8 @@ def trim() -> None:
         libc.malloc_trim(0)
 
 
-def _set(trim_threshold: int, mmap_threshold: int, mappings: int = 65536) -> None:
+def _set(trim_threshold: int, mmap_threshold: int) -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, trim_threshold)
         libc.mallopt(_M_MMAP_THRESHOLD, mmap_threshold)
-        libc.mallopt(_M_MMAP_MAX, mappings)  # 65536 as glibc comes

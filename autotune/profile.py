@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from autotune import malloc
 from autotune.costs import Costs
 from autotune.graph import Op
 from autotune.program import Meta, Program, Read, View
@@ -42,7 +41,7 @@ class OpCost:
 def profile(program: Program, *, cache: Path | None = None) -> Costs:
     """Costs of every op, without stores. `cache` is a JSON file of earlier measurements, by device and signature."""
     ops = program.graph.ops
-    key = f"{torch.__version__} kept memory {program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
+    key = f"{torch.__version__} {program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
     known = _read_cache(cache, key)
     if _is_stale(program, known):
         known = {}
@@ -84,8 +83,7 @@ def _seconds_of(program: Program, ops: list[Op], rounds: int) -> dict[str, list[
     """By signature, a sample from every round; the last rounds are left out where they take too long."""
     samples: dict[str, list[float]] = {op.signature: [] for op in ops}
     begin = time.perf_counter()
-    # an arena's memory has its pages: with those of fresh memory MobileNetV2's ops took 1.9 times as long as in a step
-    with _undisturbed(program), malloc.keeping():
+    with _undisturbed(program):
         for done in range(rounds):
             if done >= 2 and time.perf_counter() - begin > PATIENCE_SECONDS:
                 break

@@ -100,14 +100,24 @@ def test_what_is_simulated_runs_beside_the_rest_and_what_is_measured_afterwards_
             f"    print({name!r} + ' '.join(['', *sys.argv[1:]]), begun, time.monotonic_ns(), sep=',', file=file)\n"
         )
     assert called("--all", "--experiments", str(folder.parent)) == 0
-    ran = {name: (int(begun), int(ended)) for name, begun, ended in (line.split(",") for line in times.read_text().splitlines())}
+    ran = {
+        name: (int(begun), int(ended))
+        for name, begun, ended in (line.split(",") for line in times.read_text().splitlines())
+    }
     assert set(ran) == {"net", "both --parts simulated", "both --parts measured", "timed"}
     simulated = [ran.pop("net"), ran.pop("both --parts simulated")]
     first, second = sorted(ran.values())
     assert max(ended for _, ended in simulated) <= first[0]
     assert first[1] <= second[0]
     out, err = capfd.readouterr()
-    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "both", "both", "net", "timed", "4:"]
+    assert [line.split()[0] for line in out.splitlines() if line] == [
+        "experiment",
+        "both",
+        "both",
+        "net",
+        "timed",
+        "4:",
+    ]
     assert err.count("both: took") == 1
 
 

@@ -98,7 +98,9 @@ def points(name: str, device: str, *, tiny: bool) -> Iterator[Point]:
         eager = bench.peer("eager", SECONDS)["step_peak_bytes"]
         bench.eager_results(SECONDS)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            peers = dict(zip(SETTINGS, pool.map(lambda setting: bench.peer(str(setting), SECONDS), SETTINGS), strict=True))
+            peers = dict(
+                zip(SETTINGS, pool.map(lambda setting: bench.peer(str(setting), SECONDS), SETTINGS), strict=True)
+            )
             charged = dict(zip(CHARGED, pool.map(lambda setting: bench.charged(str(setting)), CHARGED), strict=True))
         with Ours(bench, 0.0) as ours:
             static = ours.graph.static_bytes
