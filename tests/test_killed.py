@@ -82,6 +82,7 @@ for point in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_of_every_record_no_finished_trial_is_lost_or_run_again(tmp_path: Path):
     """One driver forks a session for each kill, so that what sessions import is imported once."""
     command = [sys.executable, "-c", DRIVER, str(tmp_path), *POINTS * 6, "none"]

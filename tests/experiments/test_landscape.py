@@ -23,31 +23,37 @@ NONE = pytest.param(
 
 
 @pytest.fixture(scope="module", params=[pytest.param(path, id=path.stem) for path in RECORDED] or [NONE])
-def searched(request: pytest.FixtureRequest) -> tuple[Path, Landscape, list[Replayed]]:
-    """A landscape, and searches of it as `tune` makes them."""
-    known = read(request.param)
-    return request.param, known, [replay(known, "auto", seed, 60) for seed in range(SEEDS)]
+def recorded(request: pytest.FixtureRequest) -> tuple[Path, Landscape]:
+    return request.param, read(request.param)
 
 
-def test_within_2_percent_of_the_best_known_after_25_measured_trials(searched):
-    for one in searched[2]:
+@pytest.fixture(scope="module")
+def searches(recorded: tuple[Path, Landscape]) -> list[Replayed]:
+    """As `tune` makes them."""
+    return [replay(recorded[1], "auto", seed, 60) for seed in range(SEEDS)]
+
+
+@pytest.mark.slow
+def test_within_2_percent_of_the_best_known_after_25_measured_trials(searches):
+    for one in searches:
         assert one.found[:25][-1] <= NEAR
 
 
-def test_of_60_trials_at_most_3_are_lost_to_memory(searched):
-    for one in searched[2]:
+@pytest.mark.slow
+def test_of_60_trials_at_most_3_are_lost_to_memory(searches):
+    for one in searches:
         assert one.lost[-1] <= LOST
 
 
-def test_a_landscape_holds_enough_plans_to_lose_the_way_in(searched):
-    known = searched[1]
+def test_a_landscape_holds_enough_plans_to_lose_the_way_in(recorded):
+    known = recorded[1]
     plans = {point.plan: worth for point in known.points if (worth := known.worth(point)) is not None}
     assert len(plans) >= 30
     assert sorted(plans.values())[len(plans) // 2] > (1 + NEAR) * known.known_best
 
 
-def test_what_nobody_measured_says_so_in_its_name_and_in_its_source(searched):
-    path, known, _ = searched
+def test_what_nobody_measured_says_so_in_its_name_and_in_its_source(recorded):
+    path, known = recorded
     meters = {point.measurement.meter for point in known.points if point.measurement.meter}
     if path.stem.endswith("-simulated"):
         assert known.source.startswith("simulated")

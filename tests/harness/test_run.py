@@ -125,8 +125,11 @@ def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "work.py").write_text("from nets import wide\n")
     monkeypatch.chdir(tmp_path)
-    with Harness(WorkloadRef("train/work.py:wide", {}), log_dir=tmp_path / "logs", samples=2) as runner:
-        assert runner.prepare().graph.ops
+    child = Child.start(Spec("train/work.py:wide", {}, str(tmp_path)), tmp_path / "log")
+    try:
+        assert child.ask({"do": "batch_size"}, 60.0) == {"batch": 1 << 17}
+    finally:
+        child.end()
 
 
 @pytest.mark.slow
