@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.claims import Claim, read, write
+from autotune.claims import Claim, experiments, read, write
 from autotune.plan import Plan
 from autotune.simulate import peak_bytes
 from tests.experiments.scripts import EXPERIMENTS, script
@@ -47,6 +47,22 @@ def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
     committed = [claim for claim in read(EXPERIMENTS / name) if claim.kind != "measured"]
     assert len(read(tmp_path)) == len(committed)
     same(read(tmp_path), committed)
+
+
+BOTH = [
+    name
+    for name, folder in experiments(EXPERIMENTS).items()
+    if len({one.kind == "measured" for one in read(folder)}) > 1
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOTH)
+def test_an_experiment_of_both_makes_what_is_simulated_or_measured_alone(name: str):
+    done = subprocess.run(
+        [sys.executable, str(EXPERIMENTS / name / "run.py"), "--help"], check=True, capture_output=True, text=True
+    )
+    assert "--parts [{simulated,measured}" in " ".join(done.stdout.split())
 
 
 def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
