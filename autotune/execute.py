@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from autotune import malloc
 from autotune.arena import Arena
 from autotune.engine import Engine, Store, slot
 from autotune.errors import PlanError
-from autotune.graph import Role, TrainGraph
+from autotune.graph import Role
 from autotune.inplace import overwriting
 from autotune.measurement import Lanes
 from autotune.program import Call, Program, Read, View, reads
@@ -39,11 +38,10 @@ class Executor:
         self.schedule = schedule
         self._arena = arena
         own = {} if store is None else own_tensors(program, schedule)
-        lends = own and arena is not None and arena.works and program.device.type == "cpu"
-        self._room = Room(arena, away_at_fullest(program.graph, schedule)) if lends and arena is not None else None
-        self._engine = None
-        if store is not None:
-            self._engine = Engine(store, own, len(program.graph.values), self._room.make if self._room else None)
+        # the user's own memory is malloc's, not the arena's: while one of them has it the other must not hold it too
+        self._returning = arena if own and arena is not None and arena.works and program.device.type == "cpu" else None
+        room = self._returning.trim if self._returning else None
+        self._engine = None if store is None else Engine(store, own, len(program.graph.values), room)
         self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)
@@ -59,13 +57,13 @@ class Executor:
         """Run the step; what it returns has the structure that the workload's loss function returned."""
         with (
             torch.no_grad(),
-            malloc.returning(self._room is not None),
+            malloc.returning(self._returning is not None),
             self._arena.step() if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
             results = self._step(self.tangent, *batch)
-        if self._room is not None:
-            self._room.end()
+        if self._returning is not None:
+            self._returning.rest()
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
     def use(self, store: Store) -> None:
@@ -92,50 +90,6 @@ class Executor:
     def problem(self) -> str:
         """Why something of the last step stayed in memory that was to leave; empty if nothing did."""
         return self._engine.problem if self._engine else ""
-
-
-@dataclass
-class Room:
-    """What an arena gives back so that the user's own, which is malloc's, finds room again: while one of them has memory the
-    other must not hold it too. It is no more than that, as every page that went costs a fault in the next step.
-    """
-
-    arena: Arena
-    lent: int
-    """Bytes of the user's own that are away while the arena's block is fullest."""
-    given: int = 0
-    """In this step."""
-
-    def make(self, away: int) -> None:
-        """Before something comes back, after which so many bytes will still be away."""
-        if (wanted := self.lent - away - self.given) > 0:
-            self.given += self.arena.trim(wanted)
-
-    def end(self) -> None:
-        """After the step, when all are back."""
-        self.arena.rest(max(0, self.arena.bytes - self.lent))
-        self.given = 0
-
-
-def away_at_fullest(graph: TrainGraph, schedule: Schedule) -> int:
-    """Bytes of the user's own that are away while the step's own take most."""
-    live = away = fullest = found = 0
-    for instruction in schedule.instructions:
-        match instruction:
-            case Run(op, takes):
-                live += sum(graph.values[value].nbytes for value in graph.ops[op].outputs)
-                live -= graph.values[takes].nbytes if takes is not None else 0
-            case Free(value) | Prefetch(value):
-                sign = 1 if isinstance(instruction, Prefetch) else -1
-                if value in graph.static:
-                    away -= sign * graph.values[value].nbytes
-                else:
-                    live += sign * graph.values[value].nbytes
-            case Offload(_):
-                pass
-        if live >= fullest:
-            fullest, found = live, max(away, found if live == fullest else 0)
-    return found
 
 
 def seed_gradient(program: Program) -> torch.Tensor:
