@@ -135,14 +135,6 @@ def words(records: Records) -> tuple[str, str]:
     taken = "" if peak is None else fmt_bytes(peak)
     room = fmt_bytes(Budget.parse(budget).nbytes or 0) if "budget" in records.config and "%" not in budget else ""
     where = f"Fits in {room}" if room else f"The step fits in {taken}"
-    lowered = "" if peak is None or not plain else (
-        f"Plan {best.number} lowers the step from {fmt_bytes(plain)} to {taken}, {100 * (1 - peak / plain):.0f} % less; "
-        f"plain PyTorch {'fits the budget too' if fits else 'is over the budget'}."
-    )  # fmt: skip
-    if ratio is None and seen is not None and seen.outcome is not Outcome.OUT_OF_MEMORY:
-        return f"{where} in {fmt_seconds(best.measurement.median_seconds or 0)} a step", (
-            f"{lowered} Its time stands alone: plain PyTorch was measured before, not beside it.".strip()
-        )
     if ratio is None:
         needs = f" of about {fmt_bytes(records.traced.peak_bytes)}" if records.traced else ""
         return f"{where}, where plain PyTorch does not fit", (
@@ -152,7 +144,11 @@ def words(records: Records) -> tuple[str, str]:
     price = f"for {100 * (ratio - 1):.0f} % more time" if ratio >= 1.005 else "for no extra time" if ratio > 0.995 else (
         f"and saves {100 * (1 - ratio):.0f} % of the time"
     )  # fmt: skip
-    return f"{where} {price}", lowered
+    saved = "" if peak is None or not plain else (
+        f"Plan {best.number} lowers the step from {fmt_bytes(plain)} to {taken}, {100 * (1 - peak / plain):.0f} % less; "
+        f"plain PyTorch {'fits the budget too' if fits else 'is over the budget'}."
+    )  # fmt: skip
+    return f"{where} {price}", saved
 
 
 def _facts(records: Records) -> list[tuple[str, str]]:

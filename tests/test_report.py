@@ -347,20 +347,6 @@ def test_a_baseline_that_does_not_fit_leaves_ratios_out(tmp_path: Path) -> None:
     assert "step time, ms" in html
 
 
-def test_a_plan_without_plain_pytorchs_time_beside_it_does_not_say_that_plain_pytorch_does_not_fit(
-    tmp_path: Path,
-) -> None:
-    graph, costs = training()
-    again = recomputing(graph)
-    alone = replace(seen(graph, costs, again), baseline_seconds=())
-    for budget, fits in (("200%", "fits the budget too"), ("90%", "is over the budget")):
-        trials = [trial(0, graph, costs, None, seen(graph, costs, None)), trial(1, graph, costs, again, alone)]
-        html = write_report(write_run(tmp_path / budget, trials, graph, costs, budget)).read_text()
-        assert "does not fit" not in html
-        assert "did not run to its end" not in html
-        assert f"plain PyTorch {fits}. Its time stands alone" in html
-
-
 def test_when_nothing_fits_the_lowest_trial_is_named(tmp_path: Path) -> None:
     graph, costs = training()
     again = recomputing(graph)

@@ -1,6 +1,7 @@
 """`autotune reproduce`: experiments run as processes, their claims told, and what held before watched."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +119,29 @@ def test_what_is_simulated_runs_beside_the_rest_and_what_is_measured_afterwards_
         "timed",
         "4:",
     ]
-    assert err.count("both: took") == 1
+    assert [line.partition(":")[0] for line in err.splitlines() if ": took" in line][2:] == [
+        "both --parts measured",
+        "timed",
+    ]
+
+
+def test_what_ends_one_experiment_beside_others_is_not_lost_and_those_that_wait_are_not_begun(
+    folder: Path, monkeypatch
+):
+    monkeypatch.setattr(reproduce.os, "cpu_count", lambda: 1)
+    ran: list[str] = []
+
+    def ends(folder: Path, *arguments: str) -> None:
+        del arguments
+        ran.append(folder.name)
+        if len(ran) == 1:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+
+    monkeypatch.setattr(reproduce, "_run", ends)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce._run_all(dict.fromkeys(("one", "two", "three", "four"), folder))
+    assert len(ran) <= 2
 
 
 def test_a_run_that_writes_nothing_does_not_pass_for_its_last_result(folder: Path, capfd):

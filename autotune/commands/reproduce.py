@@ -70,20 +70,26 @@ def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]],
     kinds = {name: {claim.kind for claim in read(folder)} for name, folder in folders.items()}
     measuring = {name for name in folders if MEASURED in kinds[name]}
     failed: dict[str, str] = {}
-    took = dict.fromkeys(folders, 0.0)
 
     def part(name: str, *arguments: str) -> None:
-        began = time.monotonic()
         try:
             _run(folders[name], *arguments)
         except ExperimentError as error:
             failed[name] = str(error)
-        took[name] += time.monotonic() - began
+            say(f"{name}: {error}")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name in folders:
-            if kinds[name] != {MEASURED}:
-                pool.submit(part, name, *(("--parts", "simulated") if name in measuring else ()))
+        begun = [
+            pool.submit(part, name, *(("--parts", "simulated") if name in measuring else ()))
+            for name in folders
+            if kinds[name] != {MEASURED}
+        ]
+        try:
+            for one in begun:
+                one.result()
+        except BaseException:  # Ctrl-C ends those that run; no further one is begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     for name in folders:
         if name in measuring and name not in failed:
             part(name, *(("--parts", MEASURED) if kinds[name] != {MEASURED} else ()))
@@ -92,17 +98,16 @@ def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]],
         try:
             if name not in failed:
                 found[name] = read(folder)
-                say(f"{name}: took {took[name]:.0f} s")
         except ConfigError as error:
             failed[name] = str(error)
-        if name in failed:
-            say(f"{name}: {failed[name]}")
     return found, list(failed.values())
 
 
 def _run(folder: Path, *arguments: str) -> None:
     """Run one; what it prints goes to standard error."""
-    say(" ".join((f"{folder.name}: running {folder / 'run.py'}", *arguments)))
+    what = " ".join((folder.name, *arguments))
+    say(f"{what}: running {folder / 'run.py'}")
+    began = time.monotonic()
     written = (folder / RESULT).stat().st_mtime_ns
     command = [sys.executable, str(folder / "run.py"), *arguments]
     done = subprocess.run(command, cwd=folder.parent.parent, stdout=sys.stderr, check=False)
@@ -110,6 +115,7 @@ def _run(folder: Path, *arguments: str) -> None:
         raise ExperimentError(f"{folder / 'run.py'} ended with {done.returncode}; what it printed stands above")
     if (folder / RESULT).stat().st_mtime_ns == written:
         raise ExperimentError(f"{folder / 'run.py'} wrote no {RESULT}: what stands there is of an earlier run")
+    say(f"{what}: took {time.monotonic() - began:.0f} s")
 
 
 def _fallen(before: Sequence[Claim], now: Sequence[Claim]) -> Iterator[str]:
