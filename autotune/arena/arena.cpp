@@ -49,7 +49,7 @@ void give_back(const Arena& arena) {
   poison(arena.base, arena.bytes);
 }
 
-enum class Mode { kOff, kRecord, kReplay };
+enum class Mode { kOff, kRecord, kReplay, kKeep };
 
 std::mutex mutex;
 c10::Allocator* original = nullptr;
@@ -61,6 +61,10 @@ std::vector<Event> events;
 std::unordered_map<void*, size_t> recording;
 std::atomic<bool> is_recording{false};
 int64_t moment = 0;
+
+std::unordered_multimap<size_t, void*> kept;        // by bytes, of what was freed while memory is kept
+std::unordered_map<void*, size_t> handed_out;       // with the bytes asked for, what was allocated then, `kept` included
+std::atomic<bool> is_keeping{false}, any_kept{false};
 
 // only the thread that runs the step is replayed: data loaders and autograd threads stay outside
 thread_local Mode mode = Mode::kOff;
@@ -76,6 +80,20 @@ Arena* owner(void* data) {
   return nullptr;
 }
 
+// Whether it is kept for a later request; what outlived the keeping goes.
+bool keep(void* data) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = handed_out.find(data);
+  if (found == handed_out.end()) return false;
+  if (is_keeping) {
+    kept.emplace(found->second, data);
+    return true;
+  }
+  handed_out.erase(found);
+  any_kept = !handed_out.empty();
+  return false;
+}
+
 void release(void* data) {
   if (data == nullptr) return;
   if (Arena* arena = owner(data)) {
@@ -87,6 +105,7 @@ void release(void* data) {
     if (arena->resting) give_back(*arena);
     return;
   }
+  if (any_kept.load(std::memory_order_relaxed) && keep(data)) return;
   if (is_recording.load(std::memory_order_relaxed)) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = recording.find(data);
@@ -127,6 +146,19 @@ void* from_slot(size_t bytes) {
   return nullptr;
 }
 
+void* from_kept(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = kept.find(bytes);
+  void* data = found != kept.end() ? found->second : original->raw_allocate(bytes);
+  if (found != kept.end()) {
+    kept.erase(found);
+  } else {
+    handed_out[data] = bytes;
+    any_kept = true;
+  }
+  return data;
+}
+
 void* from_heap(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
   return heap.take(static_cast<int64_t>(bytes));
@@ -144,6 +176,7 @@ class Replay final : public c10::Allocator {
     void* data = nullptr;
     if (bytes > 0 && mode == Mode::kReplay) data = from_slot(bytes);
     if (bytes > 0 && mode == Mode::kRecord) data = from_heap(bytes);
+    if (bytes > 0 && mode == Mode::kKeep) data = from_kept(bytes);
     if (data == nullptr) data = original->raw_allocate(bytes);
     if (bytes > 0 && mode == Mode::kRecord) record(data, bytes);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
@@ -217,6 +250,24 @@ void arena_trim(int id) {
     }
     done = std::max(done, end);
   }
+}
+
+// From now on what this thread allocates and anyone frees serves a later request of as many bytes, its pages in place.
+void arena_keep() {
+  is_keeping = true;
+  mode = Mode::kKeep;
+}
+
+void arena_let_go() {
+  mode = Mode::kOff;
+  const std::lock_guard<std::mutex> lock(mutex);
+  is_keeping = false;
+  for (const auto& [bytes, data] : kept) {
+    handed_out.erase(data);
+    original->raw_deallocate(data);
+  }
+  kept.clear();
+  any_kept = !handed_out.empty();
 }
 
 void arena_record() {

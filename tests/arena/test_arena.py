@@ -434,6 +434,38 @@ def test_memory_of_an_arena_at_rest_goes_back():
     assert [int(line) / 2**20 for line in out.split()] == pytest.approx([64, 64], abs=2)
 
 
+def test_kept_memory_serves_the_next_request_of_as_many_bytes_with_its_pages():
+    out, _ = run_child("""
+        import psutil, resource, threading, torch
+        from autotune.arena import kept_memory
+        torch.ones(1)
+        own = psutil.Process()
+        def faults(count):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            made = torch.ones(count * 2**18)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        rss = own.memory_info().rss
+        with kept_memory():
+            for count in (64, 64, 65, 64):
+                print(faults(count))
+            outlives = torch.ones(32 * 2**18)
+            freed_elsewhere = [torch.ones(16 * 2**18)]
+            other = threading.Thread(target=freed_elsewhere.clear)
+            other.start()
+            other.join()
+            print(faults(16))
+        print(faults(64))
+        assert outlives.sum() == 32 * 2**18
+        del outlives
+        print((own.memory_info().rss - rss) // 4096)
+    """)
+    first, again, another, once_more, elsewhere, after, left = map(int, out.split())
+    page = 256  # to the MiB
+    assert [first, another, after] == pytest.approx([64 * page, 65 * page, 64 * page], rel=0.05)
+    assert max(again, once_more, elsewhere) < page
+    assert left < 4 * page
+
+
 def test_in_the_middle_of_a_step_memory_goes_back_that_the_step_needs_no_more():
     out, _ = run_child("""
         import psutil, torch
