@@ -158,7 +158,7 @@ def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict
     ratio = measured_ratio(seen, rules)
     allowed = max(rules.allowed_bytes, 1)
     memory = (rules.floor_bytes + (step_bytes or allowed)) / allowed - 1
-    if seen.outcome not in (Outcome.OK, Outcome.WRONG_RESULT, Outcome.NOISY, Outcome.STOPPED_EARLY):
+    if seen.outcome not in (Outcome.OK, Outcome.WRONG_RESULT, Outcome.STOPPED_EARLY):
         memory = max(memory, 0.01)
     wrong = seen.outcome is Outcome.WRONG_RESULT or (seen.max_error is not None and not _exact(seen, rules))
     imputed = trial.estimate.seconds / rules.baseline_seconds if trial.estimate and rules.baseline_seconds else 1.0

@@ -80,7 +80,6 @@ class Outcome(StrEnum):
     WRONG_RESULT = "wrong_result"
     CRASHED = "crashed"
     DISK_FULL = "disk_full"
-    NOISY = "noisy"
 
 
 Span = tuple[float, float]

@@ -189,7 +189,7 @@ def dots(records: Records) -> list[charts.Dot]:
                 kind = "best"
             case Outcome.OVER_BUDGET:
                 kind = "over" if measured else "predicted"
-            case Outcome.OK | Outcome.STOPPED_EARLY | Outcome.NOISY:
+            case Outcome.OK | Outcome.STOPPED_EARLY:
                 kind = "ok" if measured else "predicted"
             case _:
                 kind = "failed"

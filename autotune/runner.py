@@ -61,7 +61,7 @@ def prepare(task: Task, trials: list[Trial]) -> Prepared:
     if (run_dir / "config.yaml").exists():
         before = load_config(str(run_dir / "config.yaml")).budget
         if before != config.budget:
-            raise ConfigError(f"{run_dir}: was begun for {before}, not {config.budget}. Give another --name")
+            raise ConfigError(f"{run_dir}: was begun for {before}, not {config.budget}; tune under another --name")
     task.progress(Phase("prepare"))
     with task.interrupts.breakable(patient=False):
         prepared = task.runner.prepare()
@@ -69,7 +69,7 @@ def prepare(task: Task, trials: list[Trial]) -> Prepared:
         if trial.graph_digest != prepared.graph.digest:
             raise ConfigError(
                 f"{run_dir}: holds trials of {trial.workload} as graph {trial.graph_digest[:8]}; {config.ref} is now "
-                f"{prepared.graph.digest[:8]}. Give another --name"
+                f"{prepared.graph.digest[:8]}; tune under another --name"
             )
     for name, record in (("graph", prepared.graph), ("costs", prepared.costs), ("device", prepared.device)):
         write_json(run_dir / f"{name}.json", to_json(record))
@@ -89,7 +89,7 @@ def resolve(task: Task, prepared: Prepared, trials: list[Trial]) -> Rules:
         if prepared.baseline_fits:
             with task.interrupts.breakable(patient=False):
                 seen = task.runner.baseline()
-        if seen.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY, Outcome.NOISY):
+        if seen.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
             raise ConfigError(f"{config.ref}: the plain step ended as {seen.outcome}: {seen.detail}")
         append(task.run_dir / "trials.jsonl", replace(trial, measurement=seen))
         trials.append(replace(trial, measurement=seen))

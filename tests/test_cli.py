@@ -675,7 +675,7 @@ def test_a_device_that_nobody_knows_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
-        (Outcome.OK, 0), (Outcome.NOISY, 0), (Outcome.OVER_BUDGET, 4), (Outcome.OUT_OF_MEMORY, 4),
+        (Outcome.OK, 0), (Outcome.STOPPED_EARLY, 0), (Outcome.OVER_BUDGET, 4), (Outcome.OUT_OF_MEMORY, 4),
         (Outcome.WRONG_RESULT, 8), (Outcome.DISK_FULL, 2), (Outcome.CRASHED, 1), (Outcome.TIMEOUT, 1),
     ],
 )  # fmt: skip

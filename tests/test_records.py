@@ -27,7 +27,9 @@ def again(record: Any) -> Any:
         Plan((0, 1, 0), (Swap(2, 1),), 3, "ssd"),
         Costs((0.5,), (7,), {"ssd": StoreCost(1.0, 2.0, 3.0, 4.0, 5, holds_memory=True, contention=1.5)}),
         Device("cpu", "chip", 1, 2, "2.13"),
-        Measurement(Outcome.NOISY, "why", step_seconds=(1.0, math.inf), device=Device("cpu", "chip", 1, 2, "2.13")),
+        Measurement(
+            Outcome.STOPPED_EARLY, "why", step_seconds=(1.0, math.inf), device=Device("cpu", "chip", 1, 2, "2.13")
+        ),
         training_chain(3),
     ],
     ids=lambda record: type(record).__name__,

@@ -522,7 +522,7 @@ def test_another_budget_or_graph_is_refused(tmp_path):
     run(tmp_path, trials=3)
     with pytest.raises(ConfigError, match="begun for 65%, not 70%"):
         run(tmp_path, trials=3, budget="70%")
-    with pytest.raises(ConfigError, match=r"holds trials of resnet18.*Give another --name"):
+    with pytest.raises(ConfigError, match=r"holds trials of resnet18.*tune under another --name"):
         run(tmp_path, FakeRunner(graph=training_chain(5)), trials=3)
 
 

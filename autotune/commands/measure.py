@@ -85,7 +85,7 @@ def failure(path: Path, seen: Measurement) -> AutotuneError | None:
     """The error that an outcome is to a script."""
     what = f"{path}: {seen.outcome.value.replace('_', ' ')}: {seen.detail}"
     match seen.outcome:
-        case Outcome.OK | Outcome.NOISY | Outcome.STOPPED_EARLY:
+        case Outcome.OK | Outcome.STOPPED_EARLY:
             return None
         case Outcome.OVER_BUDGET | Outcome.OUT_OF_MEMORY:
             return InfeasibleError(f"{what}; make a plan for this machine with autotune tune")

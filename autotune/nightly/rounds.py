@@ -15,7 +15,7 @@ from autotune.runner import Runner
 
 ROUNDS = 2
 """Fresh processes that a verdict comes from, at least."""
-SILENT = frozenset({Outcome.DISK_FULL, Outcome.NOISY, Outcome.STOPPED_EARLY})
+SILENT = frozenset({Outcome.DISK_FULL, Outcome.STOPPED_EARLY})
 """Outcomes that say nothing of the plan."""
 
 

@@ -85,12 +85,14 @@ def _waited(future: "Future[Any]") -> "Future[Any]":
     return future
 
 
-def measure(*, batch: int, size: int, medium: str, directory: str, overlapped: bool, iterations: int) -> dict[str, Any]:
+def measure(
+    *, batch: int, size: int, medium: str, directory: str, overlapped: bool, iterations: int, cache: str
+) -> dict[str, Any]:
     """Ten steps under the plan that sends away weights, momentum and all that layers keep for backward."""
     workload = load("resnet18", {"batch": batch, "size": size})
     program = capture(workload)
     graph = program.graph
-    costs = measured(profile(program), {medium: Path(directory)})
+    costs = measured(profile(program, cache=Path(cache)), {medium: Path(directory)})
     # a RAM-disk frees nothing on a CPU, and no planner would choose it: here it stands for a fast medium
     costs = replace(costs, stores={medium: replace(costs.stores[medium], holds_memory=False)})
     plan = Window(1, medium, what="all").plan(graph, Plan.traced(graph), 0, costs)
@@ -328,13 +330,13 @@ def main() -> None:
         command = {
             "command": shlex.join(["python", "experiments/nntrainer_offload/run.py", *said]), "load": [os.getloadavg()[0]]
         }  # fmt: skip
-        for case in todo:
-            print(", ".join(f"{key} {value}" for key, value in case.items()), flush=True)
-            made = in_a_process(
-                case | {"directory": str(getattr(options, case["medium"])), "iterations": options.iterations}
-            )
-            others = [run for run in results["runs"] if any(run[part] != case[part] for part in CASE)]
-            results["runs"] = sorted([*others, made], key=lambda run: [run[part] for part in CASE])
+        with tempfile.TemporaryDirectory(prefix="profiles-") as profiles:
+            how = {"iterations": options.iterations, "cache": str(Path(profiles) / "costs.json")}
+            for case in todo:
+                print(", ".join(f"{key} {value}" for key, value in case.items()), flush=True)
+                made = in_a_process(case | how | {"directory": str(getattr(options, case["medium"]))})
+                others = [run for run in results["runs"] if any(run[part] != case[part] for part in CASE)]
+                results["runs"] = sorted([*others, made], key=lambda run: [run[part] for part in CASE])
         command["load"].append(os.getloadavg()[0])
         results["commands"].append(command)
     save(results, options.out)

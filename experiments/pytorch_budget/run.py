@@ -32,8 +32,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 SETTINGS = (1.0, 0.5, 0.3, 0.1, 0.0)
 CLAIMED = (0.5, 0.1)
-CHARGED = (1.0, 0.5)
-"""Settings at which a process is charged as in production, too."""
 TOLERANCE = 0.1
 SECONDS = 300.0
 """For one answer."""
@@ -55,8 +53,6 @@ class Point:
     """By forward for backward: what the setting is a share of."""
     peak_bytes: int
     """While malloc returns memory at once."""
-    charged_bytes: int | None
-    """With glibc's malloc as it comes, as a process is charged in production."""
     gradient_error: float
     """Largest relative error of a gradient by norm, of the second of two steps from eager's start and seed."""
     worst: str
@@ -77,18 +73,6 @@ class Knob(Bench):
         arguments = {"setting": float(peer), "model": self.model, **self.arguments}
         return {"reference": f"{HERE / 'knob.py'}:workload", "arguments": arguments}
 
-    def charged(self, peer: str) -> int:
-        """Of a block of steps with malloc as it comes, above the floor; the first block compiles."""
-        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
-            child = self.child(peer, Path(own), return_memory=False)
-            try:
-                child.ask({"do": "begin", "plan": None}, SECONDS)
-                child.ask({"do": "block"}, SECONDS)
-                block = child.ask({"do": "block"}, SECONDS)
-                return int(block["charged_bytes"] - child.ask({"do": "finish"}, SECONDS)["floor_bytes"])
-            finally:
-                child.end()
-
 
 def points(name: str, device: str, *, tiny: bool) -> Iterator[Point]:
     """Eager, every setting, and ours where the setting would have it: that share of what eager makes beside the static bytes."""
@@ -101,22 +85,19 @@ def points(name: str, device: str, *, tiny: bool) -> Iterator[Point]:
             peers = dict(
                 zip(SETTINGS, pool.map(lambda setting: bench.peer(str(setting), SECONDS), SETTINGS), strict=True)
             )
-            charged = dict(zip(CHARGED, pool.map(lambda setting: bench.charged(str(setting)), CHARGED), strict=True))
         with Ours(bench, 0.0) as ours:
             static = ours.graph.static_bytes
             one = partial(Point, name, device=device, static_bytes=static)
-            yield one(who="eager", setting=None, saved_bytes=None, peak_bytes=eager, charged_bytes=None,
-                      gradient_error=0.0, worst="")  # fmt: skip
+            yield one(who="eager", setting=None, saved_bytes=None, peak_bytes=eager, gradient_error=0.0, worst="")
             for setting in SETTINGS:
                 seen = peers[setting]
                 found = seen["errors"]["gradients"]
                 yield one(who="pytorch", setting=setting, saved_bytes=saved_bytes(setting, model, bench.arguments),
-                          peak_bytes=seen["step_peak_bytes"], charged_bytes=charged.get(setting),
-                          gradient_error=found["error"], worst=found["worst"])  # fmt: skip
+                          peak_bytes=seen["step_peak_bytes"], gradient_error=found["error"], worst=found["worst"])  # fmt: skip
             for setting in SETTINGS[1:-1]:
                 made = ours.fastest(static + int(setting * (eager - static)))
                 seen = ours.peak(made.plan)
-                yield one(who="ours", setting=setting, saved_bytes=None, peak_bytes=seen["step_peak_bytes"], charged_bytes=None,
+                yield one(who="ours", setting=setting, saved_bytes=None, peak_bytes=seen["step_peak_bytes"],
                           gradient_error=seen["max_error"], worst=seen["differs"])  # fmt: skip
 
 
@@ -177,7 +158,7 @@ def all_claims(every: Sequence[Point]) -> list[Claim]:
 
 
 def draw(found: Sequence[Point], path: Path) -> None:
-    """Peak and charge against the setting, ours beside them."""
+    """Peak against the setting, ours beside it."""
     names = list(dict.fromkeys(point.model for point in found))
     with picture(path, len(names), 4.5) as axes:
         for part, name in zip(axes, names, strict=True):
@@ -191,10 +172,6 @@ def draw(found: Sequence[Point], path: Path) -> None:
                 if wrong:
                     ys = [point.peak_bytes / 2**20 for point in wrong]
                     part.plot([point.setting for point in wrong], ys, "rx", markersize=10, label="wrong gradients")
-                if who == "pytorch":
-                    known = [point for point in rows if point.charged_bytes]
-                    charged = [(point.charged_bytes or 0) / 2**20 for point in known]
-                    part.plot([point.setting for point in known], charged, "s:", label="pytorch, charged under glibc")
             full = next(point for point in mine if point.who == "pytorch" and point.setting == 1.0)
             asked = [(full.static_bytes + setting * full.made_bytes) / 2**20 for setting in SETTINGS]
             part.plot(SETTINGS, asked, "k--", linewidth=0.8, label="what the setting asks for")

@@ -29,7 +29,15 @@ def deep() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_the_thread_s_table_counts_what_really_moved(overlapped: bool, tmp_path: Path):
-    run = table.measure(batch=2, size=32, medium="ssd", directory=str(tmp_path), overlapped=overlapped, iterations=3)
+    run = table.measure(
+        batch=2,
+        size=32,
+        medium="ssd",
+        directory=str(tmp_path),
+        overlapped=overlapped,
+        iterations=3,
+        cache=str(tmp_path / "costs.json"),
+    )
     assert run["bytes_each_way"] > 0
     assert run["values"] >= 20  # weights and momentum among them
     assert [len(run["seconds"][key]) for key in table.KEYS] == [3] * 4

@@ -120,7 +120,7 @@ def test_a_champion_with_wrong_results_is_red(bench: Bench):
     assert "wrong result" in night.detail
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DISK_FULL, Outcome.NOISY])
+@pytest.mark.parametrize("outcome", [Outcome.DISK_FULL, Outcome.STOPPED_EARLY])
 def test_what_says_nothing_of_the_plan_is_inconclusive(bench: Bench, outcome: Outcome):
     bench.crown()
     bench.runner.outcome_of = lambda plan: outcome
@@ -599,7 +599,7 @@ def mixed(bench: Bench):
         if entry.key == "failed":
             raise StoreError("ssd store: no directory | \x00 <fast>")
         bench.runner.pace[CHAMPION] = 1.2 if entry.key == "red" else 1.0
-        bench.runner.outcome_of = lambda plan: Outcome.NOISY if entry.key == "unclear" else Outcome.OK
+        bench.runner.outcome_of = lambda plan: Outcome.STOPPED_EARLY if entry.key == "unclear" else Outcome.OK
         return Bench.open(bench, entry, log_dir)
 
     bench.open = open_one
