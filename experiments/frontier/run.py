@@ -1,6 +1,6 @@
 """Every peer and ours on the same training steps: bytes, seconds and gradients; a frontier for each model.
 
-`python experiments/frontier/run.py [--models NAME...] [--peers NAME...] [--rounds 6] [--time 900] [--again plans]`
+`python experiments/frontier/run.py [--models NAME...] [--peers NAME...] [--parts peers plans seconds] [--rounds 6] [--time 900] [--again plans]`
 
 A run does only what the results do not hold yet, and writes after every number: run it again until nothing is missing.
 """
@@ -44,6 +44,8 @@ MERGED = 0.01
 """A budget so little above another's gets no plan of its own: the smaller one's serves it."""
 BYTES_SHARE, PLANS_SHARE = 0.4, 0.65
 """Of a model's time, until the peers' bytes are measured, and ours."""
+PARTS = ("peers", "plans", "seconds")
+"""Bytes of the peers mind no other work on the machine; the profile that plans are made by does, and seconds do."""
 LEAST_ROUNDS = 3
 
 
@@ -85,7 +87,7 @@ class Frontier:
         if "eager" not in peers:
             peers["eager"] = self.bench.peer("eager", self.options.time)
             self.write()
-        for name in self.options.peers:
+        for name in self.options.peers if "peers" in self.options.parts else ():
             if name in peers or self.spent > BYTES_SHARE:
                 continue
             try:
@@ -93,8 +95,9 @@ class Frontier:
             except Failed as failure:
                 peers[name] = {"failed": reason(failure)}
             self.write()
-        self.plan()
-        if missing := self.untimed():
+        if "plans" in self.options.parts:
+            self.plan()
+        if "seconds" in self.options.parts and (missing := self.untimed()):
             self.time_in_turns(missing)
 
     @property
@@ -206,6 +209,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="peers' bytes, ours, or seconds of all"
+    )
     parser.add_argument("--rounds", type=int, default=6, help="a block of every variant each")
     parser.add_argument("--time", type=float, default=900.0, help="seconds for a model in this run, about")
     parser.add_argument("--planning", type=float, default=30.0, help="seconds after which no other planner is tried")

@@ -203,6 +203,22 @@ def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
     assert asked == [0, *frontier.wanted()]
 
 
+@pytest.mark.parametrize("part", run.PARTS)
+def test_of_three_parts_only_those_that_are_asked_for_are_measured(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    did: list[str] = []
+    seen = {"step_peak_bytes": 10}
+    monkeypatch.setattr(bench.Bench, "peer", lambda self, name, seconds: did.append("peers") or seen)
+    monkeypatch.setattr(run.Frontier, "plan", lambda self: did.append("plans"))
+    monkeypatch.setattr(run.Frontier, "time_in_turns", lambda self, missing: did.append("seconds"))
+    options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective"], parts=[part])
+    frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
+    frontier.record["peers"] |= {"eager": seen, "checkpoint": seen}
+    frontier.run()
+    assert did == [part]
+
+
 def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
     assert run.thinned([1000, 500, 504, 508, 1200], 1000) == [1000, 508, 500]
 
