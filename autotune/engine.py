@@ -71,7 +71,7 @@ class Engine:
     """Around each step: `with engine: ...`, and in it `save`, `gone`, `load` and `arrived` as the schedule says.
 
     `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `make_room` is called
-    before one of these takes memory again. A value that cannot be
+    before one of these takes memory again, with the bytes of them that will still be away. A value that cannot be
     written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
     is a StoreError; `abandon` then brings the user's own tensors back, and the next step begins anew.
     """
@@ -81,7 +81,7 @@ class Engine:
         store: Store,
         own: Mapping[int, Callable[[], list[torch.Tensor]]],
         values: int,
-        make_room: Callable[[], None] | None = None,
+        make_room: Callable[[int], None] | None = None,
     ) -> None:
         self.store = store
         """Another may take its place between steps, with the same slots."""
@@ -94,6 +94,8 @@ class Engine:
         self.problem = ""
         """Why something of the last step stayed in memory; empty if nothing did."""
         self._begun, self._stepped = 0.0, False
+        self._away = 0
+        """Bytes of the user's own."""
         self._values: dict[int, _Value] = {}
         self._save_stalls: list[Span] = []
         self._load_stalls: list[Span] = []
@@ -102,7 +104,7 @@ class Engine:
         """A new step."""
         self._values = {}
         self._save_stalls, self._load_stalls = [], []
-        self.transfer_bytes, self.problem = 0, ""
+        self.transfer_bytes, self.problem, self._away = 0, "", 0
         self.store.transfers()  # of a step that was abandoned
         self._begun = time.perf_counter()
 
@@ -158,6 +160,7 @@ class Engine:
         if key in self._own:
             for one in value.tensors:
                 one.untyped_storage().resize_(0)
+            self._away += sum(value.nbytes)
             if not self._stepped:
                 malloc.trim()  # it lay in the heap, between others; from now on it has a mapping of its own
         else:
@@ -170,8 +173,9 @@ class Engine:
         if value.kept:
             return
         if key in self._own:
+            self._away -= sum(value.nbytes)
             if self._make_room is not None and sum(value.nbytes) >= _WIDE:
-                self._make_room()
+                self._make_room(self._away)
             value.pending = [self._fetch_back(key, at, value) for at in range(len(value.tensors))]
         else:
             value.pending = [self.store.fetch(self._slot(key, 0))]

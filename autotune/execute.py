@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from autotune import malloc
 from autotune.arena import Arena
 from autotune.engine import Engine, Store, slot
 from autotune.errors import PlanError
-from autotune.graph import Role
+from autotune.graph import Role, TrainGraph
 from autotune.inplace import overwriting
 from autotune.measurement import Lanes
 from autotune.program import Call, Program, Read, View, reads
@@ -38,10 +39,11 @@ class Executor:
         self.schedule = schedule
         self._arena = arena
         own = {} if store is None else own_tensors(program, schedule)
-        # the user's own memory is malloc's, not the arena's: while one of them has it the other must not hold it too
-        self._returning = arena if own and arena is not None and arena.works and program.device.type == "cpu" else None
-        room = self._returning.trim if self._returning else None
-        self._engine = None if store is None else Engine(store, own, len(program.graph.values), room)
+        lends = own and arena is not None and arena.works and program.device.type == "cpu"
+        self._room = Room(arena, own_bytes(program.graph, schedule)) if lends and arena is not None else None
+        self._engine = None
+        if store is not None:
+            self._engine = Engine(store, own, len(program.graph.values), self._room.make if self._room else None)
         self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)
@@ -57,13 +59,13 @@ class Executor:
         """Run the step; what it returns has the structure that the workload's loss function returned."""
         with (
             torch.no_grad(),
-            malloc.returning(self._returning is not None),
+            malloc.returning(self._room is not None),
             self._arena.step() if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
             results = self._step(self.tangent, *batch)
-        if self._returning is not None:
-            self._returning.rest()
+        if self._room is not None:
+            self._room.end()
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
     def use(self, store: Store) -> None:
@@ -90,6 +92,49 @@ class Executor:
     def problem(self) -> str:
         """Why something of the last step stayed in memory that was to leave; empty if nothing did."""
         return self._engine.problem if self._engine else ""
+
+
+@dataclass
+class Room:
+    """What an arena gives back so that the user's own, which is malloc's, finds room again: while one of them has memory the
+    other must not hold it too. It is no more than that, as every page that went costs a fault in the next step.
+    """
+
+    arena: Arena
+    most: int
+    """Bytes that the block may hold while all of the user's own are there, by `own_bytes`."""
+    given: int = 0
+    """In this step."""
+
+    def make(self, away: int) -> None:
+        """Before something comes back, after which so many bytes will still be away."""
+        if (wanted := self.arena.bytes - self.given - self.most - away) > 0:
+            self.given += self.arena.trim(wanted)
+
+    def end(self) -> None:
+        """After the step, when all are back."""
+        self.arena.rest(min(self.arena.bytes, self.most))
+        self.given = 0
+
+
+def own_bytes(graph: TrainGraph, schedule: Schedule) -> int:
+    """The most that the step's own take beyond what is away of the user's own: the step's peak beside the static bytes,
+    kernels' scratch not counted.
+    """
+    live = most = 0
+    for instruction in schedule.instructions:
+        match instruction:
+            case Run(op, takes):
+                live += sum(graph.values[value].nbytes for value in graph.ops[op].outputs)
+                live -= graph.values[takes].nbytes if takes is not None else 0
+            case Free(value):
+                live -= graph.values[value].nbytes
+            case Prefetch(value):
+                live += graph.values[value].nbytes
+            case Offload(_):
+                pass
+        most = max(most, live)
+    return most
 
 
 def seed_gradient(program: Program) -> torch.Tensor:

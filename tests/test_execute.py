@@ -9,21 +9,24 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from autotune.capture import capture
 from autotune.costs import Costs, StoreCost
-from autotune.execute import Executor, open_slots
+from autotune.execute import Executor, Room, open_slots, own_bytes
 from autotune.graph import Role
 from autotune.plan import Plan
 from autotune.planners import make_plan
 from autotune.profile import allocations, profile
 from autotune.program import Program
-from autotune.schedule import Offload, Prefetch, Run, Schedule, lower
+from autotune.schedule import Free, Offload, Prefetch, Run, Schedule, lower
 from autotune.simulate import simulate, timeline
 from autotune.stores import open_store
 from autotune.trial import Settings
 from autotune.workload import load
+from tests.graphs import Builder
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"batch": 2, "size": 32, "width": 16},
@@ -158,3 +161,55 @@ def test_a_step_that_fails_leaves_the_next_one_right(tmp_path: Path):
     loss = Executor(program, schedule)(batch)
     again = capture(other)
     assert torch.equal(loss, Executor(again, lower(again.graph, Plan.traced(again.graph)))(list(other.batch)))
+
+
+def test_what_the_step_takes_beyond_what_is_away_is_the_most_at_one_time():
+    built = Builder("small")
+    built.value("w", 100, Role.PARAM)
+    built.op("first", ["w"], [("a", 10)])
+    built.op("second", ["a"], [("b", 7)])
+    built.op("third", ["b", "w"], [("loss", 1)])
+    graph = built.graph("loss")
+    leaves = (Offload(0), Free(0))
+    before, between, after = (Run(0),), (Run(1), Free(1)), (Prefetch(0), Run(2), Free(2))
+    for instructions, most in (
+        ((*before, *between, *after[1:]), 17),
+        ((*before, *leaves, *between, *after), 10),  # the second op's 17 bytes while 100 are away
+        ((*before, *between, *leaves, *after), 17),
+    ):
+        assert own_bytes(graph, Schedule(instructions, "ssd")) == most
+
+
+@given(st.integers(0, 120), st.lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 40))))
+def test_block_and_users_own_never_take_more_together_than_the_plan_and_give_back_no_more_than_that(most, moves):
+    """As far as the block has memory that the step needs no more."""
+
+    class Block:
+        bytes, resident, dead = 120, 120, 0
+
+        def trim(self, most: int) -> int:
+            given = min(most, self.dead)
+            self.resident, self.dead = self.resident - given, self.dead - given
+            return given
+
+        def rest(self, kept: int) -> None:
+            self.resident = min(self.resident, kept)
+
+    block = Block()
+    room = Room(block, most)  # type: ignore[arg-type]
+    away = least = block.bytes - most
+    for leaves, nbytes, dies in moves:
+        block.dead = min(block.resident, block.dead + dies)
+        if leaves:
+            away += nbytes
+            continue
+        away -= min(away, nbytes)
+        room.make(away)
+        least = min(least, away)
+        assert block.dead == 0 or block.resident - away <= most
+        assert (
+            room.given <= block.bytes - most - least
+        )  # nor less memory than that: its pages would be faulted in again
+    room.end()
+    assert block.resident <= most
+    assert room.given == 0

@@ -79,15 +79,18 @@ class Arena:
             _log.warning("%d of %d allocations differ from the recorded step; %s", self.misses, self._slots, again)
             self.close()
 
-    def trim(self) -> None:
-        """In the middle of a step give the memory back that this step needs no more."""
-        if self._library is not None and self._id is not None:
-            self._library.arena_trim(self._id)
+    def trim(self, most: int) -> int:
+        """In the middle of a step give memory back that this step needs no more, at most so many bytes: those that it was."""
+        if self._library is None or self._id is None:
+            return 0
+        return int(self._library.arena_trim(self._id, most))
 
-    def rest(self) -> None:
-        """Give the memory back until the next step; the layout stays."""
+    def rest(self, kept: int = 0) -> None:
+        """Give the memory back until the next step; the layout stays, and of the memory so many bytes at most: those that
+        the next step takes first.
+        """
         if self._library is not None and self._id is not None:
-            self._library.arena_rest(self._id)
+            self._library.arena_rest(self._id, kept)
 
     def close(self) -> None:
         """Give the memory back; a later step records anew."""

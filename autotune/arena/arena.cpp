@@ -39,14 +39,63 @@ struct Arena {
   std::vector<Slot> slots;
   std::map<int64_t, int64_t> live;  // offset -> end
   bool resting = false;  // its pages go back to the system as soon as nothing lives there
+  int64_t kept = 0;      // bytes of them that stay all the same
+  std::map<int64_t, int64_t> gone;  // offset -> end, of pages that went back in the middle of this step
   int64_t misses = 0;
   int64_t hits = 0;
 };
 
+// Give the whole pages between the ranges (offset -> end) back, `most` bytes or the page above; tells which went.
+std::map<int64_t, int64_t> give_back_between(const Arena& arena, std::map<int64_t, int64_t> needed, int64_t most) {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  std::map<int64_t, int64_t> gone;
+  int64_t done = 0;  // up to here everything was looked at
+  needed[arena.bytes] = arena.bytes;
+  for (const auto& [begin, end] : needed) {
+    const bool at_end = begin == arena.bytes;  // the block's last page is nobody else's
+    const int64_t first = (done + page - 1) / page * page, last = at_end ? begin : begin / page * page;
+    const int64_t size = std::min(last - first, (most + page - 1) / page * page);
+    if (size > 0) {
+      madvise(arena.base + first, size, MADV_DONTNEED);
+      poison(arena.base + first, size);
+      gone[first] = first + size;
+      most -= size;
+    }
+    done = std::max(done, end);
+  }
+  return gone;
+}
+
+// Bytes of a range that lie in none of the disjoint ones (offset -> end).
+int64_t uncovered(const std::map<int64_t, int64_t>& ranges, int64_t begin, int64_t end) {
+  int64_t left = end - begin;
+  auto next = ranges.upper_bound(begin);
+  if (next != ranges.begin()) --next;
+  for (; next != ranges.end() && next->first < end; ++next) {
+    left -= std::max<int64_t>(0, std::min(end, next->second) - std::max(begin, next->first));
+  }
+  return left;
+}
+
+void join(std::map<int64_t, int64_t>& ranges, int64_t begin, int64_t end) {
+  auto next = ranges.upper_bound(begin);
+  if (next != ranges.begin() && std::prev(next)->second >= begin) begin = (--next)->first;
+  for (; next != ranges.end() && next->first <= end; next = ranges.erase(next)) end = std::max(end, next->second);
+  ranges.emplace(begin, end);
+}
+
+// What stays is what the next step's first slots lie on: nothing is touched earlier than if all had gone.
 void give_back(const Arena& arena) {
-  if (arena.base == nullptr || !arena.live.empty()) return;
-  madvise(arena.base, arena.bytes, MADV_DONTNEED);
-  poison(arena.base, arena.bytes);
+  if (arena.base == nullptr || !arena.live.empty() || arena.kept >= arena.bytes) return;
+  std::map<int64_t, int64_t> stays;
+  int64_t left = arena.kept;
+  for (const Slot slot : arena.slots) {
+    if (slot.offset < 0) continue;
+    left -= uncovered(stays, slot.offset, slot.offset + slot.size);
+    if (left < 0) break;
+    join(stays, slot.offset, slot.offset + slot.size);
+  }
+  give_back_between(arena, std::move(stays), arena.bytes);
 }
 
 enum class Mode { kOff, kRecord, kReplay, kKeep };
@@ -220,18 +269,21 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
   return arena_count.fetch_add(1, std::memory_order_release);
 }
 
-// Give the memory back to the system until the next replay; where tensors of the step still live, when the last one dies.
-void arena_rest(int id) {
+// Give the memory back to the system until the next replay, but for `kept` bytes of it; where tensors of the step still
+// live, when the last one dies.
+void arena_rest(int id, int64_t kept) {
   const std::lock_guard<std::mutex> lock(mutex);
   arenas[id]->resting = true;
+  arenas[id]->kept = kept;
   give_back(*arenas[id]);
 }
 
-// In the middle of a step: give the pages back that nothing lives on and no later slot of this step lies on.
-void arena_trim(int id) {
+// In the middle of a step: give up to `most` bytes of pages back that nothing lives on, no later slot of this step lies on and
+// that did not go before; tells how many it gave.
+int64_t arena_trim(int id, int64_t most) {
   const std::lock_guard<std::mutex> lock(mutex);
-  const Arena& arena = *arenas[id];
-  if (arena.base == nullptr || current != &arena) return;
+  Arena& arena = *arenas[id];
+  if (arena.base == nullptr || current != &arena) return 0;
   std::map<int64_t, int64_t> needed = arena.live;  // offset -> end
   for (size_t i = position; i < arena.slots.size(); ++i) {
     const Slot slot = arena.slots[i];
@@ -239,17 +291,13 @@ void arena_trim(int id) {
     int64_t& end = needed[slot.offset];
     end = std::max(end, slot.offset + slot.size);
   }
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  int64_t done = 0;  // up to here everything was looked at
-  needed[arena.bytes] = arena.bytes;
-  for (const auto& [begin, end] : needed) {
-    const int64_t first = (done + page - 1) / page * page, last = begin / page * page;
-    if (last > first) {
-      madvise(arena.base + first, last - first, MADV_DONTNEED);
-      poison(arena.base + first, last - first);
-    }
-    done = std::max(done, end);
+  for (const auto& [begin, end] : arena.gone) needed[begin] = std::max(needed[begin], end);
+  int64_t given = 0;
+  for (const auto& [begin, end] : give_back_between(arena, std::move(needed), most)) {
+    join(arena.gone, begin, end);
+    given += end - begin;
   }
+  return given;
 }
 
 // From now on what this thread allocates and anyone frees serves a later request of as many bytes, its pages in place.
@@ -290,6 +338,7 @@ void arena_replay(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   current = arenas[id];
   current->resting = false;
+  current->gone.clear();
   position = 0;
   current->misses = current->hits = 0;
   mode = Mode::kReplay;

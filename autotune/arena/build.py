@@ -26,7 +26,8 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.arena_create.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     loaded.arena_recorded.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    for name in ("arena_recorded", "arena_stop", "arena_hits"):
+    loaded.arena_rest.argtypes = loaded.arena_trim.argtypes = [ctypes.c_int, ctypes.c_int64]
+    for name in ("arena_recorded", "arena_stop", "arena_hits", "arena_trim"):
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.arena_install()
     return loaded

@@ -466,6 +466,57 @@ def test_kept_memory_serves_the_next_request_of_as_many_bytes_with_its_pages():
     assert left < 4 * page
 
 
+def test_at_rest_the_memory_that_the_next_step_takes_first_may_stay():
+    out, _ = run_child("""
+        import psutil, torch
+        from autotune.arena import Arena
+        MIB = 2**20
+        arena, own = Arena(), psutil.Process()
+        def step():
+            first = torch.ones(4 * MIB)  # 16 MiB
+            taken = own.memory_info().rss
+            second = torch.ones(8 * MIB)
+            del first
+            torch.ones(2 * MIB)
+            return taken
+        for _ in range(3):
+            with arena.step():
+                step()
+        for kept in (arena.bytes, 47 * MIB, 16 * MIB, 0):
+            before = own.memory_info().rss
+            arena.rest(kept)
+            rested = own.memory_info().rss
+            with arena.step():
+                taken = step()
+            assert arena.misses == 0
+            print((before - rested) / MIB, (taken - rested) / MIB)
+    """)
+    gone = [list(map(float, line.split())) for line in out.splitlines()]
+    assert gone == [pytest.approx(row, abs=2) for row in ([0, 0], [32, 0], [32, 0], [48, 16])]
+
+
+def test_in_the_middle_of_a_step_no_more_goes_back_than_was_asked_for():
+    out, _ = run_child("""
+        import psutil, torch
+        from autotune.arena import Arena
+        arena, own = Arena(), psutil.Process()
+        for _ in range(3):
+            with arena.step():
+                wide = torch.ones(16 * 2**20)
+                del wide
+        with arena.step():
+            wide = torch.ones(16 * 2**20)
+            del wide
+            before = own.memory_info().rss
+            for asked in (20, 1, 2):  # none of them twice
+                print(arena.trim(asked * 2**20), before - own.memory_info().rss)
+        print(arena.trim(2**30), 0)
+    """)
+    rows = [list(map(int, line.split())) for line in out.splitlines()]
+    assert [told for told, _ in rows] == [20 * 2**20, 2**20, 2 * 2**20, 0]  # no step, nothing to look at
+    assert [freed for _, freed in rows] == pytest.approx([20 * 2**20, 21 * 2**20, 23 * 2**20, 0], abs=2**20)
+
+
 def test_in_the_middle_of_a_step_memory_goes_back_that_the_step_needs_no_more():
     out, _ = run_child("""
         import psutil, torch
@@ -479,7 +530,7 @@ def test_in_the_middle_of_a_step_memory_goes_back_that_the_step_needs_no_more():
                     wide = torch.ones(16 * 2**20)
                     before = own.memory_info().rss
                     del wide
-                    arena.trim()
+                    arena.trim(2**30)
                     freed = before - own.memory_info().rss
                     if again:
                         wide = torch.ones(16 * 2**20)
