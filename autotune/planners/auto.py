@@ -25,7 +25,7 @@ FIRST = {
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the bytes over the budget that are computed again where a store takes the rest; then halfway to either side."""
 FEW_SHARES = (0.0, 0.5)
-"""The same where weights leave under another planner of updates than serves the plan without a store."""
+"""The same where weights leave under other planners of updates or later orders than serve the plan without a store."""
 WINDOWS = (1, 2, 4, 8)
 WORTH_MOVING = 2**16
 """Bytes of a weight, at least: the many vectors of norms and biases would cost a transfer each and free next to nothing."""
@@ -129,15 +129,14 @@ def _shared(plans: Plans, choices: Choices, named: Named, names: Mapping[str, st
                 yield from _split(plans, stored, SHARES)
                 if "what" not in stored["offload"]:
                     continue
-                # a weight that is updated early has no gap behind that, and stands to the end
-                for update in choices.get("update", (None,)):
-                    begun = (
-                        whole
-                        if update is None
-                        else named({**names, "offload": offload, "recompute": recompute, "update": update})
-                    )
-                    weights = _turned(begun, "offload", store=store, what="all", least_bytes=WORTH_MOVING)
-                    yield from _split(plans, weights, SHARES if update in (None, names["update"]) else FEW_SHARES)
+                # a weight that is updated early has no gap behind that, and stands to the end; a later order does that too
+                first = {kind: name for kind, name in tried_first(choices).items() if kind == "reorder"}
+                for moved in ({}, first) if first.items() - names.items() else ({},):
+                    for update in choices.get("update", (None,)):
+                        chosen = moved if update is None else moved | {"update": update}
+                        begun = named({**names, "offload": offload, "recompute": recompute, **chosen})
+                        weights = _turned(begun, "offload", store=store, what="all", least_bytes=WORTH_MOVING)
+                        yield from _split(plans, weights, FEW_SHARES if chosen.items() - names.items() else SHARES)
 
 
 def _split(plans: Plans, begun: Settings, shares: Sequence[float]) -> Iterator[Settings]:

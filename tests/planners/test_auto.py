@@ -8,6 +8,7 @@ from autotune.costs import Costs, StoreCost
 from autotune.graph import TrainGraph
 from autotune.plan import Plan, check
 from autotune.planners import KINDS, make_plan
+from autotune.planners import auto as module
 from autotune.planners.auto import auto
 from autotune.schedule import lower
 from autotune.simulate import Estimate, peak_bytes, simulate
@@ -77,6 +78,25 @@ def test_weights_leave_where_that_fits_for_nothing_and_computing_again_would_cos
         found = seen(graph, plan, costs)
         assert found.peak_bytes <= lowest.peak_bytes
         assert budget == 0 or found.seconds <= lowest.seconds + 1e-9
+
+
+def test_weights_leave_also_where_the_order_that_is_best_without_a_store_updates_them_early():
+    graph, costs = RESNET[0], with_store(RESNET[1], 1e12)
+    alone = {
+        "order": {"planner": "list_by_bytes"},
+        "offload": {"planner": "window", "store": "ssd", "what": "all", "least_bytes": module.WORTH_MOVING},
+        "update": {"planner": "at_end"},
+    }
+    kept, again = (
+        seen(graph, make_plan(graph, alone | {"reorder": {"planner": later}}, 0, costs), costs).peak_bytes
+        for later in ("keep", "again")
+    )
+    assert kept < again
+    plans = module.Plans(graph, costs, kept)
+    choices = {kind: tuple(known) for kind, known in KINDS.items() if kind != "allocator"}
+    names = {**module.FIRST, "order": "list_by_bytes", "reorder": "again"}
+    found = module._shared(plans, choices, lambda chosen: module._named(chosen, costs), names)
+    assert min(plans.make(made)[1].peak_bytes for made in found) <= kept
 
 
 def test_without_a_store_none_is_asked_for():
