@@ -209,7 +209,7 @@ def test_of_three_parts_only_those_that_are_asked_for_are_measured(
 ):
     did: list[str] = []
     seen = {"step_peak_bytes": 10}
-    monkeypatch.setattr(bench.Bench, "peer", lambda self, name, seconds: did.append("peers") or seen)
+    monkeypatch.setattr(run.Bench, "peer", lambda self, name, seconds: did.append("peers") or seen)
     monkeypatch.setattr(run.Frontier, "plan", lambda self: did.append("plans"))
     monkeypatch.setattr(run.Frontier, "time_in_turns", lambda self, missing: did.append("seconds"))
     options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective"], parts=[part])
