@@ -22,9 +22,6 @@ from autotune.measurement import Lanes, Span
 
 _log = logging.getLogger(__name__)
 
-_WIDE = 2**20
-"""Bytes of a user's own tensor for which room is made: looking for it takes as long as moving less."""
-
 
 class Place(StrEnum):
     """Where an offloaded value is."""
@@ -54,6 +51,16 @@ class Store(Protocol):
     def transfers(self) -> list[tuple[str, float, float]]: ...
 
 
+class Memory(Protocol):
+    """What the user's own tensors take memory from."""
+
+    def away(self, nbytes: int) -> None:
+        """So many bytes of them are away: told after one gave its memory up, and before one takes memory again."""
+
+    def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Give memory to one that has none."""
+
+
 @dataclass(slots=True, eq=False)
 class _Value:
     """One offloaded value during a step."""
@@ -70,9 +77,8 @@ class _Value:
 class Engine:
     """Around each step: `with engine: ...`, and in it `save`, `gone`, `load` and `arrived` as the schedule says.
 
-    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `make_room` is called
-    before one of these takes memory again, with the bytes of them that will still be away. A value that cannot be
-    written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
+    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `memory`, without which it is
+    malloc's, where these take theirs from. A value that cannot be written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
     is a StoreError; `abandon` then brings the user's own tensors back, and the next step begins anew.
     """
 
@@ -81,12 +87,12 @@ class Engine:
         store: Store,
         own: Mapping[int, Callable[[], list[torch.Tensor]]],
         values: int,
-        make_room: Callable[[int], None] | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.store = store
         """Another may take its place between steps, with the same slots."""
         self._own, self._count = own, values
-        self._make_room = make_room
+        self._memory = memory
         self.lanes = Lanes()
         """Of the last step that ended."""
         self.transfer_bytes = 0
@@ -95,7 +101,6 @@ class Engine:
         """Why something of the last step stayed in memory; empty if nothing did."""
         self._begun, self._stepped = 0.0, False
         self._away = 0
-        """Bytes of the user's own."""
         self._values: dict[int, _Value] = {}
         self._save_stalls: list[Span] = []
         self._load_stalls: list[Span] = []
@@ -104,7 +109,8 @@ class Engine:
         """A new step."""
         self._values = {}
         self._save_stalls, self._load_stalls = [], []
-        self.transfer_bytes, self.problem, self._away = 0, "", 0
+        self.transfer_bytes, self.problem = 0, ""
+        self._leave(-self._away)
         self.store.transfers()  # of a step that was abandoned
         self._begun = time.perf_counter()
 
@@ -160,7 +166,7 @@ class Engine:
         if key in self._own:
             for one in value.tensors:
                 one.untyped_storage().resize_(0)
-            self._away += sum(value.nbytes)
+            self._leave(sum(value.nbytes))
             if not self._stepped:
                 malloc.trim()  # it lay in the heap, between others; from now on it has a mapping of its own
         else:
@@ -173,9 +179,7 @@ class Engine:
         if value.kept:
             return
         if key in self._own:
-            self._away -= sum(value.nbytes)
-            if self._make_room is not None and sum(value.nbytes) >= _WIDE:
-                self._make_room(self._away)
+            self._leave(-sum(value.nbytes))
             value.pending = [self._fetch_back(key, at, value) for at in range(len(value.tensors))]
         else:
             value.pending = [self.store.fetch(self._slot(key, 0))]
@@ -199,6 +203,7 @@ class Engine:
         """End a step that failed: whatever is under way ends, and the user's own tensors come back. StoreError where the
         store does not give one of them back."""
         lost = []
+        self._leave(-self._away)
         for key, value in self._values.items():
             self._wait(value, [])
             if key not in self._own or value.kept or value.place in (Place.READY_FOR_EXEC, Place.WAIT_FOR_OFF):
@@ -210,13 +215,23 @@ class Engine:
         if lost:
             raise StoreError(f"{lost[0]}. A weight or its optimizer state is lost: load a checkpoint")
 
+    def _leave(self, nbytes: int) -> None:
+        """So many bytes more of the user's own are away."""
+        self._away += nbytes
+        if self._memory is not None:
+            self._memory.away(self._away)
+
     def _told(self, problem: str) -> None:
         if not self.problem:
             _log.warning("%s. What cannot leave stays in memory: this step takes more than planned", problem)
         self.problem = problem
 
     def _fetch_back(self, key: int, at: int, value: _Value) -> "Future[torch.Tensor]":
-        value.tensors[at].untyped_storage().resize_(value.nbytes[at])
+        storage = value.tensors[at].untyped_storage()
+        if self._memory is None:
+            storage.resize_(value.nbytes[at])
+        else:
+            self._memory.take(storage, value.nbytes[at])
         return self.store.fetch(self._slot(key, at), value.tensors[at])
 
     def _slot(self, key: int, at: int) -> int:

@@ -40,10 +40,11 @@ class Executor:
         self._arena = arena
         own = {} if store is None else own_tensors(program, schedule)
         lends = own and arena is not None and arena.works and program.device.type == "cpu"
-        self._room = Room(arena, own_bytes(program.graph, schedule)) if lends and arena is not None else None
-        self._engine = None
-        if store is not None:
-            self._engine = Engine(store, own, len(program.graph.values), self._room.make if self._room else None)
+        # the user's own memory is malloc's, not the arena's: while one of them has it the other must not hold it too
+        self._memory: Lent | None = None
+        if lends and arena is not None:
+            self._memory = Lent(arena, own_bytes(program.graph, schedule))
+        self._engine = None if store is None else Engine(store, own, len(program.graph.values), self._memory)
         self.tangent = seed_gradient(program)
         writer = _Writer(program, schedule)
         self.source = writer.source(traced=after_instruction is not None)
@@ -59,13 +60,13 @@ class Executor:
         """Run the step; what it returns has the structure that the workload's loss function returned."""
         with (
             torch.no_grad(),
-            malloc.returning(self._room is not None),
+            malloc.returning(self._memory is not None),
             self._arena.step() if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
             results = self._step(self.tangent, *batch)
-        if self._room is not None:
-            self._room.end()
+        if self._memory is not None:
+            self._memory.away(0)
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
     def use(self, store: Store) -> None:
@@ -95,26 +96,20 @@ class Executor:
 
 
 @dataclass
-class Room:
-    """What an arena gives back so that the user's own, which is malloc's, finds room again: while one of them has memory the
-    other must not hold it too. It is no more than that, as every page that went costs a fault in the next step.
-    """
+class Lent:
+    """An arena's block may take what the step's own do at most, and the memory of the user's own that is away."""
 
     arena: Arena
     most: int
-    """Bytes that the block may hold while all of the user's own are there, by `own_bytes`."""
-    given: int = 0
-    """In this step."""
+    """By `own_bytes`."""
 
-    def make(self, away: int) -> None:
-        """Before something comes back, after which so many bytes will still be away."""
-        if (wanted := self.arena.bytes - self.given - self.most - away) > 0:
-            self.given += self.arena.trim(wanted)
+    def away(self, nbytes: int) -> None:
+        """So many bytes of the user's own are away."""
+        self.arena.hold(self.most + nbytes)
 
-    def end(self) -> None:
-        """After the step, when all are back."""
-        self.arena.rest(min(self.arena.bytes, self.most))
-        self.given = 0
+    def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """One of them takes memory again."""
+        self.arena.map(storage, nbytes)
 
 
 def own_bytes(graph: TrainGraph, schedule: Schedule) -> int:

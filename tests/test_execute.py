@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from autotune.capture import capture
 from autotune.costs import Costs, StoreCost
-from autotune.execute import Executor, Room, open_slots, own_bytes
+from autotune.execute import Executor, open_slots, own_bytes
 from autotune.graph import Role
 from autotune.plan import Plan
 from autotune.planners import make_plan
@@ -178,38 +176,3 @@ def test_what_the_step_takes_beyond_what_is_away_is_the_most_at_one_time():
         ((*before, *between, *leaves, *after), 17),
     ):
         assert own_bytes(graph, Schedule(instructions, "ssd")) == most
-
-
-@given(st.integers(0, 120), st.lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 40))))
-def test_block_and_users_own_never_take_more_together_than_the_plan_and_give_back_no_more_than_that(most, moves):
-    """As far as the block has memory that the step needs no more."""
-
-    class Block:
-        bytes, resident, dead = 120, 120, 0
-
-        def trim(self, most: int) -> int:
-            given = min(most, self.dead)
-            self.resident, self.dead = self.resident - given, self.dead - given
-            return given
-
-        def rest(self, kept: int) -> None:
-            self.resident = min(self.resident, kept)
-
-    block = Block()
-    room = Room(block, most)  # type: ignore[arg-type]
-    away = least = block.bytes - most
-    for leaves, nbytes, dies in moves:
-        block.dead = min(block.resident, block.dead + dies)
-        if leaves:
-            away += nbytes
-            continue
-        away -= min(away, nbytes)
-        room.make(away)
-        least = min(least, away)
-        assert block.dead == 0 or block.resident - away <= most
-        assert (
-            room.given <= block.bytes - most - least
-        )  # nor less memory than that: its pages would be faulted in again
-    room.end()
-    assert block.resident <= most
-    assert room.given == 0

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch import UntypedStorage
+
 from autotune import malloc
 from autotune.arena.build import library
 from autotune.layout import Buffers, Layout, lay_out
@@ -79,18 +81,24 @@ class Arena:
             _log.warning("%d of %d allocations differ from the recorded step; %s", self.misses, self._slots, again)
             self.close()
 
-    def trim(self, most: int) -> int:
-        """In the middle of a step give memory back that this step needs no more, at most so many bytes: those that it was."""
-        if self._library is None or self._id is None:
-            return 0
-        return int(self._library.arena_trim(self._id, most))
-
-    def rest(self, kept: int = 0) -> None:
-        """Give the memory back until the next step; the layout stays, and of the memory so many bytes at most: those that
-        the next step takes first.
+    def hold(self, nbytes: int) -> None:
+        """From now on take no more than so many bytes of memory, as far as what lives allows: of the rest goes what the step, and
+        then the next one, needs last.
         """
         if self._library is not None and self._id is not None:
-            self._library.arena_rest(self._id, kept)
+            self._library.arena_hold(self._id, nbytes)
+
+    def map(self, storage: UntypedStorage, nbytes: int) -> None:
+        """Give a CPU storage that has no memory so many bytes in a mapping of its own: they go back as soon as they are freed,
+        whatever holes malloc's heap has.
+        """
+        if self._library is None or not self._library.arena_map(storage._cdata, nbytes):
+            storage.resize_(nbytes)
+
+    def rest(self) -> None:
+        """Give the memory back until the next step; the layout stays."""
+        if self._library is not None and self._id is not None:
+            self._library.arena_rest(self._id)
 
     def close(self) -> None:
         """Give the memory back; a later step records anew."""

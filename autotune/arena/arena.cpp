@@ -4,6 +4,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 
 #include "heap.hpp"
 #include "poison.hpp"
+#include "ranges.hpp"
 
 namespace {
 
@@ -38,64 +40,59 @@ struct Arena {
   int64_t bytes = 0;
   std::vector<Slot> slots;
   std::map<int64_t, int64_t> live;  // offset -> end
-  bool resting = false;  // its pages go back to the system as soon as nothing lives there
-  int64_t kept = 0;      // bytes of them that stay all the same
-  std::map<int64_t, int64_t> gone;  // offset -> end, of pages that went back in the middle of this step
+  bool resting = false;             // its pages go back to the system as soon as nothing lives there
+  int64_t limit = -1;               // bytes of memory that its pages may take, if what lives allows; -1: all of them
+  Ranges resident;                  // pages that take memory; kept only while there is a limit
   int64_t misses = 0;
   int64_t hits = 0;
 };
 
-// Give the whole pages between the ranges (offset -> end) back, `most` bytes or the page above; tells which went.
-std::map<int64_t, int64_t> give_back_between(const Arena& arena, std::map<int64_t, int64_t> needed, int64_t most) {
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  std::map<int64_t, int64_t> gone;
-  int64_t done = 0;  // up to here everything was looked at
-  needed[arena.bytes] = arena.bytes;
-  for (const auto& [begin, end] : needed) {
-    const bool at_end = begin == arena.bytes;  // the block's last page is nobody else's
-    const int64_t first = (done + page - 1) / page * page, last = at_end ? begin : begin / page * page;
-    const int64_t size = std::min(last - first, (most + page - 1) / page * page);
-    if (size > 0) {
-      madvise(arena.base + first, size, MADV_DONTNEED);
-      poison(arena.base + first, size);
-      gone[first] = first + size;
-      most -= size;
-    }
-    done = std::max(done, end);
-  }
-  return gone;
+struct Pages {
+  int64_t begin, end;
+};
+
+// All that a range touches.
+Pages pages(int64_t begin, int64_t end) {
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  return {begin / page * page, (end + page - 1) / page * page};
 }
 
-// Bytes of a range that lie in none of the disjoint ones (offset -> end).
-int64_t uncovered(const std::map<int64_t, int64_t>& ranges, int64_t begin, int64_t end) {
-  int64_t left = end - begin;
-  auto next = ranges.upper_bound(begin);
-  if (next != ranges.begin()) --next;
-  for (; next != ranges.end() && next->first < end; ++next) {
-    left -= std::max<int64_t>(0, std::min(end, next->second) - std::max(begin, next->first));
-  }
-  return left;
+// Looking for pages takes time: a little more than must goes, and only so many slots are looked ahead.
+constexpr int64_t kSpare = int64_t{1} << 20;
+constexpr size_t kAhead = 512;
+
+void give_back(Arena& arena, Pages gone) {
+  madvise(arena.base + gone.begin, gone.end - gone.begin, MADV_DONTNEED);
+  poison(arena.base + gone.begin, std::min(gone.end, arena.bytes) - gone.begin);
+  arena.resident.cut(gone.begin, gone.end);
 }
 
-void join(std::map<int64_t, int64_t>& ranges, int64_t begin, int64_t end) {
-  auto next = ranges.upper_bound(begin);
-  if (next != ranges.begin() && std::prev(next)->second >= begin) begin = (--next)->first;
-  for (; next != ranges.end() && next->first <= end; next = ranges.erase(next)) end = std::max(end, next->second);
-  ranges.emplace(begin, end);
+void give_all_back(Arena& arena) {
+  if (arena.base != nullptr && arena.live.empty()) give_back(arena, pages(0, arena.bytes));
 }
 
-// What stays is what the next step's first slots lie on: nothing is touched earlier than if all had gone.
-void give_back(const Arena& arena) {
-  if (arena.base == nullptr || !arena.live.empty() || arena.kept >= arena.bytes) return;
-  std::map<int64_t, int64_t> stays;
-  int64_t left = arena.kept;
-  for (const Slot slot : arena.slots) {
+// Give pages back on which nothing lives until no more than the limit is left, if there are any not those that slots from
+// `next` on, and the next step's, need first.
+void keep_to_limit(Arena& arena, size_t next) {
+  const int64_t over = arena.resident.bytes() - arena.limit;
+  if (arena.limit < 0 || over <= 0) return;
+  const int64_t wanted = over + kSpare;
+  Ranges idle = arena.resident;
+  const auto cut = [&idle](Pages used) { idle.cut(used.begin, used.end); };
+  for (const auto& [begin, end] : arena.live) cut(pages(begin, end));
+  for (size_t i = 0; i < std::min(kAhead, arena.slots.size()); ++i) {
+    const Slot slot = arena.slots[(next + i) % arena.slots.size()];
     if (slot.offset < 0) continue;
-    left -= uncovered(stays, slot.offset, slot.offset + slot.size);
-    if (left < 0) break;
-    join(stays, slot.offset, slot.offset + slot.size);
+    const Pages used = pages(slot.offset, slot.offset + slot.size);
+    if (idle.bytes() - idle.covered(used.begin, used.end) < wanted) break;
+    cut(used);
   }
-  give_back_between(arena, std::move(stays), arena.bytes);
+  int64_t left = wanted;
+  for (const auto& [begin, end] : idle) {
+    const Pages gone = pages(begin, std::min(end, begin + left));
+    give_back(arena, gone);
+    if ((left -= gone.end - gone.begin) <= 0) break;
+  }
 }
 
 enum class Mode { kOff, kRecord, kReplay, kKeep };
@@ -151,7 +148,7 @@ void release(void* data) {
     if (slot == arena->live.end()) return stop("freed twice", data);
     poison(data, slot->second - slot->first);
     arena->live.erase(slot);
-    if (arena->resting) give_back(*arena);
+    if (arena->resting) give_all_back(*arena);
     return;
   }
   if (any_kept.load(std::memory_order_relaxed) && keep(data)) return;
@@ -186,6 +183,11 @@ void* from_slot(size_t bytes) {
       if (is_free(*current, slot.offset, slot.size)) {
         current->live.emplace(slot.offset, slot.offset + slot.size);
         ++current->hits;
+        if (current->limit >= 0) {
+          const Pages used = pages(slot.offset, slot.offset + slot.size);
+          current->resident.add(used.begin, used.end);
+          keep_to_limit(*current, position);
+        }
         unpoison(current->base + slot.offset, slot.size);
         return current->base + slot.offset;
       }
@@ -269,35 +271,35 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
   return arena_count.fetch_add(1, std::memory_order_release);
 }
 
-// Give the memory back to the system until the next replay, but for `kept` bytes of it; where tensors of the step still
-// live, when the last one dies.
-void arena_rest(int id, int64_t kept) {
+// Give the memory back to the system until the next replay; where tensors of the step still live, when the last one dies.
+void arena_rest(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   arenas[id]->resting = true;
-  arenas[id]->kept = kept;
-  give_back(*arenas[id]);
+  give_all_back(*arenas[id]);
 }
 
-// In the middle of a step: give up to `most` bytes of pages back that nothing lives on, no later slot of this step lies on and
-// that did not go before; tells how many it gave.
-int64_t arena_trim(int id, int64_t most) {
+// From now on take no more than so many bytes of memory, as far as what lives allows.
+void arena_hold(int id, int64_t limit) {
   const std::lock_guard<std::mutex> lock(mutex);
   Arena& arena = *arenas[id];
-  if (arena.base == nullptr || current != &arena) return 0;
-  std::map<int64_t, int64_t> needed = arena.live;  // offset -> end
-  for (size_t i = position; i < arena.slots.size(); ++i) {
-    const Slot slot = arena.slots[i];
-    if (slot.offset < 0) continue;
-    int64_t& end = needed[slot.offset];
-    end = std::max(end, slot.offset + slot.size);
+  if (arena.base == nullptr) return;
+  if (arena.limit < 0) arena.resident.add(0, pages(0, arena.bytes).end);  // nobody looked until now
+  arena.limit = limit;
+  keep_to_limit(arena, current == &arena ? position : 0);
+}
+
+// Memory in a mapping of its own for a storage that has none; whether it could be had.
+bool arena_map(void* storage, int64_t bytes) {
+  void* data = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    data = heap.map(bytes);
   }
-  for (const auto& [begin, end] : arena.gone) needed[begin] = std::max(needed[begin], end);
-  int64_t given = 0;
-  for (const auto& [begin, end] : give_back_between(arena, std::move(needed), most)) {
-    join(arena.gone, begin, end);
-    given += end - begin;
-  }
-  return given;
+  if (data == nullptr) return false;
+  auto* taker = static_cast<c10::StorageImpl*>(storage);
+  taker->set_data_ptr_noswap({data, data, &release, c10::Device(c10::DeviceType::CPU)});
+  taker->set_nbytes(bytes);
+  return true;
 }
 
 // From now on what this thread allocates and anyone frees serves a later request of as many bytes, its pages in place.
@@ -338,7 +340,6 @@ void arena_replay(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   current = arenas[id];
   current->resting = false;
-  current->gone.clear();
   position = 0;
   current->misses = current->hits = 0;
   mode = Mode::kReplay;

@@ -22,7 +22,7 @@ class Heap {
   // Uninitialized bytes aligned for torch; nullptr where none are to be had. Less than a page would hold on to a whole one.
   void* take(int64_t bytes) {
     if (bytes < page_) return nullptr;
-    if (bytes > kLargest) return map(up(bytes, page_));
+    if (bytes > kLargest) return map(bytes);
     if (!reserved()) return nullptr;
     const int64_t size = up(bytes, kAlignment);
     // whole pages lie on pages: beside a hole neither end of them would be charged for more
@@ -43,6 +43,17 @@ class Heap {
     return hand_out(begin, size, bytes);
   }
 
+  // In whole pages of their own.
+  void* map(int64_t least) {
+    const int64_t bytes = up(least, page_);
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    forget(data, bytes);
+    mapped_.emplace(data, bytes);
+    mapped_count_.fetch_add(1, std::memory_order_relaxed);
+    return data;
+  }
+
   // Whether it came from here.
   bool release(void* data) {
     if (!in_region(data)) return unmap(data);
@@ -59,15 +70,6 @@ class Heap {
 
   static int64_t up(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
   static int64_t down(int64_t number, int64_t to) { return number / to * to; }
-
-  void* map(int64_t bytes) {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return nullptr;
-    forget(data, bytes);
-    mapped_.emplace(data, bytes);
-    mapped_count_.fetch_add(1, std::memory_order_relaxed);
-    return data;
-  }
 
   bool unmap(void* data) {
     const auto found = mapped_.find(data);

@@ -466,83 +466,108 @@ def test_kept_memory_serves_the_next_request_of_as_many_bytes_with_its_pages():
     assert left < 4 * page
 
 
-def test_at_rest_the_memory_that_the_next_step_takes_first_may_stay():
-    out, _ = run_child("""
-        import psutil, torch
-        from autotune.arena import Arena
-        MIB = 2**20
-        arena, own = Arena(), psutil.Process()
-        def step():
-            first = torch.ones(4 * MIB)  # 16 MiB
-            taken = own.memory_info().rss
-            second = torch.ones(8 * MIB)
-            del first
-            torch.ones(2 * MIB)
-            return taken
-        for _ in range(3):
-            with arena.step():
-                step()
-        for kept in (arena.bytes, 47 * MIB, 16 * MIB, 0):
-            before = own.memory_info().rss
-            arena.rest(kept)
-            rested = own.memory_info().rss
-            with arena.step():
-                taken = step()
-            assert arena.misses == 0
-            print((before - rested) / MIB, (taken - rested) / MIB)
-    """)
-    gone = [list(map(float, line.split())) for line in out.splitlines()]
-    assert gone == [pytest.approx(row, abs=2) for row in ([0, 0], [32, 0], [32, 0], [48, 16])]
-
-
-def test_in_the_middle_of_a_step_no_more_goes_back_than_was_asked_for():
-    out, _ = run_child("""
-        import psutil, torch
-        from autotune.arena import Arena
-        arena, own = Arena(), psutil.Process()
-        for _ in range(3):
-            with arena.step():
-                wide = torch.ones(16 * 2**20)
-                del wide
+HOLDING = """
+    import psutil, torch
+    from autotune.arena import Arena
+    MIB = 2**20
+    arena, own = Arena(), psutil.Process()
+    def taken():
+        return own.memory_info().rss / MIB - floor
+    def step(hold, tell):
+        first = torch.ones(4 * MIB)  # 16 MiB
+        second = torch.ones(8 * MIB)
+        tell()
+        del first
+        third = torch.ones(MIB // 2)
+        tell()
+        hold()
+        tell()
+        fourth = torch.ones(3 * MIB)  # where the first was
+        assert (second.sum(), third.sum(), fourth.sum()) == (8 * MIB, MIB // 2, 3 * MIB)
+        tell()
+    def nothing():
+        pass
+    for _ in range(2):
         with arena.step():
-            wide = torch.ones(16 * 2**20)
-            del wide
-            before = own.memory_info().rss
-            for asked in (20, 1, 2):  # none of them twice
-                print(arena.trim(asked * 2**20), before - own.memory_info().rss)
-        print(arena.trim(2**30), 0)
-    """)
-    rows = [list(map(int, line.split())) for line in out.splitlines()]
-    assert [told for told, _ in rows] == [20 * 2**20, 2**20, 2 * 2**20, 0]  # no step, nothing to look at
-    assert [freed for _, freed in rows] == pytest.approx([20 * 2**20, 21 * 2**20, 23 * 2**20, 0], abs=2**20)
+            step(nothing, nothing)
+    assert arena.bytes == 48 * MIB
+    floor = own.memory_info().rss / MIB
+"""
 
 
-def test_in_the_middle_of_a_step_memory_goes_back_that_the_step_needs_no_more():
+def test_an_arena_holds_no_more_than_it_is_told_as_far_as_what_lives_allows():
+    program = (
+        HOLDING
+        + """
+    for begins, later in ((48, 48), (48, 40), (40, 0), (0, 48)):
+        rows = []
+        arena.hold(begins * MIB)
+        with arena.step():
+            step(lambda: arena.hold(later * MIB), lambda: rows.append(taken()))
+        assert arena.misses == 0
+        arena.hold(24 * MIB)
+        print(*rows, taken())
+    """
+    )
+    out, _ = run_child(program)
+    rows = [list(map(float, line.split())) for line in out.splitlines()]
+    assert rows == [
+        pytest.approx(row, abs=1)
+        for row in (
+            [48, 48, 48, 48, 23],  # a MiB more goes than must
+            [48, 48, 39, 46, 23],
+            [48, 39, 34, 46, 23],  # 48 live, then 34
+            [48, 34, 34, 46, 23],
+        )
+    ]
+
+
+def test_of_what_goes_the_next_step_needs_the_last_slots_first():
+    program = (
+        HOLDING
+        + """
+    arena.hold(48 * MIB)
+    with arena.step():
+        step(nothing, nothing)
+    for kept in (48, 16, 0):
+        arena.hold(kept * MIB)
+        rested = taken()
+        with arena.step():
+            torch.ones(4 * MIB)
+            print(taken() - rested)
+            arena.hold(48 * MIB)
+            torch.ones(8 * MIB)
+    """
+    )
+    out, _ = run_child(program)
+    assert list(map(float, out.split())) == pytest.approx([0, 1.5, 16], abs=1)
+
+
+def test_a_storage_gets_memory_that_goes_back_as_soon_as_it_is_freed_whatever_malloc_would_keep():
     out, _ = run_child("""
         import psutil, torch
         from autotune.arena import Arena
-        own = psutil.Process()
-        for again in (False, True):
-            arena = Arena()
-            for number in range(4):
-                with arena.step():
-                    kept = torch.full((2**20,), 7.0)
-                    wide = torch.ones(16 * 2**20)
-                    before = own.memory_info().rss
-                    del wide
-                    arena.trim(2**30)
-                    freed = before - own.memory_info().rss
-                    if again:
-                        wide = torch.ones(16 * 2**20)
-                        assert wide.sum() == 16 * 2**20
-                        del wide
-                    assert kept.eq(7.0).all()
-                    del kept
-            assert arena.misses == 0
-            print(freed)
-            arena.close()
+        arena, own = Arena(), psutil.Process()
+        holes = [torch.zeros(2**18) for _ in range(64)]  # a MiB each
+        del holes[::2]
+        weight = torch.nn.Parameter(torch.ones(2**21))
+        storage = weight.untyped_storage()
+        for _ in range(2):
+            storage.resize_(0)
+            before = own.memory_info().rss
+            arena.map(storage, 4 * 2**21)
+            weight.data.fill_(2.0)
+            taken = own.memory_info().rss
+            storage.resize_(0)
+            print((taken - before) / 2**20, (taken - own.memory_info().rss) / 2**20)
+        arena.map(storage, 4 * 2**21)
+        weight.data.fill_(3.0)
+        torch.save(weight, "/dev/null")
+        storage.resize_(4 * 2**22)  # as anyone may go on with it
+        assert weight.eq(3.0).all()
+        del weight, storage
     """)
-    assert [int(line) / 2**20 for line in out.split()] == pytest.approx([64, 0], abs=2)
+    assert [float(number) for number in out.split()] == pytest.approx([8] * 4, abs=1)
 
 
 def test_without_a_compiler_the_plan_runs_with_one_warning(tmp_path):

@@ -80,6 +80,6 @@ def test_a_step_is_charged_what_lives_and_keeps_nothing() -> None:
         [sys.executable, "-c", textwrap.dedent(STEP)], env=dict(os.environ), capture_output=True, text=True, check=True
     )
     most, charged, kept, data = map(int, done.stdout.split())
-    assert charged - kept == pytest.approx(most, rel=0.005)
+    assert charged - kept == pytest.approx(most, rel=0.01)  # the kernel counts up to 64 pages late
     assert kept < 2 * MIB  # Python's own: the recorded events, the random numbers
     assert data < 8 * MIB  # a limit on data is not used up by what has been given back
