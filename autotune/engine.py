@@ -55,7 +55,7 @@ class Memory(Protocol):
     """What the user's own tensors take memory from."""
 
     def away(self, nbytes: int) -> None:
-        """So many bytes of them are away: told after one gave its memory up, and before one takes memory again."""
+        """So many bytes of them are away: told at a step's begin, after one gave its memory up, before one takes memory again."""
 
     def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Give memory to one that has none."""
@@ -77,8 +77,8 @@ class _Value:
 class Engine:
     """Around each step: `with engine: ...`, and in it `save`, `gone`, `load` and `arrived` as the schedule says.
 
-    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `memory`, without which it is
-    malloc's, where these take theirs from. A value that cannot be written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
+    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `memory`: what these take
+    theirs from, malloc if there is none. A value that cannot be written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
     is a StoreError; `abandon` then brings the user's own tensors back, and the next step begins anew.
     """
 
@@ -180,7 +180,9 @@ class Engine:
             return
         if key in self._own:
             self._leave(-sum(value.nbytes))
-            value.pending = [self._fetch_back(key, at, value) for at in range(len(value.tensors))]
+            value.pending = []
+            for at in range(len(value.tensors)):  # one by one: if there is no memory for the next, these are waited for
+                value.pending.append(self._fetch_back(key, at, value))
         else:
             value.pending = [self.store.fetch(self._slot(key, 0))]
         self.transfer_bytes += sum(value.nbytes)
@@ -208,8 +210,14 @@ class Engine:
             self._wait(value, [])
             if key not in self._own or value.kept or value.place in (Place.READY_FOR_EXEC, Place.WAIT_FOR_OFF):
                 continue
+            back = value.pending if value.place is Place.WAIT_FOR_EXEC else []
             for at in range(len(value.tensors)):
-                problem = self._fetch_back(key, at, value).exception()
+                if at < len(back) and back[at].exception() is None:
+                    continue
+                try:
+                    problem = self._fetch_back(key, at, value).exception()
+                except (MemoryError, RuntimeError) as error:  # torch's own where it has no memory
+                    problem = error
                 lost += [str(problem)] if problem is not None else []
         self._values = {}
         if lost:
@@ -228,10 +236,11 @@ class Engine:
 
     def _fetch_back(self, key: int, at: int, value: _Value) -> "Future[torch.Tensor]":
         storage = value.tensors[at].untyped_storage()
-        if self._memory is None:
-            storage.resize_(value.nbytes[at])
-        else:
-            self._memory.take(storage, value.nbytes[at])
+        if storage.nbytes() != value.nbytes[at]:
+            if self._memory is None:
+                storage.resize_(value.nbytes[at])
+            else:
+                self._memory.take(storage, value.nbytes[at])
         return self.store.fetch(self._slot(key, at), value.tensors[at])
 
     def _slot(self, key: int, at: int) -> int:

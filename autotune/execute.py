@@ -40,7 +40,7 @@ class Executor:
         self._arena = arena
         own = {} if store is None else own_tensors(program, schedule)
         lends = own and arena is not None and arena.works and program.device.type == "cpu"
-        # the user's own memory is malloc's, not the arena's: while one of them has it the other must not hold it too
+        # the user's own memory is not the arena's: while one of them has it the other must not hold it too
         self._memory: Lent | None = None
         if lends and arena is not None:
             self._memory = Lent(arena, own_bytes(program.graph, schedule))
@@ -105,7 +105,7 @@ class Lent:
 
     def away(self, nbytes: int) -> None:
         """So many bytes of the user's own are away."""
-        self.arena.hold(self.most + nbytes)
+        self.arena.hold(self.most, nbytes)
 
     def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """One of them takes memory again."""

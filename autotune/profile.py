@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autotune.arena import kept_memory
+from autotune.arena.build import library
 from autotune.costs import Costs
 from autotune.graph import Op
 from autotune.program import Meta, Program, Read, View
@@ -42,7 +43,10 @@ class OpCost:
 def profile(program: Program, *, cache: Path | None = None) -> Costs:
     """Costs of every op, without stores. `cache` is a JSON file of earlier measurements, by device and signature."""
     ops = program.graph.ops
-    key = f"{torch.__version__} kept memory {program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
+    kept = "kept memory " if program.device.type == "cpu" and library() is not None else ""
+    key = (
+        f"{torch.__version__} {kept}{program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
+    )
     known = _read_cache(cache, key)
     if _is_stale(program, known):
         known = {}

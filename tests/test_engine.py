@@ -158,6 +158,46 @@ def deep() -> nn.Module:
     return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4))
 
 
+def test_a_weight_that_came_back_before_the_step_broke_off_is_not_read_again():
+    weights, store = [torch.arange(1000.0), torch.arange(500.0)], Memory()
+    engine = Engine(store, {key: lambda key=key: [weights[key]] for key in (0, 1)}, 2)
+    engine.begin()
+    for key in (0, 1):
+        engine.save(key)
+        engine.gone(key)
+    engine.load(0)
+    store.broken = {0: "read", 1: "read"}
+    with pytest.raises(StoreError, match="cannot read slot 1"):
+        engine.abandon()
+    assert torch.equal(weights[0], torch.arange(1000.0))
+
+
+def test_where_there_is_no_memory_for_one_weight_the_others_come_back_all_the_same():
+    weights = [torch.arange(1000.0), torch.arange(500.0)]
+    told: list[int] = []
+
+    class Scarce:
+        def away(self, nbytes: int) -> None:
+            told.append(nbytes)
+
+        def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+            if nbytes > 2000:
+                raise MemoryError(f"no {nbytes} B to be had")
+            storage.resize_(nbytes)
+
+    engine = Engine(Memory(), {key: lambda key=key: [weights[key]] for key in (0, 1)}, 2, Scarce())
+    engine.begin()
+    for key in (0, 1):
+        engine.save(key)
+        engine.gone(key)
+    with pytest.raises(MemoryError):
+        engine.load(0)
+    with pytest.raises(StoreError, match=r"no 4000 B to be had\. A weight .* is lost: load a checkpoint"):
+        engine.abandon()
+    assert torch.equal(weights[1], torch.arange(500.0))
+    assert told == [0, 4000, 6000, 2000, 0]
+
+
 class Step:
     """A step of `deep` with weights, state and activations away; the store's disk is whatever the test says."""
 

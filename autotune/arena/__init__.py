@@ -6,6 +6,7 @@ the allocations of one step and replays them from a layout in the next; what doe
 
 import ctypes
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,19 +82,21 @@ class Arena:
             _log.warning("%d of %d allocations differ from the recorded step; %s", self.misses, self._slots, again)
             self.close()
 
-    def hold(self, nbytes: int) -> None:
-        """From now on take no more than so many bytes of memory, as far as what lives allows: of the rest goes what the step, and
-        then the next one, needs last.
+    def hold(self, most: int, away: int) -> None:
+        """From now on take no more memory than `most` bytes and those of the user's own that are away, or than the step took
+        beyond these at its fullest: what lives stays, and of the rest as far as that goes what is needed soon.
         """
         if self._library is not None and self._id is not None:
-            self._library.arena_hold(self._id, nbytes)
+            self._library.arena_hold(self._id, most, away)
 
     def map(self, storage: UntypedStorage, nbytes: int) -> None:
-        """Give a CPU storage that has no memory so many bytes in a mapping of its own: they go back as soon as they are freed,
-        whatever holes malloc's heap has.
+        """Give a CPU storage that has no memory so many bytes, from 64 KiB on in a mapping of its own: they go back as soon as
+        they are freed, whatever holes malloc's heap has. MemoryError where there are none.
         """
-        if self._library is None or not self._library.arena_map(storage._cdata, nbytes):
+        if self._library is None:
             storage.resize_(nbytes)
+        elif not self._library.arena_map(storage._cdata, nbytes):
+            raise MemoryError(f"no {fmt_bytes(nbytes)} to be had for a weight or its optimizer state that comes back")
 
     def rest(self) -> None:
         """Give the memory back until the next step; the layout stays."""
@@ -120,6 +123,8 @@ class Arena:
         numbers = ctypes.c_int64 * count
         made = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
         self._id, self._slots = (made, count) if made >= 0 else (None, 0)
+        if made >= 0:
+            weakref.finalize(self, lib.arena_rest, made)
         if made < 0:
             _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
             self.bytes, self._recordings = 0, MANY_RECORDINGS

@@ -41,7 +41,11 @@ struct Arena {
   std::vector<Slot> slots;
   std::map<int64_t, int64_t> live;  // offset -> end
   bool resting = false;             // its pages go back to the system as soon as nothing lives there
-  int64_t limit = -1;               // bytes of memory that its pages may take, if what lives allows; -1: all of them
+  int64_t live_bytes = 0;
+  int64_t most = -1;                // that the step's own may take while nothing of the user's own is away; -1: all there is
+  int64_t away = 0;                 // bytes of the user's own
+  int64_t outside = 0;              // bytes that this step allocated and that found no place here
+  int64_t reached = 0, top = 0;     // what the step's own took beyond `away`: at most in this step, and in it or the one before
   Ranges resident;                  // pages that take memory; kept only while there is a limit
   int64_t misses = 0;
   int64_t hits = 0;
@@ -57,7 +61,7 @@ Pages pages(int64_t begin, int64_t end) {
   return {begin / page * page, (end + page - 1) / page * page};
 }
 
-// Looking for pages takes time: a little more than must goes, and only so many slots are looked ahead.
+// Looking for pages takes time: a little more than must goes, and only so many slots ahead are spared.
 constexpr int64_t kSpare = int64_t{1} << 20;
 constexpr size_t kAhead = 512;
 
@@ -71,11 +75,15 @@ void give_all_back(Arena& arena) {
   if (arena.base != nullptr && arena.live.empty()) give_back(arena, pages(0, arena.bytes));
 }
 
-// Give pages back on which nothing lives until no more than the limit is left, if there are any not those that slots from
-// `next` on, and the next step's, need first.
+// Give pages back on which nothing lives until no more is left than the step takes anyway at its fullest, kernels' scratch
+// included; as far as there are others not those that slots from `next` on, and the next step's, need soon.
 void keep_to_limit(Arena& arena, size_t next) {
-  const int64_t over = arena.resident.bytes() - arena.limit;
-  if (arena.limit < 0 || over <= 0) return;
+  if (arena.most < 0) return;
+  arena.reached = std::max({arena.reached, arena.most, arena.live_bytes + arena.outside - arena.away});
+  arena.top = std::max(arena.top, arena.reached);
+  const int64_t over = arena.resident.bytes() + arena.outside - arena.top - arena.away;
+  const int64_t page = pages(0, 1).end;
+  if (over <= 0 || arena.resident.bytes() - arena.live_bytes < page) return;
   const int64_t wanted = over + kSpare;
   Ranges idle = arena.resident;
   const auto cut = [&idle](Pages used) { idle.cut(used.begin, used.end); };
@@ -102,7 +110,7 @@ c10::Allocator* original = nullptr;
 std::vector<Arena*> arenas;  // never shrinks: a tensor may outlive its arena's user
 std::atomic<int> arena_count{0};
 
-Heap heap;  // of the steps that are recorded
+Heap heap;  // of the steps that are recorded; its mappings are of the user's own that come back, too
 std::vector<Event> events;
 std::unordered_map<void*, size_t> recording;
 std::atomic<bool> is_recording{false};
@@ -147,6 +155,7 @@ void release(void* data) {
     const auto slot = arena->live.find(static_cast<char*>(data) - arena->base);
     if (slot == arena->live.end()) return stop("freed twice", data);
     poison(data, slot->second - slot->first);
+    arena->live_bytes -= slot->second - slot->first;
     arena->live.erase(slot);
     if (arena->resting) give_all_back(*arena);
     return;
@@ -179,11 +188,16 @@ void* from_slot(size_t bytes) {
   if (index < current->slots.size()) {
     const Slot slot = current->slots[index];
     if (slot.size == static_cast<int64_t>(bytes)) {
-      if (slot.offset < 0) return nullptr;  // planned to stay outside
+      if (slot.offset < 0) {  // planned to stay outside
+        current->outside += slot.size;
+        keep_to_limit(*current, position);
+        return nullptr;
+      }
       if (is_free(*current, slot.offset, slot.size)) {
         current->live.emplace(slot.offset, slot.offset + slot.size);
+        current->live_bytes += slot.size;
         ++current->hits;
-        if (current->limit >= 0) {
+        if (current->most >= 0) {
           const Pages used = pages(slot.offset, slot.offset + slot.size);
           current->resident.add(used.begin, used.end);
           keep_to_limit(*current, position);
@@ -194,6 +208,8 @@ void* from_slot(size_t bytes) {
     }
   }
   ++current->misses;
+  current->outside += static_cast<int64_t>(bytes);
+  keep_to_limit(*current, position);
   return nullptr;
 }
 
@@ -278,24 +294,34 @@ void arena_rest(int id) {
   give_all_back(*arenas[id]);
 }
 
-// From now on take no more than so many bytes of memory, as far as what lives allows.
-void arena_hold(int id, int64_t limit) {
+// From now on take no more memory than `most` and what is away of the user's own, as far as what lives allows.
+void arena_hold(int id, int64_t most, int64_t away) {
   const std::lock_guard<std::mutex> lock(mutex);
   Arena& arena = *arenas[id];
   if (arena.base == nullptr) return;
-  if (arena.limit < 0) arena.resident.add(0, pages(0, arena.bytes).end);  // nobody looked until now
-  arena.limit = limit;
+  if (arena.most < 0) {
+    const Pages all = pages(0, arena.bytes);
+    madvise(arena.base, all.end, MADV_NOHUGEPAGE);  // a huge page would be charged for one small slot
+    arena.resident.add(all.begin, all.end);         // nobody looked until now
+  }
+  arena.most = most;
+  arena.away = away;
   keep_to_limit(arena, current == &arena ? position : 0);
 }
 
-// Memory in a mapping of its own for a storage that has none; whether it could be had.
+// Memory for a storage that has none, from malloc or if it is wide in a mapping of its own; whether it could be had.
 bool arena_map(void* storage, int64_t bytes) {
+  constexpr int64_t kWide = int64_t{64} << 10;  // what is smaller shares its pages with others, as malloc's
   void* data = nullptr;
-  {
+  if (bytes >= kWide) {
     const std::lock_guard<std::mutex> lock(mutex);
-    data = heap.map(bytes);
+    if ((data = heap.map(bytes)) != nullptr) madvise(data, bytes, MADV_NOHUGEPAGE);  // a part of one would stay charged
   }
-  if (data == nullptr) return false;
+  try {
+    if (data == nullptr) data = original->raw_allocate(bytes);
+  } catch (const std::exception&) {
+    return false;
+  }
   auto* taker = static_cast<c10::StorageImpl*>(storage);
   taker->set_data_ptr_noswap({data, data, &release, c10::Device(c10::DeviceType::CPU)});
   taker->set_nbytes(bytes);
@@ -340,6 +366,8 @@ void arena_replay(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   current = arenas[id];
   current->resting = false;
+  current->top = std::max(current->most, current->reached);
+  current->reached = current->outside = 0;
   position = 0;
   current->misses = current->hits = 0;
   mode = Mode::kReplay;

@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.arena_create.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     loaded.arena_recorded.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    loaded.arena_hold.argtypes = [ctypes.c_int, ctypes.c_int64]
+    loaded.arena_hold.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     loaded.arena_map.argtypes, loaded.arena_map.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_bool
     for name in ("arena_recorded", "arena_stop", "arena_hits"):
         getattr(loaded, name).restype = ctypes.c_int64

@@ -46,11 +46,6 @@ class Ranges {
     }
   }
 
-  void clear() {
-    ends_.clear();
-    bytes_ = 0;
-  }
-
  private:
   // The first range that ends behind it.
   std::map<int64_t, int64_t>::const_iterator first_beyond(int64_t from) const {

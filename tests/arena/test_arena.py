@@ -470,77 +470,73 @@ HOLDING = """
     import psutil, torch
     from autotune.arena import Arena
     MIB = 2**20
-    arena, own = Arena(), psutil.Process()
-    def taken():
-        return own.memory_info().rss / MIB - floor
-    def step(hold, tell):
+    arena, own, outlives = Arena(), psutil.Process(), []
+    def step(early=False, output=0):
+        def tell():
+            rows.append(own.memory_info().rss / MIB - floor)
+        outlives.clear()
+        arena.hold(24 * MIB, 24 * MIB)  # of the user's own as much is away
         first = torch.ones(4 * MIB)  # 16 MiB
+        tell()
         second = torch.ones(8 * MIB)
         tell()
         del first
+        if not early:
+            del second
+        outlives.append(torch.ones(output * MIB // 4))
         third = torch.ones(MIB // 2)
+        arena.hold(24 * MIB, 0)  # and is to come back
         tell()
-        hold()
+        fourth = torch.ones(2 * MIB)
+        assert (third.sum(), fourth.sum()) == (MIB // 2, 2 * MIB)
         tell()
-        fourth = torch.ones(3 * MIB)  # where the first was
-        assert (second.sum(), third.sum(), fourth.sum()) == (8 * MIB, MIB // 2, 3 * MIB)
-        tell()
-    def nothing():
-        pass
-    for _ in range(2):
-        with arena.step():
-            step(nothing, nothing)
-    assert arena.bytes == 48 * MIB
-    floor = own.memory_info().rss / MIB
+    def run(count=1, **how):
+        for _ in range(count):
+            with arena.step():
+                step(**how)
+            assert arena.misses == 0
+        arena.hold(24 * MIB, 0)
+    floor, rows = 0.0, []
 """
 
 
-def test_an_arena_holds_no_more_than_it_is_told_as_far_as_what_lives_allows():
-    program = (
-        HOLDING
-        + """
-    for begins, later in ((48, 48), (48, 40), (40, 0), (0, 48)):
-        rows = []
-        arena.hold(begins * MIB)
-        with arena.step():
-            step(lambda: arena.hold(later * MIB), lambda: rows.append(taken()))
-        assert arena.misses == 0
-        arena.hold(24 * MIB)
-        print(*rows, taken())
-    """
-    )
-    out, _ = run_child(program)
-    rows = [list(map(float, line.split())) for line in out.splitlines()]
-    assert rows == [
-        pytest.approx(row, abs=1)
-        for row in (
-            [48, 48, 48, 48, 23],  # a MiB more goes than must
-            [48, 48, 39, 46, 23],
-            [48, 39, 34, 46, 23],  # 48 live, then 34
-            [48, 34, 34, 46, 23],
-        )
-    ]
+def held(then: str) -> list[float]:
+    """MiB that a process takes at every `tell` of what it does beyond what it took with its arena laid out."""
+    out, _ = run_child(HOLDING + then)
+    return [float(number) for number in out.split()]
 
 
-def test_of_what_goes_the_next_step_needs_the_last_slots_first():
-    program = (
-        HOLDING
-        + """
-    arena.hold(48 * MIB)
-    with arena.step():
-        step(nothing, nothing)
-    for kept in (48, 16, 0):
-        arena.hold(kept * MIB)
-        rested = taken()
-        with arena.step():
-            torch.ones(4 * MIB)
-            print(taken() - rested)
-            arena.hold(48 * MIB)
-            torch.ones(8 * MIB)
-    """
-    )
-    out, _ = run_child(program)
-    assert list(map(float, out.split())) == pytest.approx([0, 1.5, 16], abs=1)
+def test_an_arena_holds_no_more_than_it_is_told_and_spares_what_is_needed_next():
+    rows = held("""
+    run(2, early=True)
+    assert arena.bytes == 48 * MIB
+    floor, rows = own.memory_info().rss / MIB, []
+    run(2)
+    print(*rows)
+    """)
+    # a MiB more goes than must, and it is not the first's
+    assert rows == pytest.approx([16, 48, 23, 23, 23, 48, 23, 23], abs=1)
+
+
+def test_an_arena_holds_what_lives_whatever_it_is_told():
+    rows = held("""
+    run(2, early=True)
+    floor, rows = own.memory_info().rss / MIB, []
+    run(early=True)
+    print(*rows)
+    """)
+    assert rows == pytest.approx([16, 48, 34, 42], abs=1)
+
+
+def test_what_outlives_the_step_lies_outside_and_the_block_holds_so_much_less():
+    rows = held("""
+    run(2, early=True, output=8)
+    outlives.clear()
+    floor, rows = own.memory_info().rss / MIB, []
+    run(output=8)
+    print(*rows)
+    """)
+    assert rows == pytest.approx([16, 48, 23, 23], abs=1)
 
 
 def test_a_storage_gets_memory_that_goes_back_as_soon_as_it_is_freed_whatever_malloc_would_keep():
