@@ -110,6 +110,12 @@ def leaders(plans: Plans, choices: Choices, named: Named) -> Iterator[Settings]:
     for made in _shared(plans, choices, named, names):
         best = min(best, made, key=plans.rank)
         yield best
+    if plans.rank(best)[0] and "store" in best.get("offload", {}) and "share" in best.get("recompute", {}):
+        # an order that gained nothing without a store may leave longer gaps
+        for name in choices.get("order", ()):
+            moved = {**best, "order": named(names | {"order": name})["order"]}
+            best = min((best, *(_turned(moved, "recompute", share=share) for share in FEW_SHARES)), key=plans.rank)
+            yield best
 
 
 def tried_first(choices: Mapping[str, Collection[str]]) -> dict[str, str]:

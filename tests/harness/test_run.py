@@ -146,14 +146,19 @@ def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "arguments", "update"),
-    [("wide", {"batch": 1024, "width": 1024}, "with_gradient"), ("resnet18", {"batch": 10}, "at_end")],
+    ("reference", "arguments", "update"),
+    [
+        (f"{WORKLOADS}:wide", {"batch": 1024, "width": 1024}, "with_gradient"),
+        ("resnet18", {"batch": 10}, "at_end"),
+    ],
+    ids=["wide", "resnet18"],
 )
 def test_weights_leave_for_the_store_and_come_back_under_the_harness(
-    tmp_path: Path, model: str, arguments: dict[str, int], update: str
+    tmp_path: Path, reference: str, arguments: dict[str, int], update: str
 ) -> None:
     offload = {"planner": "window", "store": "ssd", "window": 1, "share": 1.0, "what": "all"}
-    with harness(tmp_path, model, arguments, stores={"ssd": tmp_path}) as runner:
+    workload = WorkloadRef(reference, arguments)
+    with Harness(workload, log_dir=tmp_path / "logs", samples=2, stores={"ssd": tmp_path}) as runner:
         prepared = runner.prepare()
         graph = prepared.graph
         planners = {"offload": offload, "update": {"planner": update}, "allocator": {"planner": "arena"}}
@@ -163,9 +168,10 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
     assert {swap.value for swap in plan.offload} & set(graph.static)
     assert (seen.outcome, seen.max_error) == (Outcome.OK, 0.0)
     assert seen.transfer_bytes == predicted.transfer_bytes
-    assert seen.step_peak_bytes == pytest.approx(predicted.peak_bytes, abs=MIB)
-    # malloc, whose memory they are, would keep it: the process would be charged for them all the time
-    assert seen.step_charged_bytes == pytest.approx(predicted.peak_bytes, abs=6 * MIB)  # of 64 that leave
+    # a weight on its way back has memory that is not filled yet
+    assert 0.97 * predicted.peak_bytes < seen.step_peak_bytes < predicted.peak_bytes + MIB
+    # what they leave must not stay with malloc, nor with the arena what these need again
+    assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 6 * MIB
 
 
 def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:

@@ -99,6 +99,19 @@ def test_weights_leave_also_where_the_order_that_is_best_without_a_store_updates
     assert min(plans.make(made)[1].peak_bytes for made in found) <= kept
 
 
+def test_a_budget_that_offload_keeps_only_in_another_order_is_kept(monkeypatch: pytest.MonkeyPatch):
+    graph, costs = RESNET[0], with_store(RESNET[1], 1e12)
+    weights = {"planner": "window", "store": "ssd", "what": "all", "least_bytes": module.WORTH_MOVING}
+    alone = {"offload": weights, "update": {"planner": "at_end"}}
+    traced, other = (
+        seen(graph, make_plan(graph, alone | {"order": {"planner": order}}, 0, costs), costs).peak_bytes
+        for order in ("traced", "list_by_bytes")
+    )
+    assert other < traced
+    monkeypatch.setattr(module, "SWEEPS", 0)  # as where no order is any better without a store
+    assert seen(graph, auto(graph, costs, other)[1], costs).peak_bytes <= other
+
+
 def test_without_a_store_none_is_asked_for():
     graph = training_chain(4)
     chosen, plan = auto(graph, Costs.unit(graph), 0)
