@@ -124,8 +124,8 @@ class Arena:
         made = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
         self._id, self._slots = (made, count) if made >= 0 else (None, 0)
         if made >= 0:
-            weakref.finalize(self, lib.arena_rest, made)
-        if made < 0:
+            weakref.finalize(self, lib.arena_rest, made).atexit = False
+        else:
             _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
             self.bytes, self._recordings = 0, MANY_RECORDINGS
         del events, inside, offsets, lives, layout

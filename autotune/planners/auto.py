@@ -25,7 +25,7 @@ FIRST = {
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the bytes over the budget that are computed again where a store takes the rest; then halfway to either side."""
 FEW_SHARES = (0.0, 0.5)
-"""The same where weights leave under other planners of updates or later orders than serve the plan without a store."""
+"""The same where weights leave under other planners of updates or orders than serve the plan without a store."""
 WINDOWS = (1, 2, 4, 8)
 WORTH_MOVING = 2**16
 """Bytes of a weight, at least: the many vectors of norms and biases would cost a transfer each and free next to nothing."""

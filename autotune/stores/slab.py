@@ -2,10 +2,9 @@
 
 No name in the directory ever points to it, or only for the moment between create and unlink, so nothing of it survives
 the process, however that ends. The disk reads and writes memory that lies as O_DIRECT wants it, as an arena's tensors do
-and weights that came back;
-the bytes of other memory pass through one bounce buffer per direction, and their copying slows the cores that compute.
-Where a file system refuses O_DIRECT, every chunk is flushed and dropped from the page cache at once; on a tmpfs neither
-would mean anything.
+and weights that came back; the bytes of other memory pass through one bounce buffer per direction, and their copying
+slows the cores that compute. Where a file system refuses O_DIRECT, every chunk is flushed and dropped from the page cache
+at once; on a tmpfs neither would mean anything.
 """
 
 import contextlib
