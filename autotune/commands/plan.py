@@ -35,6 +35,7 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
         say(f"capturing {config.ref} and profiling its ops")
         with harness(config) as runner:
             surveyed = runner.survey()
+        say(f"planning {len(surveyed.graph.ops)} ops for {config.budget}")
         began = time.perf_counter()
         made = make(config, surveyed)
         seconds = time.perf_counter() - began
