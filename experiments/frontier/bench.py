@@ -11,6 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
+from peers import ROUNDED
+
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed, Spec
 from autotune.harness.reference import Reference
@@ -20,6 +23,8 @@ NEGLIGIBLE = 1e-4
 """Of the norm of all gradients: a gradient below it (a key's bias has none, but for rounding) is compared with that."""
 BESIDE = 2
 """Blocks of other variants between two of eager: each has one for a neighbour."""
+ROOM = 3
+"""Times what the largest process so far took, that must be free for another to get ready."""
 KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
 """What a result's name begins with."""
 
@@ -30,50 +35,71 @@ class Bench:
     def __init__(self, name: str, model: str, arguments: dict[str, Any], scratch: Path) -> None:
         self.name, self.model, self.arguments, self.scratch = name, model, arguments, scratch
 
-    def workload(self, peer: str) -> dict[str, Any]:
-        if peer == "eager":
+    def workload(self, peer: str, *, still: bool = False) -> dict[str, Any]:
+        if peer == "eager" and not still:
             return {"reference": self.model, "arguments": self.arguments}
-        arguments = {"peer": peer, "model": self.model, **self.arguments}
+        arguments = {"peer": peer, "model": self.model, "still": still, **self.arguments}
         return {"reference": f"{HERE / 'peers.py'}:workload", "arguments": arguments}
 
-    def child(self, peer: str, scratch: Path, *, return_memory: bool) -> Child:
+    def child(self, peer: str, scratch: Path, *, return_memory: bool, still: bool = False) -> Child:
         """A process of its own, which keeps malloc as it comes or has it return memory at once.
 
         The latter is asked for bytes alone: it need not wait by spinning, and may run beside others.
         """
-        spec = Spec(**self.workload(peer), scratch=str(scratch), return_memory=return_memory)
+        spec = Spec(**self.workload(peer, still=still), scratch=str(scratch), return_memory=return_memory)
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} if return_memory else None
         return Child.start(spec, scratch / f"{peer}-{return_memory}.log", environment)
 
     def peer(self, name: str, seconds: float) -> dict[str, Any]:
         """Peak while malloc returns memory at once, above the floor, and how far the results lie from eager's."""
-        reference = self.scratch / f"reference-{name}"
-        request = {"do": "baseline_bytes", "reference": str(reference)}
-        found = self.ask(name, request, return_memory=True, seconds=seconds)
+        found = self.eager(seconds) if name == "eager" else self.results(name, seconds, still=True)
         seen = {
             "step_peak_bytes": found["peak_bytes"] - found["floor_bytes"],
             "floor_bytes": found["floor_bytes"],
             "meter": found["meter"],
         }
-        if name == "eager":
-            return seen
-        errors = compared(Reference(reference), Reference(Path(self.eager_results(seconds))))
-        shutil.rmtree(reference)
-        return seen | {"errors": errors}
+        return seen if name == "eager" else seen | {"errors": self.errors(name, seconds)}
+
+    def rounding(self, seconds: float) -> dict[str, dict[str, Any]]:
+        """How far results lie from eager's where every parameter is off by one ulp at most."""
+        self.results(ROUNDED, seconds, still=True)
+        return self.errors(ROUNDED, seconds)
+
+    def eager(self, seconds: float) -> dict[str, Any]:
+        """Its bytes; its results, after updates, to the bit, are what plans are compared with."""
+        return self.results("eager", seconds, still=False)
 
     def eager_results(self, seconds: float) -> str:
-        """Where eager's results lie, to the bit."""
-        reference = self.scratch / "reference-eager"
-        if not reference.exists():
-            request = {"do": "baseline_bytes", "reference": str(reference)}
-            self.ask("eager", request, return_memory=True, seconds=seconds)
-        return str(reference)
+        """Where eager's results lie, after updates, to the bit."""
+        if not self.kept("eager", still=False).exists():
+            self.eager(seconds)
+        return str(self.kept("eager", still=False))
 
-    def ask(self, peer: str, request: dict[str, Any], *, return_memory: bool, seconds: float) -> dict[str, Any]:
+    def errors(self, name: str, seconds: float) -> dict[str, dict[str, Any]]:
+        """How far a peer's kept results lie from those of eager that does not update either; they are dropped."""
+        if not self.kept("eager", still=True).exists():
+            self.results("eager", seconds, still=True)
+        mine = self.kept(name, still=True)
+        found = compared(Reference(mine), Reference(self.kept("eager", still=True)))
+        shutil.rmtree(mine)
+        return found
+
+    def kept(self, name: str, *, still: bool) -> Path:
+        """Where results are kept."""
+        return self.scratch / f"results-{name}-{'still' if still else 'updated'}"
+
+    def results(self, name: str, seconds: float, *, still: bool) -> dict[str, Any]:
+        """Run the compared steps in a process of their own, keep their results, and tell bytes."""
+        request = {"do": "baseline_bytes", "reference": str(self.kept(name, still=still))}
+        return self.ask(name, request, return_memory=True, seconds=seconds, still=still)
+
+    def ask(
+        self, peer: str, request: dict[str, Any], *, return_memory: bool, seconds: float, still: bool = False
+    ) -> dict[str, Any]:
         """One question to a process of its own."""
         self.say(f"{request['do']} of {peer}")
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
-            child = self.child(peer, Path(own), return_memory=return_memory)
+            child = self.child(peer, Path(own), return_memory=return_memory, still=still)
             try:
                 return child.ask(request, seconds)
             finally:
@@ -83,15 +109,17 @@ class Bench:
         """Seconds and charge of variants, peers (None) and plans, each in a process of its own with malloc as it comes.
 
         In each round every variant runs a block, in another order, with a block of eager before and after every two; the
-        processes of the others rest. A variant that fails, or whose turn to compile comes when half of the time is gone, is
-        named and left out.
+        processes of the others rest. A variant that fails, or whose turn to get ready comes when memory for the largest of
+        them is short or, where it compiles, half of the time is gone, is named and left out.
         """
         began = time.monotonic()
+        largest = 0
         found: dict[str, Any] = {"blocks": [], "failed": {}, "left_out": [], "charged": {}}
         with ExitStack() as stack, tempfile.TemporaryDirectory(dir=self.scratch) as own:
             children: dict[str, Child] = {}
             for name, plan in variants.items():
-                if name != "eager" and plan is None and time.monotonic() - began > how["seconds"] / 2:
+                late = plan is None and time.monotonic() - began > how["seconds"] / 2
+                if name != "eager" and (late or psutil.virtual_memory().available < ROOM * largest):
                     found["left_out"].append(name)
                     continue
                 self.say(f"{name} gets ready")
@@ -99,7 +127,8 @@ class Bench:
                 stack.callback(child.end)
                 try:
                     child.ask({"do": "begin", "plan": plan}, how["limit"])
-                    child.ask({"do": "block"}, how["limit"])  # compiles; its charge would be the compiler's
+                    # compiles: its charge, which holds the compiler's, is not the step's
+                    largest = max(largest, child.ask({"do": "block"}, how["limit"])["charged_bytes"])
                 except Failed as failure:
                     found["failed"][name] = reason(failure)
                     child.end()

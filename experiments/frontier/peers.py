@@ -160,9 +160,25 @@ PEERS: dict[str, Peer] = {
 """The most telling first: where time is short, the last are left out."""
 
 
-def workload(peer: str, model: str, **arguments: Any) -> Workload:
-    """A ready workload that runs like this peer for good."""
+ROUNDED = "eager, rounded"
+"""Eager with every parameter off by one ulp at most: how far rounding alone takes a gradient."""
+
+
+def workload(peer: str, model: str, *, still: bool = False, **arguments: Any) -> Workload:
+    """A ready workload that runs like this peer for good; `still`: updates leave the parameters as they are.
+
+    After one update of a net with batch normalization, gradients that differ by an ulp have nothing in common: what is
+    compared with eager's must not have been updated.
+    """
     made = ZOO[model](**arguments)
+    if still:
+        assert made.optimizer is not None
+        for group in made.optimizer.param_groups:
+            group["lr"] = 0.0
+    if peer == ROUNDED:
+        _round(made.model)
+    if peer in ("eager", ROUNDED):
+        return made
     way = PEERS[peer].way(made)
     for module, forward in way.forwards:
         module.__dict__["forward"] = forward
@@ -177,6 +193,14 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 def loops(model: torch.nn.Module) -> list[Looped]:
     """Loops over time steps."""
     return [module for module in model.modules() if isinstance(module, Looped)]
+
+
+def _round(model: torch.nn.Module) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            way = torch.randint(-1, 2, parameter.shape, generator=drawn)
+            parameter.copy_(torch.nextafter(parameter, parameter + way))
 
 
 def _changed(workload: Workload, forwards: Forwards) -> Way:

@@ -87,6 +87,9 @@ class Frontier:
         if "eager" not in peers:
             peers["eager"] = self.bench.peer("eager", self.options.time)
             self.write()
+        if "rounding" not in self.record and "peers" in self.options.parts:
+            self.record["rounding"] = self.bench.rounding(self.options.time)
+            self.write()
         for name in self.options.peers if "peers" in self.options.parts else ():
             if name in peers or self.spent > BYTES_SHARE:
                 continue
@@ -97,8 +100,13 @@ class Frontier:
             self.write()
         if "plans" in self.options.parts:
             self.plan()
-        if "seconds" in self.options.parts and (missing := self.untimed()):
+        tried: list[str] = []
+        # one session after the other, where memory is short for all in one
+        while "seconds" in self.options.parts and self.spent < 1:
+            if not (missing := self.untimed()) or missing == tried:
+                break
             self.time_in_turns(missing)
+            tried = missing
 
     @property
     def spent(self) -> float:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-WRONG = 0.01
-"""Relative error of a gradient, from which on it is no rounding."""
+WRONG, ROUNDINGS = 0.01, 10.0
+"""Relative error of a gradient, from which on it is no rounding; and of what an ulp in every parameter does to it."""
 SLACK = 1.005
 """Of a peer's bytes, that ours may take to be compared with it."""
 NEARLY_EAGER = 1.03
@@ -47,6 +47,8 @@ class Point:
     samples: int = 0
     gradient_error: float | None = None
     gradient_worst: str = ""
+    rounding: float = 0.0
+    """What an ulp in every parameter makes of eager's own gradients: a relative error."""
     equal: bool | None = None
     """Loss and gradients have eager's bits."""
     buffer_error: float | None = None
@@ -54,8 +56,8 @@ class Point:
 
     @property
     def wrong(self) -> bool:
-        """Its gradients are not eager's."""
-        return self.gradient_error is not None and not self.gradient_error <= WRONG
+        """Its gradients are not eager's, nor a rounding of them."""
+        return self.gradient_error is not None and not self.gradient_error <= max(WRONG, ROUNDINGS * self.rounding)
 
     @property
     def counted(self) -> bool:
@@ -100,6 +102,7 @@ def points(model: str, record: dict[str, Any]) -> list[Point]:
                 seen.get("step_peak_bytes"),
                 seen.get("step_charged_bytes"),
                 seen.get("budget_bytes"),
+                rounding=record["rounding"]["gradients"]["error"] if "rounding" in record else 0.0,
                 remark=remark,
                 **timed,
             )
@@ -264,11 +267,16 @@ def _conditions(record: dict[str, Any]) -> str:
         f" load {s['load']['began'][0]:.2f} to {s['load']['ended'][0]:.2f}"
         for s in record["sessions"]
     )
+    rounding = (
+        f" an ulp in every parameter takes eager's gradients off by {record['rounding']['gradients']['error']:.1e};"
+        if "rounding" in record
+        else ""
+    )
     commands = [f"`{one['command']}` ({one['started']})" for one in record["commands"]]
     return (
         f"{machine['silicon']}, cores: {machine['cores']}, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['driver']},"
         f" torch {machine['torch']}; {record['model']} {json.dumps(record['arguments'])}; sessions: {sessions or 'none'};"
-        f" measured by {', then by '.join(commands)}"
+        f"{rounding} measured by {', then by '.join(commands)}"
     )
 
 

@@ -53,6 +53,13 @@ def test_a_peer_with_wrong_gradients_is_not_counted():
     assert summary.lowest_ratio([EAGER, replace(wrong, gradient_error=1e-6), found[2]]) == 5.0
 
 
+def test_gradients_are_wrong_only_beyond_what_rounding_makes_of_eagers_own():
+    seen = {"gradient_error": 0.07}
+    assert point("inductor 1", "compiler", 100, 0.5, **seen).wrong
+    assert not point("inductor 1", "compiler", 100, 0.5, **seen, rounding=0.028).wrong
+    assert point("inductor 1", "compiler", 100, 0.5, gradient_error=0.75, rounding=0.028).wrong
+
+
 def test_gradients_that_are_no_numbers_are_wrong():
     assert point("x", "peer", 100, 0.5, gradient_error=float("nan")).wrong
     assert point("x", "peer", 100, 0.5, gradient_error=float("inf")).wrong
@@ -157,12 +164,24 @@ def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     blocks = {"eager": 99, "checkpoint": 99, "selective": 2}
-    monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, return_memory: Scripted(blocks[peer]))
+    monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, **_: Scripted(blocks[peer]))
     how = {"rounds": 3, "least_rounds": 3, "seconds": 60.0, "limit": 1.0}
     found = bench.Bench("net", "net", {}, tmp_path).in_turns(dict.fromkeys(blocks), how)
     assert found["charged"] == {"eager": 60, "checkpoint": 60}
     assert list(found["failed"]) == ["selective"]
     assert [block["round"] for block in found["blocks"] if block["variant"] == "selective"] == [0]
+
+
+def test_a_variant_that_memory_is_short_for_is_left_for_another_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    free = iter([1000, 300, 299])
+    monkeypatch.setattr(bench.psutil, "virtual_memory", lambda: argparse.Namespace(available=next(free)))
+    monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, **_: Scripted(99))
+    how = {"rounds": 1, "least_rounds": 1, "seconds": 60.0, "limit": 1.0}
+    found = bench.Bench("net", "net", {}, tmp_path).in_turns(dict.fromkeys(["eager", "a", "b", "c"]), how)
+    assert found["left_out"] == ["c"]
+    assert {block["variant"] for block in found["blocks"]} == {"eager", "a", "b"}
 
 
 def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
@@ -210,6 +229,7 @@ def test_of_three_parts_only_those_that_are_asked_for_are_measured(
     did: list[str] = []
     seen = {"step_peak_bytes": 10}
     monkeypatch.setattr(run.Bench, "peer", lambda self, name, seconds: did.append("peers") or seen)
+    monkeypatch.setattr(run.Bench, "rounding", lambda self, seconds: {})
     monkeypatch.setattr(run.Frontier, "plan", lambda self: did.append("plans"))
     monkeypatch.setattr(run.Frontier, "time_in_turns", lambda self, missing: did.append("seconds"))
     options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective"], parts=[part])
@@ -259,6 +279,24 @@ def test_every_form_of_checkpoint_trains_what_eager_trains(form: str, model: str
         saved = _checkpoints(given)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert saved < calls
+
+
+def test_a_workload_that_stays_still_trains_like_eager_and_keeps_its_parameters():
+    given = peers.workload("eager", "resnet50", still=True, **ARGUMENTS["resnet50"])
+    before = {name: parameter.clone() for name, parameter in given.model.named_parameters()}
+    expected = _gradients(ZOO["resnet50"](**ARGUMENTS["resnet50"]), given.loss_fn)
+    found = _gradients(given, given.loss_fn)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    given.optimizer.step()
+    assert all(torch.equal(parameter, before[name]) for name, parameter in given.model.named_parameters())
+
+
+def test_a_rounded_eager_is_off_by_one_ulp_at_most():
+    given = dict(ZOO["vit"](**ARGUMENTS["vit"]).model.named_parameters())
+    rounded = dict(peers.workload(peers.ROUNDED, "vit", **ARGUMENTS["vit"]).model.named_parameters())
+    ulps = [(rounded[name].view(torch.int32) - given[name].view(torch.int32)).abs() for name in given]
+    nonzero = [(given[name] != 0) for name in given]
+    assert {int(n) for one, some in zip(ulps, nonzero, strict=True) for n in one[some].unique()} == {0, 1}
 
 
 def test_the_root_of_sixteen_blocks_is_left_out_as_another_peer():
