@@ -1,30 +1,25 @@
 """Questions about one model to processes of their own: bytes and results to fresh ones, seconds to one each in turns."""
 
-import itertools
 import math
-import random
 import shutil
 import sys
 import tempfile
-import time
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from peers import ROUNDED
 
 from autotune.harness.child import Child
-from autotune.harness.messages import Failed, Spec
+from autotune.harness.messages import Spec
 from autotune.harness.reference import Reference
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from turns import How, Variant, in_turns
 
 HERE = Path(__file__).parent
 NEGLIGIBLE = 1e-4
 """Of the norm of all gradients: a gradient below it (a key's bias has none, but for rounding) is compared with that."""
-BESIDE = 2
-"""Blocks of other variants between two of eager: each has one for a neighbour."""
-ROOM = 3
-"""Times what the largest process so far took, that must be free for another to get ready."""
 KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
 """What a result's name begins with."""
 
@@ -105,64 +100,21 @@ class Bench:
             finally:
                 child.end()
 
-    def in_turns(self, variants: dict[str, Any], how: dict[str, Any]) -> dict[str, Any]:
-        """Seconds and charge of variants, peers (None) and plans, each in a process of its own with malloc as it comes.
-
-        In each round every variant runs a block, in another order, with a block of eager before and after every two; the
-        processes of the others rest. A variant that fails, or whose turn to get ready comes when memory for the largest of
-        them is short or, where it compiles, half of the time is gone, is named and left out.
-        """
-        began = time.monotonic()
-        largest = 0
-        found: dict[str, Any] = {"blocks": [], "failed": {}, "left_out": [], "charged": {}}
-        with ExitStack() as stack, tempfile.TemporaryDirectory(dir=self.scratch) as own:
-            children: dict[str, Child] = {}
-            for name, plan in variants.items():
-                late = plan is None and time.monotonic() - began > how["seconds"] / 2
-                if name != "eager" and (late or psutil.virtual_memory().available < ROOM * largest):
-                    found["left_out"].append(name)
-                    continue
-                self.say(f"{name} gets ready")
-                child = self.child(name if plan is None else "eager", Path(own), return_memory=False)
-                stack.callback(child.end)
-                try:
-                    child.ask({"do": "begin", "plan": plan}, how["limit"])
-                    # compiles: its charge, which holds the compiler's, is not the step's
-                    largest = max(largest, child.ask({"do": "block"}, how["limit"])["charged_bytes"])
-                except Failed as failure:
-                    found["failed"][name] = reason(failure)
-                    child.end()
-                else:
-                    children[name] = child
-            for number in range(how["rounds"]):
-                if number >= how["least_rounds"] and time.monotonic() - began > how["seconds"]:
-                    break
-                self.say(f"round {number + 1} of {how['rounds']}")
-                for name in _turns([name for name in children if name != "eager"], number):
-                    if name not in children:
-                        continue
-                    try:
-                        block = children[name].ask({"do": "block"}, how["limit"])
-                    except Failed as failure:
-                        found["failed"][name] = reason(failure)
-                        children.pop(name).end()
-                        found["charged"].pop(name, None)  # of the whole process: its floor is not told any more
-                        continue
-                    found["blocks"].append({"round": number, "variant": name, "seconds": block["seconds"]})
-                    found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])
-            for name, child in children.items():
-                found["charged"][name] -= child.ask({"do": "finish"}, how["limit"])["floor_bytes"]
-        return found
+    def in_turns(self, variants: dict[str, Any], how: How) -> dict[str, Any]:
+        """Seconds and charge of peers (None, and eager) and of plans."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            ready = {
+                name: Variant(
+                    partial(self.child, name if plan is None else "eager", Path(own), return_memory=False),
+                    plan,
+                    compiles=plan is None,
+                )
+                for name, plan in variants.items()
+            }
+            return in_turns(ready, how, self.say)
 
     def say(self, what: str) -> None:
         print(f"{self.name}: {what}", file=sys.stderr, flush=True)
-
-
-def _turns(names: list[str], number: int) -> list[str]:
-    """In an order of this round's own, eager before, between and after them."""
-    shuffled = random.Random(number).sample(names, len(names))
-    parts = [["eager", *shuffled[at : at + BESIDE]] for at in range(0, len(shuffled), BESIDE)]
-    return [*itertools.chain(*parts), "eager"]
 
 
 def compared(found: Reference, expected: Reference) -> dict[str, dict[str, Any]]:
@@ -192,9 +144,3 @@ def exact(seen: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The same for a plan, which was compared with eager's results to the bit, all of them at once."""
     one = {"error": seen["max_error"], "worst": seen["differs"], "equal": seen["max_error"] == 0.0}
     return dict.fromkeys(KINDS, one)
-
-
-def reason(failure: Failed) -> str:
-    """In one line, without this machine's paths."""
-    said = failure.detail if failure.ours() else f"{failure.outcome}: {failure.detail}"
-    return said.splitlines()[0].replace(f"{HERE}/", "")

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from bench import Bench, exact, reason
+from bench import Bench, exact
 from ours import Ours
 from peers import PEERS
 from summary import summarize
@@ -26,6 +26,9 @@ from autotune.harness.messages import Failed
 from autotune.harness.procedure import UNMEASURED_STEPS
 from autotune.plan import Plan
 from autotune.records import to_json
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from turns import How, reason
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -167,7 +170,7 @@ class Frontier:
         # plans first: nothing is compiled for them
         plans = {name: self.plans[name] for name in missing if name in self.record["ours"]}
         peers = dict.fromkeys(name for name in missing if name in self.record["peers"])
-        how = {"rounds": self.options.rounds, "least_rounds": LEAST_ROUNDS, "seconds": left, "limit": self.options.time}
+        how = How(self.options.rounds, LEAST_ROUNDS, seconds=left, limit=self.options.time)
         session = self.bench.in_turns({"eager": None, **plans, **peers}, how)
         for name, charged in session.pop("charged").items():
             seen = self.record["ours"].get(name) or self.record["peers"][name]

@@ -1,17 +1,18 @@
 """What the results say: every point, ours against each peer's, one line of figures a model, and a plot. Pure functions of records."""
 
-import bisect
 import csv
 import itertools
 import json
 import math
 import statistics
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from turns import beside, interval, ratios
 
 WRONG, ROUNDINGS = 0.01, 10.0
 """Relative error of a gradient, from which on it is no rounding; and of what an ulp in every parameter does to it."""
@@ -20,7 +21,6 @@ SLACK = 1.005
 NEARLY_EAGER = 1.03
 MEAN, WORST, LOWEST, AT_NEARLY_EAGER = 0.92, 1.02, 0.75, 0.75
 """What ours is held to, in the units of the first table; the lowest only where a plan so low is not proved impossible."""
-RESAMPLES = 5_000
 MIB = 2**20
 Measure = Literal["peak", "charged"]
 
@@ -160,14 +160,6 @@ def nearly_eager(found: list[Point]) -> float | None:
     return min(ours) / _bytes(eager, "peak") if eager and ours else None
 
 
-def ratio_interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the median of ratios: blocks are drawn with replacement."""
-    found = np.array(ratios)
-    drawn = np.random.default_rng(0).integers(0, len(found), (RESAMPLES, len(found)))
-    low, high = np.quantile(np.median(found[drawn], axis=1), (0.025, 0.975))
-    return float(low), float(high)
-
-
 def summarize(out: Path) -> str:
     """points.csv, ratios.csv, a plot for each model, and summary.md, which it returns; from every MODEL.json."""
     paths = sorted(path for path in out.glob("*.json") if not path.name.endswith(".plans.json"))
@@ -281,30 +273,21 @@ def _conditions(record: dict[str, Any]) -> str:
 
 
 def _blocks(session: dict[str, Any], variant: str) -> list[tuple[list[float], list[float]]]:
-    """Each block of a variant, and the blocks of eager next to it in time, before it and after it: other jobs of the
-    machine come and go, and what they take from one they take from its neighbours."""
+    """Each block of a variant, and those of eager next to it."""
     # sessions that say nothing left one step unmeasured: the next is still slow for who must fetch memory again
     late = max(0, 2 - session.get("unmeasured", 1))
-    blocks = [(block["variant"], block["seconds"][late:]) for block in session["blocks"]]
-    eager = [at for at, (name, _) in enumerate(blocks) if name == "eager"]
-    found = []
-    for at, (name, seconds) in enumerate(blocks):
-        if name == variant and eager:
-            after = bisect.bisect(eager, at)
-            near = [at] if name == "eager" else eager[max(0, after - 1) : after + 1]
-            found.append((seconds, [one for place in near for one in blocks[place][1]]))
-    return found
+    return beside([(block["variant"], block["seconds"][late:]) for block in session["blocks"]], variant)
 
 
 def _timed(session: dict[str, Any], variant: str) -> dict[str, Any]:
     pairs = _blocks(session, variant)
-    ratios = [statistics.median(mine) / statistics.median(eager) for mine, eager in pairs]
+    found = ratios(pairs)
     seconds = list(itertools.chain(*(mine for mine, _ in pairs)))
     median = statistics.median(seconds)
-    low, high = ratio_interval(ratios)
+    low, high = interval(found)
     errors = session["errors"].get(variant)
     return {
-        "ratio": statistics.median(ratios),
+        "ratio": statistics.median(found),
         "ratio_low": low,
         "ratio_high": high,
         "median_seconds": median,

@@ -119,69 +119,12 @@ def test_the_second_step_after_a_rest_is_left_out_also_where_it_was_measured():
     assert summary._blocks({**blocks(1.0, 1.0), "unmeasured": 2}, "eager") == [([1.0, 1.0], [1.0, 1.0])]
 
 
-def test_a_block_is_compared_with_eager_in_the_same_minutes():
-    # the machine is half as fast for a while, in which eager had one block of three
-    seen = [("eager", 1.0), ("a", 0.9), ("eager", 1.0), ("a", 1.8), ("eager", 2.0), ("a", 1.8)]
-    blocks = [{"variant": name, "round": 0, "seconds": [took, took]} for name, took in seen]
-    session = {"blocks": blocks, "errors": {"a": None}, "unmeasured": 2}
-    assert [eager for _, eager in summary._blocks(session, "a")] == [[1.0] * 4, [1.0, 1.0, 2.0, 2.0], [2.0, 2.0]]
-    assert summary._timed(session, "a")["ratio"] == pytest.approx(0.9)
-
-
-def test_eager_has_a_turn_before_and_after_every_two():
-    turns = bench._turns(list("abcde"), 0)
-    assert sorted(turns) == sorted([*"abcde", *["eager"] * 4])
-    assert [at for at, name in enumerate(turns) if name == "eager"] == [0, 3, 6, 8]
-    assert bench._turns(list("abcde"), 1) != turns
-
-
 def test_bytes_are_compared_where_they_are_known():
     peer, ours = point("checkpoint", "peer", 600, 1.25), point("a", "ours", 500, 1.0)
     for found in ([replace(peer, charged_bytes=None), ours], [peer, replace(ours, charged_bytes=None)]):
         assert [match.ours for match in summary.matches([EAGER, *found], "peak")] == ["a", "a"]
         assert len(summary.matches([EAGER, *found], "charged")) == 1 + (found[0].charged_bytes is not None)
     assert {match.ours for match in summary.matches([EAGER, *found], "charged")} == {""}
-
-
-class Scripted:
-    """A child that answers so many questions for a block and dies at the next."""
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        if request["do"] == "block":
-            self.blocks -= 1
-        if self.blocks < 0:
-            raise Failed(Outcome.CRASHED, "gone")
-        return {"seconds": [1.0], "charged_bytes": 100, "floor_bytes": 40}
-
-    def end(self) -> None:
-        pass
-
-
-def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    blocks = {"eager": 99, "checkpoint": 99, "selective": 2}
-    monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, **_: Scripted(blocks[peer]))
-    how = {"rounds": 3, "least_rounds": 3, "seconds": 60.0, "limit": 1.0}
-    found = bench.Bench("net", "net", {}, tmp_path).in_turns(dict.fromkeys(blocks), how)
-    assert found["charged"] == {"eager": 60, "checkpoint": 60}
-    assert list(found["failed"]) == ["selective"]
-    assert [block["round"] for block in found["blocks"] if block["variant"] == "selective"] == [0]
-
-
-def test_a_variant_that_memory_is_short_for_is_left_for_another_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    free = iter([1000, 300, 299])
-    monkeypatch.setattr(bench.psutil, "virtual_memory", lambda: argparse.Namespace(available=next(free)))
-    monkeypatch.setattr(bench.Bench, "child", lambda self, peer, scratch, **_: Scripted(99))
-    how = {"rounds": 1, "least_rounds": 1, "seconds": 60.0, "limit": 1.0}
-    found = bench.Bench("net", "net", {}, tmp_path).in_turns(dict.fromkeys(["eager", "a", "b", "c"]), how)
-    assert found["left_out"] == ["c"]
-    assert {block["variant"] for block in found["blocks"]} == {"eager", "a", "b"}
 
 
 def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
