@@ -1,8 +1,8 @@
 """Offload on this machine: the window N against peak and time, what a store saves, and offload with recompute.
 
-`python experiments/offload/run.py --ssd DIR [--ramdisk DIR] [--parts windows media joint search] [--models resnet18 ...]`
+`python experiments/offload/run.py --ssd DIR [--ramdisk DIR] [--parts windows media joint adapt search] [--models resnet18 ...]`
 
-A run does only what the results do not hold yet: run it again to go on.
+A run does only what the results do not hold yet, a part of a model at a time: run it again to go on.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.devices import this_device
 from autotune.graph import TrainGraph
+from autotune.harness.child import Child
+from autotune.harness.messages import Spec
 from autotune.harness.run import Harness
-from autotune.measurement import Measurement, busy
+from autotune.measurement import Lanes, Measurement, busy
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
 from autotune.planners import make_plan
@@ -39,6 +42,9 @@ from autotune.stores import measured
 from autotune.trial import Settings
 from autotune.workload import load
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from turns import EAGER, How, Variant, beside, in_turns, interval, ratios
+
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet18": ("resnet18", {"batch": 10}),
@@ -50,7 +56,10 @@ SEARCHED = "30%"
 """Budget of the search."""
 JOINT = (0.75, 0.35, 0.2)
 """Of the traced step's bytes beside its static ones."""
-PARTS = ("windows", "media", "joint", "adapt", "search")
+PLANS, OTHERS = ("windows", "media", "joint"), ("adapt", "search")
+ROUNDS = 6
+SECONDS = 900.0
+"""For one answer of a child."""
 ADAPTED = ((1, 1.1), (8, 1.1), (8, 1.0))
 """Of `adapt`: the window to begin with, and the budget over the lowest peak that it reaches."""
 STEPS = 40
@@ -86,6 +95,7 @@ def questions(
             # the planner refuses a RAM-disk, which frees nothing here: the same values are sent there all the same
             yield "ramdisk", replace(disk, store="ramdisk"), 0
         case "joint":
+            yield "none", traced, 0
             for share in JOINT:
                 budget = int(graph.static_bytes + share * (whole - graph.static_bytes))
                 alone = replace(costs, stores={})
@@ -109,22 +119,15 @@ def _offload_alone(graph: TrainGraph, costs: Costs, budget: int) -> Plan:
     return min(made)[-1]
 
 
-def row(plan: Plan, expected: Estimate, seen: Measurement, budget: int) -> dict[str, Any]:
-    """What was predicted and seen."""
-    lanes = seen.lanes
+def row(plan: Plan, expected: Estimate, seen: Measurement, timed: dict[str, Any], budget: int) -> dict[str, Any]:
+    """What was predicted and seen; `timed`: seconds, in turns with the other plans of its part."""
     return {
         "budget_bytes": budget,
         "predicted_peak_bytes": expected.peak_bytes,
         "peak_bytes": seen.step_peak_bytes,
         "charged_bytes": seen.step_charged_bytes,
-        "time_ratio": seen.time_ratio,
         "predicted_stall_seconds": expected.stall_seconds,
-        "stall_seconds": seen.stall_seconds,
-        "step_seconds": seen.median_seconds,
         "predicted_seconds": expected.seconds,
-        "transfer_bytes": seen.transfer_bytes,
-        "transfer_seconds": busy(lanes.saves) + busy(lanes.loads) if lanes else 0.0,
-        "hidden": lanes.hidden if lanes else None,
         "recomputed": plan.recomputed,
         "offloaded": len(plan.offload),
         "window": plan.window if plan.offload else None,
@@ -132,48 +135,87 @@ def row(plan: Plan, expected: Estimate, seen: Measurement, budget: int) -> dict[
         "outcome": seen.outcome.value,
         "detail": seen.detail,
         "meter": seen.meter,
+    } | timed
+
+
+def timed(session: dict[str, Any], what: str, without: str = "none") -> dict[str, Any]:
+    """Of a session's blocks those of one plan: seconds beside eager's and the plan's without offload, and its waits."""
+    blocks = [block for block in session["blocks"] if block["variant"] == what]
+    if not blocks:
+        return {"time_ratio": None, "failed": session["failed"].get(what, "left out")}
+    pairs = [(block["variant"], block["seconds"]) for block in session["blocks"]]
+    mine, others = (ratios(beside(pairs, name)) for name in (what, without))
+    lanes = [from_json(Lanes, block["lanes"], where="lanes") for block in blocks if block["lanes"]]
+    moving = [busy(one.saves) + busy(one.loads) for one in lanes]
+    hidden = [one.hidden for one in lanes if one.hidden is not None]
+    return {
+        "time_ratio": statistics.median(mine),
+        "time_ratio_95": interval(mine),
+        "ratio_without": statistics.median(mine) / statistics.median(others),
+        "ratio_without_95": interval(mine, others),
+        "step_seconds": statistics.median(seconds for block in blocks for seconds in block["seconds"]),
+        "stall_seconds": statistics.median(seconds for block in blocks for seconds in block["stalls"]),
+        "transfer_bytes": blocks[-1]["transfer_bytes"],
+        "transfer_seconds": statistics.median(moving) if moving else 0.0,
+        "hidden": statistics.median(hidden) if hidden else None,
+        "rounds": len(blocks),
     }
 
 
 def measure(
     model: str, parts: list[str], widths: list[int], stores: dict[str, Path], *, results: dict[str, Any], save: Any
 ) -> None:
-    """Every question of these parts that has no answer yet."""
+    """Every part that has no answer yet."""
     name, arguments = MODELS[model]
-    if "adapt" in parts and "adapt" not in results.get(model, {}):
-        results.setdefault(model, {})["adapt"] = adapting(model, stores["ssd"])
+    known = results.setdefault(model, {})
+    todo = [part for part in parts if part not in known]
+    if "adapt" in todo:
+        known["adapt"] = adapting(model, stores["ssd"])
         save()
+    if "search" in todo:
+        known["search"] = search(name, arguments, stores)
+        save()
+    if not {*todo} & {*PLANS}:
+        return
     with (
         tempfile.TemporaryDirectory() as logs,
-        Harness(WorkloadRef(name, arguments), log_dir=Path(logs), stores=stores, samples=8) as harness,
+        Harness(WorkloadRef(name, arguments), log_dir=Path(logs), stores=stores, samples=2) as harness,
     ):
         prepared = harness.prepare()
-        costs = prepared.costs
-        known = results.setdefault(model, {})
+        graph, costs = prepared.graph, prepared.costs
         known["stores"] = {key: to_json(cost) for key, cost in costs.stores.items()}
-        known["static_bytes"] = prepared.graph.static_bytes
+        known["static_bytes"] = graph.static_bytes
         known["eager_peak_bytes"] = harness.baseline().step_peak_bytes
-        if "search" in parts and "search" not in known:
-            known["search"] = search(name, arguments, stores)
+        for part in [part for part in PLANS if part in todo]:
+            asked = list(questions(part, graph, costs, widths))
+            seen = {}
+            for what, plan, _ in asked:
+                print(f"{model}, {part}, {what}: bytes", file=sys.stderr, flush=True)
+                seen[what] = harness.measure(plan)  # compared with eager bit for bit, too
+            now = measured(costs, stores)
+            start = partial(_child, name, arguments, stores, Path(logs))
+            session = in_turns(
+                {EAGER: Variant(start), **{what: Variant(start, to_json(plan)) for what, plan, _ in asked}},
+                How(ROUNDS, ROUNDS, SECONDS, SECONDS, kept=("seconds", "stalls", "transfer_bytes", "lanes")),
+                lambda what, part=part: print(f"{model}, {part}: {what}", file=sys.stderr, flush=True),
+            )
+            found = {what: timed(session, what) for what, _, _ in asked}
+            paced = at_pace(now, found["none"]["step_seconds"])
+            known[part] = {
+                what: row(plan, simulate(graph, lower(graph, plan), paced), seen[what], found[what], budget)
+                for what, plan, budget in asked
+            }
             save()
-        for part in sorted({"windows", *parts} - {"search", "adapt"}, key=PARTS.index):  # the others need its first row
-            rows = known.setdefault(part, {})
-            for what, plan, budget in questions(part, prepared.graph, costs, widths):
-                if what in rows or (part not in parts and what != "none"):
-                    continue
-                stores_now = measured(costs, stores)
-                seen = harness.measure(plan)
-                now = at_pace(stores_now, seen, known["windows"]["none"]["time_ratio"] if plan.offload else None)
-                rows[what] = row(plan, simulate(prepared.graph, lower(prepared.graph, plan), now), seen, budget)
-                print(f"{model}, {part}, {what}: {_cells(rows[what])}", flush=True)
-                save()
 
 
-def at_pace(costs: Costs, seen: Measurement, traced: float | None) -> Costs:
-    """The costs as they were in this run: eager ran beside the plan, and the traced step takes `traced` times as long."""
-    if traced is None or seen.time_ratio is None or seen.median_seconds is None:
-        return costs
-    pace = traced * seen.median_seconds / seen.time_ratio / sum(costs.seconds)
+def _child(reference: str, arguments: dict[str, Any], stores: dict[str, Path], scratch: Path) -> Child:
+    spec = Spec(reference, arguments, scratch=str(scratch), stores={key: str(path) for key, path in stores.items()})
+    return Child.start(spec, scratch / "turns.log")
+
+
+def at_pace(costs: Costs, traced: float) -> Costs:
+    """The costs as they were in this run, in which the traced step took so many seconds."""
+    pace = traced / sum(costs.seconds)
     return replace(costs, seconds=tuple(pace * seconds for seconds in costs.seconds))
 
 
@@ -235,22 +277,34 @@ def search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) -> dic
     plan = from_json(Plan, picked["plan"], where="plan")
     expected = from_json(Estimate, picked["estimate"], where="estimate")
     seen = from_json(Measurement, picked["measurement"], where="measurement")
-    return {"budget": SEARCHED, "settings": picked["settings"], "row": row(plan, expected, seen, 0)}
+    lanes = seen.lanes
+    times = {
+        "time_ratio": seen.time_ratio,
+        "stall_seconds": seen.stall_seconds,
+        "step_seconds": seen.median_seconds,
+        "transfer_bytes": seen.transfer_bytes,
+        "hidden": lanes.hidden if lanes else None,
+    }
+    return {"budget": SEARCHED, "settings": picked["settings"], "row": row(plan, expected, seen, times, 0)}
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     def mib(key: str) -> str:
         return "" if row[key] is None else f"{row[key] / 2**20:.1f}"
 
+    def times(key: str) -> str:
+        low, high = row.get(f"{key}_95", (None, None))
+        between = "" if low is None else f" ({low:.3f} to {high:.3f})"
+        return "" if row.get(key) is None else f"{row[key]:.3f}{between}"
+
     error = f"{row['predicted_peak_bytes'] / row['peak_bytes'] - 1:+.2%}" if row["peak_bytes"] else row["outcome"]
+    bytes_seen = [mib("predicted_peak_bytes"), mib("peak_bytes"), error, mib("charged_bytes")]
+    if row["time_ratio"] is None:
+        return [*bytes_seen, row.get("failed", ""), *[""] * 5, str(row["recomputed"]), str(row["offloaded"])]
     return [
-        mib("predicted_peak_bytes"), mib("peak_bytes"), error, mib("charged_bytes"),
-        f"{row['time_ratio']:.3f}" if row["time_ratio"] else "",
-        f"{row['transfer_bytes'] / 2**20:.0f}" if row["transfer_bytes"] else "0",
-        f"{1e3 * row['predicted_stall_seconds']:.1f}",
-        "" if row["stall_seconds"] is None else f"{1e3 * row['stall_seconds']:.1f}",
-        "" if row["hidden"] is None else f"{row['hidden']:.1%}",
-        str(row["recomputed"]), str(row["offloaded"]),
+        *bytes_seen, times("time_ratio"), times("ratio_without"), f"{row['transfer_bytes'] / 2**20:.0f}",
+        f"{1e3 * row['predicted_stall_seconds']:.1f}", f"{1e3 * row['stall_seconds']:.1f}",
+        "" if row["hidden"] is None else f"{row['hidden']:.1%}", str(row["recomputed"]), str(row["offloaded"]),
     ]  # fmt: skip
 
 
@@ -275,8 +329,8 @@ def _adapted(one: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "plan", "predicted MiB", "peak MiB", "error", "charged MiB", "time to eager", "moved MiB", "stall predicted ms",
-    "stall ms", "hidden", "recomputed", "offloaded",
+    "plan", "predicted MiB", "peak MiB", "error", "charged MiB", "time to eager (95 %)", "to none (95 %)", "moved MiB",
+    "stall predicted ms", "stall ms", "hidden", "recomputed", "offloaded",
 )  # fmt: skip
 
 
@@ -288,12 +342,13 @@ def summary(results: dict[str, Any]) -> str:
         f" {', then by '.join(results['commands'])}",
         "",
         "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
-        "Hidden: of the store's time what execution did not wait for, in one step. Plans run in the arena. Predicted: with what",
-        "the store did just before, and ops at the pace of the run, which changes by a third within minutes here: as profiled,",
-        "times what the traced step took then over what the profile says of it.",
+        "Hidden: of the store's time what execution did not wait for. Plans run in the arena, all of a part in turns, each in a",
+        f"process of its own, {ROUNDS} rounds with plain eager's steps between them; `none` is the step as traced, without offload.",
+        "Predicted: with what the store did just before, and ops at the pace of the run, which changes by a third within minutes",
+        "here: as profiled, times what the traced step took then over what the profile says of it.",
     ]
     for model, known in results["models"].items():
-        for part in ("windows", "media", "joint"):
+        for part in PLANS:
             if not known.get(part):
                 continue
             rates = "; ".join(
@@ -361,7 +416,8 @@ def main() -> None:
     parser.add_argument("--ssd", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk")
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"), help="a directory on a tmpfs")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=(*PLANS, *OTHERS), default=[*PLANS, *OTHERS])
+    parser.add_argument("--again", action="store_true", help="measure these parts anew")
     parser.add_argument("--windows", nargs="+", type=int, default=list(WINDOWS))
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--adapt", help=argparse.SUPPRESS)
@@ -384,6 +440,8 @@ def main() -> None:
         draft.replace(path)
 
     for model in options.models:
+        for part in options.parts if options.again else ():
+            results["models"].get(model, {}).pop(part, None)
         measure(
             model,
             options.parts,

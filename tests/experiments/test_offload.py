@@ -10,11 +10,13 @@ from autotune.claims import Verdict, read, write
 from autotune.costs import Costs, StoreCost
 from autotune.measurement import Lanes, Measurement, Outcome
 from autotune.plan import Plan
+from autotune.records import to_json
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes, simulate
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.graphs import training_chain
 
+EAGER = "eager"
 table = script("nntrainer_offload/run.py")
 offload = script("offload/run.py")
 
@@ -117,20 +119,35 @@ def test_alone_and_together_each_keeps_to_its_own_means(deep: Any):
         assert budget >= graph.static_bytes
 
 
-def test_a_row_tells_what_was_predicted_and_seen(deep: Any):
+def test_a_row_tells_what_was_predicted_and_seen_in_turns(deep: Any):
     graph, costs = deep
     plan = Plan.traced(graph)
     expected = simulate(graph, lower(graph, plan), costs)
-    lanes = Lanes(10.0, saves=((0.0, 3.0),), loads=((4.0, 5.0),), load_stalls=((4.5, 5.0),))
-    seen = Measurement(
-        Outcome.OK, peak_bytes=expected.peak_bytes + 2**30, charged_bytes=2**31, floor_bytes=2**30, step_seconds=(2.0,),
-        baseline_seconds=(1.0,), stall_seconds=0.5, transfer_bytes=2**20, lanes=lanes,
-    )  # fmt: skip
-    row = offload.row(plan, expected, seen, 0)
-    assert (row["time_ratio"], row["transfer_seconds"], row["hidden"]) == (2.0, 4.0, 1 - 0.5 / 4)
+    lanes = to_json(Lanes(10.0, saves=((0.0, 3.0),), loads=((4.0, 5.0),), load_stalls=((4.5, 5.0),)))
+    took = [(EAGER, 1.0), ("none", 0.8), ("N = 1", 1.0), (EAGER, 1.0), (EAGER, 2.0), ("N = 1", 2.0), ("none", 1.6)]
+    session = {
+        "failed": {"N = 2": "gone"},
+        "blocks": [
+            {"variant": name, "seconds": [s, s], "stalls": [0.5, 0.5], "transfer_bytes": 2**20,
+             "lanes": lanes if name == "N = 1" else None} for name, s in took
+        ],
+    }  # fmt: skip
+    times = offload.timed(session, "N = 1")
+    seen = Measurement(Outcome.OK, peak_bytes=expected.peak_bytes + 2**30, charged_bytes=2**31, floor_bytes=2**30)
+    row = offload.row(plan, expected, seen, times, 0)
+    assert (row["time_ratio"], row["ratio_without"], row["rounds"]) == (1.0, pytest.approx(1.25), 2)
+    assert (row["transfer_seconds"], row["hidden"], row["stall_seconds"]) == (4.0, 1 - 0.5 / 4, 0.5)
     cells = offload._cells(row)
     assert cells[2] == "+0.00%"
+    assert cells[5] == "1.250 (1.250 to 1.250)"
     assert len(cells) == len(offload.HEAD) - 1
+    lost = offload._cells(offload.row(plan, expected, seen, offload.timed(session, "N = 2"), 0))
+    assert (lost[4], len(lost)) == ("gone", len(cells))
+
+
+def test_ops_are_predicted_at_the_pace_of_the_run(deep: Any):
+    _, costs = deep
+    assert offload.at_pace(costs, 2.0 * len(costs.seconds)).seconds == (2.0,) * len(costs.seconds)
 
 
 def test_an_adaptation_is_told_by_its_windows_its_last_change_and_the_steps_before_and_after():
