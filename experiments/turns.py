@@ -16,6 +16,7 @@ import psutil
 
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed
+from autotune.harness.procedure import BLOCK_STEPS
 
 EAGER = "eager"
 BESIDE = 2
@@ -45,6 +46,8 @@ class How:
     """After the least rounds no other begins."""
     limit: float
     """Seconds for one answer."""
+    steps: int = BLOCK_STEPS
+    """That are measured, of one block."""
     kept: Sequence[str] = ("seconds",)
     """What is recorded of a block."""
 
@@ -86,7 +89,7 @@ def in_turns(variants: Mapping[str, Variant], how: How, say: Callable[[str], Non
                 if name not in children:
                     continue
                 try:
-                    block = children[name].ask({"do": "block"}, how.limit)
+                    block = children[name].ask({"do": "block", "steps": how.steps}, how.limit)
                 except Failed as failure:
                     found["failed"][name] = reason(failure)
                     children.pop(name).end()

@@ -51,13 +51,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mobilenet_v2": ("mobilenet_v2", {"batch": 8}),
     "gpt2": ("gpt2", {"batch": 8, "dropout": 0.1}),
 }
-WINDOWS = (1, 2, 3, 4, 6, 8)
+WINDOWS = (1, 2, 4, 6, 8)
 SEARCHED = "30%"
 """Budget of the search."""
 JOINT = (0.75, 0.35, 0.2)
 """Of the traced step's bytes beside its static ones."""
 PLANS, OTHERS = ("windows", "media", "joint"), ("adapt", "search")
-ROUNDS = 6
+ROUNDS, STEPS_IN_TURN = 4, 8
 SECONDS = 900.0
 """For one answer of a child."""
 ADAPTED = ((1, 1.1), (8, 1.1), (8, 1.0))
@@ -196,7 +196,14 @@ def measure(
             start = partial(_child, name, arguments, stores, Path(logs))
             session = in_turns(
                 {EAGER: Variant(start), **{what: Variant(start, to_json(plan)) for what, plan, _ in asked}},
-                How(ROUNDS, ROUNDS, SECONDS, SECONDS, kept=("seconds", "stalls", "transfer_bytes", "lanes")),
+                How(
+                    ROUNDS,
+                    ROUNDS,
+                    SECONDS,
+                    SECONDS,
+                    STEPS_IN_TURN,
+                    kept=("seconds", "stalls", "transfer_bytes", "lanes"),
+                ),
                 lambda what, part=part: print(f"{model}, {part}: {what}", file=sys.stderr, flush=True),
             )
             found = {what: timed(session, what) for what, _, _ in asked}
@@ -343,7 +350,7 @@ def summary(results: dict[str, Any]) -> str:
         "",
         "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
         "Hidden: of the store's time what execution did not wait for. Plans run in the arena, all of a part in turns, each in a",
-        f"process of its own, {ROUNDS} rounds with plain eager's steps between them; `none` is the step as traced, without offload.",
+        f"process of its own, {ROUNDS} rounds of {STEPS_IN_TURN} steps with plain eager's between them; `none` is the step as traced, without offload.",
         "Predicted: with what the store did just before, and ops at the pace of the run, which changes by a third within minutes",
         "here: as profiled, times what the traced step took then over what the profile says of it.",
     ]
