@@ -48,6 +48,8 @@ class How:
     """Seconds for one answer."""
     steps: int = BLOCK_STEPS
     """That are measured, of one block."""
+    verify: bool = True
+    """Whether steps in an arena are compared with the same on malloc in the end."""
     kept: Sequence[str] = ("seconds",)
     """What is recorded of a block."""
 
@@ -98,7 +100,13 @@ def in_turns(variants: Mapping[str, Variant], how: How, say: Callable[[str], Non
                 found["blocks"].append({"round": number, "variant": name} | {key: block[key] for key in how.kept})
                 found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])
         for name, child in children.items():
-            found["charged"][name] -= child.ask({"do": "finish"}, how.limit)["floor_bytes"]
+            reply = child.ask({"do": "finish", "verify": how.verify}, how.limit)
+            if "outcome" in reply:
+                found["failed"][name] = f"{reply['outcome']}: {reply['detail']}"
+                found["blocks"] = [block for block in found["blocks"] if block["variant"] != name]
+                del found["charged"][name]
+            else:
+                found["charged"][name] -= reply["floor_bytes"]
     return found
 
 

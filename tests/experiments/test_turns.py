@@ -42,12 +42,14 @@ def test_two_variants_are_apart_where_their_interval_excludes_one():
 class Scripted:
     """A child that answers so many questions for a block and dies at the next."""
 
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: int, differs: str = "") -> None:
+        self.blocks, self.differs = blocks, differs
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         if request["do"] == "block":
             self.blocks -= 1
+        if request["do"] == "finish" and request["verify"] and self.differs:
+            return {"outcome": Outcome.WRONG_RESULT, "detail": self.differs}
         if self.blocks < 0:
             raise Failed(Outcome.CRASHED, "gone")
         return {"seconds": [1.0], "charged_bytes": 100, "floor_bytes": 40}
@@ -66,6 +68,15 @@ def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge():
     assert found["charged"] == {"eager": 60, "checkpoint": 60}
     assert list(found["failed"]) == ["selective"]
     assert [block["round"] for block in found["blocks"] if block["variant"] == "selective"] == [0]
+
+
+def test_a_plan_that_computes_something_else_in_its_arena_is_not_counted():
+    variants = {name: turns.Variant(partial(Scripted, 9, differs)) for name, differs in (("eager", ""), ("a", "loss"))}
+    for verify in (True, False):
+        how = turns.How(1, 1, seconds=60.0, limit=1.0, verify=verify)
+        found = turns.in_turns(variants, how, lambda _: None)
+        assert ("a" in found["charged"], "a" in found["failed"]) == (not verify, verify)
+        assert ("a" in {block["variant"] for block in found["blocks"]}) == (not verify)
 
 
 def test_a_variant_that_memory_is_short_for_is_left_for_another_session(monkeypatch: pytest.MonkeyPatch):
