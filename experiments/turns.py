@@ -16,7 +16,6 @@ import psutil
 
 from autotune.harness.child import Child
 from autotune.harness.messages import Failed
-from autotune.harness.procedure import BLOCK_STEPS
 
 EAGER = "eager"
 BESIDE = 2
@@ -46,12 +45,6 @@ class How:
     """After the least rounds no other begins."""
     limit: float
     """Seconds for one answer."""
-    steps: int = BLOCK_STEPS
-    """That are measured, of one block."""
-    verify: bool = True
-    """Whether steps in an arena are compared with the same on malloc in the end."""
-    kept: Sequence[str] = ("seconds",)
-    """What is recorded of a block."""
 
 
 def in_turns(variants: Mapping[str, Variant], how: How, say: Callable[[str], None]) -> dict[str, Any]:
@@ -91,16 +84,16 @@ def in_turns(variants: Mapping[str, Variant], how: How, say: Callable[[str], Non
                 if name not in children:
                     continue
                 try:
-                    block = children[name].ask({"do": "block", "steps": how.steps}, how.limit)
+                    block = children[name].ask({"do": "block"}, how.limit)
                 except Failed as failure:
                     found["failed"][name] = reason(failure)
                     children.pop(name).end()
                     found["charged"].pop(name, None)  # of the whole process: its floor is not told any more
                     continue
-                found["blocks"].append({"round": number, "variant": name} | {key: block[key] for key in how.kept})
+                found["blocks"].append({"round": number, "variant": name, "seconds": block["seconds"]})
                 found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])
         for name, child in children.items():
-            reply = child.ask({"do": "finish", "verify": how.verify}, how.limit)
+            reply = child.ask({"do": "finish"}, how.limit)
             if "outcome" in reply:
                 found["failed"][name] = f"{reply['outcome']}: {reply['detail']}"
                 found["blocks"] = [block for block in found["blocks"] if block["variant"] != name]

@@ -142,13 +142,13 @@ class Bench:
             timed.charged_bytes = meter.peak_bytes
         return {}
 
-    def block(self, steps: int = BLOCK_STEPS) -> dict[str, Any]:
-        """Time and charge so many steps of what was begun; between blocks another process may have its turn."""
+    def block(self) -> dict[str, Any]:
+        """Time and charge a few steps of what was begun; between blocks another process may have its turn."""
         assert self._timed is not None
         timed = self._timed
         trim()
         with self._meter(charged=True) as meter:
-            block = self._block(timed.step, timed.executor, steps)
+            block = self._block(timed.step, timed.executor)
         # while others have their turn it takes no more than it must; the next block's first step is not timed
         self._own.forget_gradients()
         if timed.arena is not None:
@@ -303,10 +303,10 @@ class Bench:
     def _arena(self, plan: Any, *, replays: bool = True) -> Arena | None:
         return Arena(replays) if plan["allocator"] == "arena" and self._spec.device_kind == "cpu" else None
 
-    def _block(self, step: Step, executor: Executor | None, steps: int) -> list[tuple[float, float, int]]:
+    def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float, int]]:
         """(seconds, stalled seconds, minor page faults) of each measured step of a block."""
         found = []
-        for number in range(UNMEASURED_STEPS + steps):
+        for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
             self._synchronize()
             faults, start = _page_faults(), time.perf_counter()
             made = step()

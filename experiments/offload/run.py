@@ -16,20 +16,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from alternate import ROUNDS, alternate, told
 
 from autotune.apply import TrainStep
 from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.devices import this_device
 from autotune.graph import TrainGraph
-from autotune.harness.child import Child
-from autotune.harness.messages import Spec
 from autotune.harness.run import Harness
-from autotune.measurement import Lanes, Measurement, busy
+from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
 from autotune.planfile import PlanFile, WorkloadRef
 from autotune.planners import make_plan
@@ -41,9 +40,6 @@ from autotune.simulate import Estimate, peak_bytes, simulate
 from autotune.stores import measured
 from autotune.trial import Settings
 from autotune.workload import load
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from turns import EAGER, How, Variant, beside, in_turns, interval, ratios
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,10 +53,8 @@ SEARCHED = "30%"
 JOINT = (0.75, 0.35, 0.2)
 """Of the traced step's bytes beside its static ones."""
 PLANS, OTHERS = ("windows", "media", "joint"), ("adapt", "search")
-ROUNDS, STEPS_IN_TURN = 4, 8
-KEEPS = ("seconds", "stalls", "transfer_bytes", "lanes")
-SECONDS = 900.0
-"""For one answer of a child."""
+SAMPLES = 8
+"""Steps of each plan in turns with eager; those of the plan without offload tell how its time lies beside eager's."""
 ADAPTED = ((1, 1.1), (8, 1.1), (8, 1.0))
 """Of `adapt`: the window to begin with, and the budget over the lowest peak that it reaches."""
 STEPS = 40
@@ -121,7 +115,7 @@ def _offload_alone(graph: TrainGraph, costs: Costs, budget: int) -> Plan:
 
 
 def row(plan: Plan, expected: Estimate, seen: Measurement, timed: dict[str, Any], budget: int) -> dict[str, Any]:
-    """What was predicted and seen; `timed`: seconds, in turns with the other plans of its part."""
+    """What was predicted and seen; `timed`: seconds, and what the store did in them."""
     return {
         "budget_bytes": budget,
         "predicted_peak_bytes": expected.peak_bytes,
@@ -137,30 +131,6 @@ def row(plan: Plan, expected: Estimate, seen: Measurement, timed: dict[str, Any]
         "detail": seen.detail,
         "meter": seen.meter,
     } | timed
-
-
-def timed(session: dict[str, Any], what: str, without: str = "none") -> dict[str, Any]:
-    """Of a session's blocks those of one plan: seconds beside eager's and the plan's without offload, and its waits."""
-    blocks = [block for block in session["blocks"] if block["variant"] == what]
-    if not blocks:
-        return {"time_ratio": None, "failed": session["failed"].get(what, "left out")}
-    pairs = [(block["variant"], block["seconds"]) for block in session["blocks"]]
-    mine, others = (ratios(beside(pairs, name)) for name in (what, without))
-    lanes = [from_json(Lanes, block["lanes"], where="lanes") for block in blocks if block["lanes"]]
-    moving = [busy(one.saves) + busy(one.loads) for one in lanes]
-    hidden = [one.hidden for one in lanes if one.hidden is not None]
-    return {
-        "time_ratio": statistics.median(mine),
-        "time_ratio_95": interval(mine),
-        "ratio_without": statistics.median(mine) / statistics.median(others),
-        "ratio_without_95": interval(mine, others),
-        "step_seconds": statistics.median(seconds for block in blocks for seconds in block["seconds"]),
-        "stall_seconds": statistics.median(seconds for block in blocks for seconds in block["stalls"]),
-        "transfer_bytes": blocks[-1]["transfer_bytes"],
-        "transfer_seconds": statistics.median(moving) if moving else 0.0,
-        "hidden": statistics.median(hidden) if hidden else None,
-        "rounds": len(blocks),
-    }
 
 
 def measure(
@@ -180,7 +150,7 @@ def measure(
         return
     with (
         tempfile.TemporaryDirectory() as logs,
-        Harness(WorkloadRef(name, arguments), log_dir=Path(logs), stores=stores, samples=2) as harness,
+        Harness(WorkloadRef(name, arguments), log_dir=Path(logs), stores=stores, samples=SAMPLES) as harness,
     ):
         prepared = harness.prepare()
         graph, costs = prepared.graph, prepared.costs
@@ -193,25 +163,23 @@ def measure(
             for what, plan, _ in asked:
                 print(f"{model}, {part}, {what}: bytes", file=sys.stderr, flush=True)
                 seen[what] = harness.measure(plan)  # compared with eager bit for bit, too
+                if seen[what].outcome is not Outcome.OK:
+                    raise SystemExit(f"{model}, {part}, {what}: {seen[what].outcome}: {seen[what].detail}")
             now = measured(costs, stores)
-            start = partial(_child, name, arguments, stores, Path(logs))
-            session = in_turns(
-                {EAGER: Variant(start), **{what: Variant(start, to_json(plan)) for what, plan, _ in asked}},
-                How(ROUNDS, ROUNDS, SECONDS, SECONDS, STEPS_IN_TURN, verify=False, kept=KEEPS),  # `seen` is verified
-                lambda what, part=part: print(f"{model}, {part}: {what}", file=sys.stderr, flush=True),
-            )
-            found = {what: timed(session, what) for what, _, _ in asked}
-            paced = at_pace(now, found["none"]["step_seconds"])
+            print(f"{model}, {part}: seconds", file=sys.stderr, flush=True)
+            steps = alternate(name, arguments, {what: plan for what, plan, _ in asked}, stores)
+            found = {what: told(steps, what) for what, _, _ in asked}
+            paced = at_pace(now, found["none"]["seconds"])
             known[part] = {
                 what: row(plan, simulate(graph, lower(graph, plan), paced), seen[what], found[what], budget)
+                | {"time_ratio": _times(found[what]["ratio_without"], seen["none"].time_ratio)}
                 for what, plan, budget in asked
             }
             save()
 
 
-def _child(reference: str, arguments: dict[str, Any], stores: dict[str, Path], scratch: Path) -> Child:
-    spec = Spec(reference, arguments, scratch=str(scratch), stores={key: str(path) for key, path in stores.items()})
-    return Child.start(spec, scratch / "turns.log")
+def _times(ratio: float, without: float | None) -> float | None:
+    return None if without is None else ratio * without
 
 
 def at_pace(costs: Costs, traced: float) -> Costs:
@@ -282,7 +250,7 @@ def search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) -> dic
     times = {
         "time_ratio": seen.time_ratio,
         "stall_seconds": seen.stall_seconds,
-        "step_seconds": seen.median_seconds,
+        "seconds": seen.median_seconds,
         "transfer_bytes": seen.transfer_bytes,
         "hidden": lanes.hidden if lanes else None,
     }
@@ -301,7 +269,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     error = f"{row['predicted_peak_bytes'] / row['peak_bytes'] - 1:+.2%}" if row["peak_bytes"] else row["outcome"]
     bytes_seen = [mib("predicted_peak_bytes"), mib("peak_bytes"), error, mib("charged_bytes")]
     if row["time_ratio"] is None:
-        return [*bytes_seen, row.get("failed", ""), *[""] * 5, str(row["recomputed"]), str(row["offloaded"])]
+        return [*bytes_seen, *[""] * 6, str(row["recomputed"]), str(row["offloaded"])]
     return [
         *bytes_seen, times("time_ratio"), times("ratio_without"), f"{row['transfer_bytes'] / 2**20:.0f}",
         f"{1e3 * row['predicted_stall_seconds']:.1f}", f"{1e3 * row['stall_seconds']:.1f}",
@@ -330,7 +298,7 @@ def _adapted(one: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "plan", "predicted MiB", "peak MiB", "error", "charged MiB", "time to eager (95 %)", "to none (95 %)", "moved MiB",
+    "plan", "predicted MiB", "peak MiB", "error", "charged MiB", "time to eager", "to none (95 %)", "moved MiB",
     "stall predicted ms", "stall ms", "hidden", "recomputed", "offloaded",
 )  # fmt: skip
 
@@ -343,8 +311,9 @@ def summary(results: dict[str, Any]) -> str:
         f" {', then by '.join(results['commands'])}",
         "",
         "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
-        "Hidden: of the store's time what execution did not wait for. Plans run in the arena, all of a part in turns, each in a",
-        f"process of its own, {ROUNDS} rounds of {STEPS_IN_TURN} steps with plain eager's between them; `none` is the step as traced, without offload.",
+        "Hidden: of the store's time what execution did not wait for. Plans run in the arena. To none: over the step as traced,",
+        f"without offload; {ROUNDS} steps of each plan, every one between two of that, in one process. To eager: that, times what the",
+        "step without offload takes beside plain eager's, in turns in processes of their own.",
         "Predicted: with what the store did just before, and ops at the pace of the run, which changes by a third within minutes",
         "here: as profiled, times what the traced step took then over what the profile says of it.",
     ]

@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 
+from autotune.capture import capture
 from autotune.claims import Verdict, read, write
 from autotune.costs import Costs, StoreCost
-from autotune.measurement import Lanes, Measurement, Outcome
+from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
-from autotune.records import to_json
+from autotune.planners import make_plan
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes, simulate
+from autotune.workload import load
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.graphs import training_chain
 
-EAGER = "eager"
 table = script("nntrainer_offload/run.py")
 offload = script("offload/run.py")
+alternate = script("offload/alternate.py")
 
 
 @pytest.fixture
@@ -116,33 +118,53 @@ def test_alone_and_together_each_keeps_to_its_own_means(deep: Any):
             assert not plan.offload
         if name.startswith("offload"):
             assert not plan.recomputed
-        assert budget >= graph.static_bytes
+        assert name == "none" or budget >= graph.static_bytes
 
 
-def test_a_row_tells_what_was_predicted_and_seen_in_turns(deep: Any):
+def test_a_step_is_compared_with_those_beside_it():
+    def step(seconds: float, **others: Any) -> dict[str, Any]:
+        return {
+            "seconds": seconds, "stall_seconds": 0.1, "transfer_bytes": 8, "transfer_seconds": 1.0, "hidden": 0.9, **others,
+        }  # fmt: skip
+
+    # the machine is half as fast in the end
+    found = {
+        "none": [step(1.0, hidden=None), step(1.0, hidden=None), step(2.0, hidden=None), step(2.0, hidden=None)],
+        "N = 1": [step(1.1, after=0), step(1.65, after=1), step(2.2, after=2)],
+    }
+    times = alternate.told(found, "N = 1")
+    assert times["ratio_without"] == pytest.approx(1.1)
+    assert times["ratio_without_95"] == pytest.approx((1.1, 1.1))
+    assert (times["seconds"], times["hidden"], times["steps"]) == (1.65, 0.9, 3)
+    assert alternate.told(found, "none")["ratio_without"] == 1.0
+    assert alternate.told(found, "none")["hidden"] is None
+
+
+@pytest.mark.slow
+def test_plans_alternate_in_one_process_each_between_two_of_the_first(tmp_path: Path):
+    arguments = {"batch": 2, "size": 32}
+    graph = capture(load("resnet18", arguments)).graph
+    costs = Costs((1.0,) * len(graph.ops), (0,) * len(graph.ops), {"ssd": StoreCost(1e9, 1e9, 1e9, 1e9)})
+    plans = {"none": Plan.traced(graph), "N = 1": make_plan(graph, offload.offloading("ssd", 1), 0, costs)}
+    found = alternate.alternate("resnet18", arguments, plans, {"ssd": tmp_path})
+    assert [step["after"] for step in found["N = 1"]] == list(range(alternate.ROUNDS))
+    assert len(found["none"]) == alternate.ROUNDS + 1
+    assert {step["transfer_bytes"] > 0 for step in found["N = 1"]} == {True}
+    assert {step["transfer_bytes"] for step in found["none"]} == {0}
+
+
+def test_a_row_tells_what_was_predicted_and_seen(deep: Any):
     graph, costs = deep
     plan = Plan.traced(graph)
     expected = simulate(graph, lower(graph, plan), costs)
-    lanes = to_json(Lanes(10.0, saves=((0.0, 3.0),), loads=((4.0, 5.0),), load_stalls=((4.5, 5.0),)))
-    took = [(EAGER, 1.0), ("none", 0.8), ("N = 1", 1.0), (EAGER, 1.0), (EAGER, 2.0), ("N = 1", 2.0), ("none", 1.6)]
-    session = {
-        "failed": {"N = 2": "gone"},
-        "blocks": [
-            {"variant": name, "seconds": [s, s], "stalls": [0.5, 0.5], "transfer_bytes": 2**20,
-             "lanes": lanes if name == "N = 1" else None} for name, s in took
-        ],
-    }  # fmt: skip
-    times = offload.timed(session, "N = 1")
     seen = Measurement(Outcome.OK, peak_bytes=expected.peak_bytes + 2**30, charged_bytes=2**31, floor_bytes=2**30)
-    row = offload.row(plan, expected, seen, times, 0)
-    assert (row["time_ratio"], row["ratio_without"], row["rounds"]) == (1.0, pytest.approx(1.25), 2)
-    assert (row["transfer_seconds"], row["hidden"], row["stall_seconds"]) == (4.0, 1 - 0.5 / 4, 0.5)
-    cells = offload._cells(row)
-    assert cells[2] == "+0.00%"
-    assert cells[5] == "1.250 (1.250 to 1.250)"
+    times = {
+        "time_ratio": 0.8, "ratio_without": 1.04, "ratio_without_95": (1.03, 1.05), "seconds": 0.5, "stall_seconds": 0.01,
+        "transfer_bytes": 2**20, "hidden": None,
+    }  # fmt: skip
+    cells = offload._cells(offload.row(plan, expected, seen, times, 0))
+    assert cells[2:6] == ["+0.00%", "1024.0", "0.800", "1.040 (1.030 to 1.050)"]
     assert len(cells) == len(offload.HEAD) - 1
-    lost = offload._cells(offload.row(plan, expected, seen, offload.timed(session, "N = 2"), 0))
-    assert (lost[4], len(lost)) == ("gone", len(cells))
 
 
 def test_ops_are_predicted_at_the_pace_of_the_run(deep: Any):

@@ -48,7 +48,7 @@ class Scripted:
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         if request["do"] == "block":
             self.blocks -= 1
-        if request["do"] == "finish" and request["verify"] and self.differs:
+        if request["do"] == "finish" and self.differs:
             return {"outcome": Outcome.WRONG_RESULT, "detail": self.differs}
         if self.blocks < 0:
             raise Failed(Outcome.CRASHED, "gone")
@@ -72,11 +72,9 @@ def test_a_variant_that_dies_in_a_later_round_has_a_reason_and_no_charge():
 
 def test_a_plan_that_computes_something_else_in_its_arena_is_not_counted():
     variants = {name: turns.Variant(partial(Scripted, 9, differs)) for name, differs in (("eager", ""), ("a", "loss"))}
-    for verify in (True, False):
-        how = turns.How(1, 1, seconds=60.0, limit=1.0, verify=verify)
-        found = turns.in_turns(variants, how, lambda _: None)
-        assert ("a" in found["charged"], "a" in found["failed"]) == (not verify, verify)
-        assert ("a" in {block["variant"] for block in found["blocks"]}) == (not verify)
+    found = turns.in_turns(variants, turns.How(1, 1, seconds=60.0, limit=1.0), lambda _: None)
+    assert ("a" in found["charged"], found["failed"]) == (False, {"a": "wrong_result: loss"})
+    assert {block["variant"] for block in found["blocks"]} == {"eager"}
 
 
 def test_a_variant_that_memory_is_short_for_is_left_for_another_session(monkeypatch: pytest.MonkeyPatch):
