@@ -53,8 +53,8 @@ SEARCHED = "30%"
 JOINT = (0.75, 0.35, 0.2)
 """Of the traced step's bytes beside its static ones."""
 PLANS, OTHERS = ("windows", "media", "joint"), ("adapt", "search")
-SAMPLES = 8
-"""Steps of each plan in turns with eager; those of the plan without offload tell how its time lies beside eager's."""
+SAMPLES = 4
+"""Steps of each plan in turns with eager's; all plans' together tell how the one without offload lies beside eager."""
 ADAPTED = ((1, 1.1), (8, 1.1), (8, 1.0))
 """Of `adapt`: the window to begin with, and the budget over the lowest peak that it reaches."""
 STEPS = 40
@@ -170,16 +170,15 @@ def measure(
             steps = alternate(name, arguments, {what: plan for what, plan, _ in asked}, stores)
             found = {what: told(steps, what) for what, _, _ in asked}
             paced = at_pace(now, found["none"]["seconds"])
+            eager = statistics.median(
+                ratio / found[what]["ratio_without"] for what, one in seen.items() if (ratio := one.time_ratio)
+            )
             known[part] = {
                 what: row(plan, simulate(graph, lower(graph, plan), paced), seen[what], found[what], budget)
-                | {"time_ratio": _times(found[what]["ratio_without"], seen["none"].time_ratio)}
+                | {"time_ratio": eager * found[what]["ratio_without"]}
                 for what, plan, budget in asked
             }
             save()
-
-
-def _times(ratio: float, without: float | None) -> float | None:
-    return None if without is None else ratio * without
 
 
 def at_pace(costs: Costs, traced: float) -> Costs:
@@ -261,17 +260,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
     def mib(key: str) -> str:
         return "" if row[key] is None else f"{row[key] / 2**20:.1f}"
 
-    def times(key: str) -> str:
-        low, high = row.get(f"{key}_95", (None, None))
-        between = "" if low is None else f" ({low:.3f} to {high:.3f})"
-        return "" if row.get(key) is None else f"{row[key]:.3f}{between}"
-
     error = f"{row['predicted_peak_bytes'] / row['peak_bytes'] - 1:+.2%}" if row["peak_bytes"] else row["outcome"]
-    bytes_seen = [mib("predicted_peak_bytes"), mib("peak_bytes"), error, mib("charged_bytes")]
-    if row["time_ratio"] is None:
-        return [*bytes_seen, *[""] * 6, str(row["recomputed"]), str(row["offloaded"])]
+    between = " ({:.3f} to {:.3f})".format(*row["ratio_without_95"]) if "ratio_without" in row else ""
     return [
-        *bytes_seen, times("time_ratio"), times("ratio_without"), f"{row['transfer_bytes'] / 2**20:.0f}",
+        mib("predicted_peak_bytes"), mib("peak_bytes"), error, mib("charged_bytes"),
+        f"{row['time_ratio']:.3f}" if row["time_ratio"] else "",
+        f"{row['ratio_without']:.3f}{between}" if between else "",
+        f"{row['transfer_bytes'] / 2**20:.0f}",
         f"{1e3 * row['predicted_stall_seconds']:.1f}", f"{1e3 * row['stall_seconds']:.1f}",
         "" if row["hidden"] is None else f"{row['hidden']:.1%}", str(row["recomputed"]), str(row["offloaded"]),
     ]  # fmt: skip
@@ -312,8 +307,8 @@ def summary(results: dict[str, Any]) -> str:
         "",
         "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
         "Hidden: of the store's time what execution did not wait for. Plans run in the arena. To none: over the step as traced,",
-        f"without offload; {ROUNDS} steps of each plan, every one between two of that, in one process. To eager: that, times what the",
-        "step without offload takes beside plain eager's, in turns in processes of their own.",
+        f"without offload; {ROUNDS} steps of each plan, every one between two of that, in one process. To eager: that, times how the step",
+        "without offload lies beside plain eager's, of steps of all plans in turns with eager's in processes of their own.",
         "Predicted: with what the store did just before, and ops at the pace of the run, which changes by a third within minutes",
         "here: as profiled, times what the traced step took then over what the profile says of it.",
     ]
