@@ -368,9 +368,15 @@ def plot(results: dict[str, Any], out: Path) -> None:
         axes.set(xlabel="N, layers in memory", ylabel="peak of the step, MiB", title=model)
         axes.axhline(known["windows"]["none"]["peak_bytes"] / 2**20, color="C0", lw=0.8, ls="--", label="no offload")
         other = axes.twinx()
-        other.plot(windows, [row["time_ratio"] for row in rows.values()], "s-", color="C1", label="time")
-        other.axhline(known["windows"]["none"]["time_ratio"], color="C1", lw=0.8, ls="--")
-        other.set(ylabel="step time to eager's")
+        ratios = [row["ratio_without"] for row in rows.values()]
+        low, high = zip(*(row["ratio_without_95"] for row in rows.values()), strict=True)
+        errors = [
+            [r - at for r, at in zip(ratios, low, strict=True)],
+            [at - r for r, at in zip(ratios, high, strict=True)],
+        ]
+        other.errorbar(windows, ratios, errors, fmt="s-", color="C1", capsize=2)
+        other.axhline(1.0, color="C1", lw=0.8, ls="--")
+        other.set(ylabel="step time to the same without offload")
         axes.legend(fontsize=7)
         figure.savefig(out / f"{model}.png", dpi=120, metadata={"Software": None})
         pyplot.close(figure)
