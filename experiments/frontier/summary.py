@@ -94,6 +94,8 @@ def points(model: str, record: dict[str, Any]) -> list[Point]:
         failures = (s["failed"][variant] for s in record["sessions"] if variant in s["failed"])
         remark = seen.get("failed") or next(failures, "" if session else "not timed yet")
         timed = _timed(session, variant) if session and (variant in session["errors"] or kind == "eager") else {}
+        if not timed and "errors" in seen:
+            timed = _compared(seen["errors"])
         found.append(
             Point(
                 model,
@@ -169,7 +171,8 @@ def summarize(out: Path) -> str:
     _csv(out / "points.csv", list(itertools.chain(*found.values())))
     _csv(out / "ratios.csv", compared)
     for model, one in found.items():
-        _plot(out / f"{model}.png", model, one)
+        if any(point.ratio for point in one):
+            _plot(out / f"{model}.png", model, one)
     text = markdown(records, found)
     (out / "summary.md").write_text(text)
     return text
@@ -207,7 +210,7 @@ def markdown(records: dict[str, Any], found: dict[str, list[Point]]) -> str:
             ("lowest", lowest_ratio(one), math.inf if (proved or 0.0) > LOWEST else LOWEST),
             ("at 1.03", nearly_eager(one), AT_NEARLY_EAGER),
         ]
-        missed = [name for name, seen, limit in held if seen is None or seen > limit]
+        missed = [name for name, seen, limit in held if seen is None or seen > limit] if ours else ["not measured yet"]
         lines.append(
             f"| {model} | {' | '.join(map(_number, cells))} | {len(at_peak)} | {', '.join(missed) or 'nothing'} |"
         )
@@ -285,13 +288,18 @@ def _timed(session: dict[str, Any], variant: str) -> dict[str, Any]:
     seconds = list(itertools.chain(*(mine for mine, _ in pairs)))
     median = statistics.median(seconds)
     low, high = interval(found)
-    errors = session["errors"].get(variant)
     return {
         "ratio": statistics.median(found),
         "ratio_low": low,
         "ratio_high": high,
         "median_seconds": median,
         "samples": len(seconds),
+    } | _compared(session["errors"].get(variant))
+
+
+def _compared(errors: dict[str, Any] | None) -> dict[str, Any]:
+    """How far results lie from eager's; None: they are eager's."""
+    return {
         "gradient_error": errors["gradients"]["error"] if errors else 0.0,
         "gradient_worst": errors["gradients"]["worst"] if errors else "",
         "equal": errors["gradients"]["equal"] and errors["loss"]["equal"] if errors else True,

@@ -111,6 +111,24 @@ def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
     assert "CRASHED: no" in summary._table(found)[-2]
 
 
+def test_where_bytes_alone_are_known_gradients_are_judged_and_nothing_is_missed():
+    wrong = {"error": 0.9, "worst": "gradient.w", "equal": False}
+    errors = {"gradients": wrong, "loss": wrong, "buffers": {"error": 0.0, "worst": "", "equal": True}}
+    peers = {"eager": {"step_peak_bytes": 10}, "aot_eager 0.1": {"step_peak_bytes": 5, "errors": errors}}
+    record = {"peers": peers, "ours": {}, "sessions": []}
+    found = summary.points("net", record)
+    assert [(p.wrong, p.counted, p.remark) for p in found] == [
+        (False, False, "not timed yet"),
+        (True, False, "not timed yet"),
+    ]
+    machine = {"silicon": "x", "cores": 2, "memory_bytes": 2**34, "driver": "l", "torch": "2"}
+    told = summary.markdown(
+        {"net": record | {"machine": machine, "commands": [], "model": "net", "arguments": {}}}, {"net": found}
+    )
+    assert "| not measured yet |" in told
+    assert "- net, aot_eager 0.1: off by 0.9 of gradient.w's norm" in told
+
+
 def test_the_second_step_after_a_rest_is_left_out_also_where_it_was_measured():
     def blocks(*seconds: float) -> dict[str, Any]:
         return {"blocks": [{"variant": "eager", "round": 0, "seconds": list(seconds)}]}
