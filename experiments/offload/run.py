@@ -403,7 +403,6 @@ def main() -> None:
     told = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
     command = shlex.join(["python", "experiments/offload/run.py", *told])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    results["commands"].append(f"`{command}` ({started}, load {os.getloadavg()[0]:.2f})")
 
     def save() -> None:
         draft = path.with_suffix(".draft")
@@ -413,6 +412,9 @@ def main() -> None:
     for model in options.models:
         for part in options.parts if options.again else ():
             results["models"].get(model, {}).pop(part, None)
+    if any(part not in results["models"].get(model, {}) for model in options.models for part in options.parts):
+        results["commands"].append(f"`{command}` ({started}, load {os.getloadavg()[0]:.2f})")
+    for model in options.models:
         measure(
             model,
             options.parts,
