@@ -171,9 +171,10 @@ class Recorded:
 
     @classmethod
     def of(cls, results: Path) -> "Recorded":
-        """Of all models there."""
-        found = [list(_of_model(json.loads(path.read_text()))) for path in sorted(results.glob("*/*.json"))
-                 if not path.name.endswith(".plans.json")]  # fmt: skip
+        """Of all models there whose plans were timed."""
+        paths = [path for path in sorted(results.glob("*/*.json")) if not path.name.endswith(".plans.json")]
+        documents = (json.loads(path.read_text()) for path in paths)
+        found = [list(_of_model(document)) for document in documents if document["sessions"]]
         plans = [plan for model in found for plan in model]
         return cls(
             tuple(plan[0] for plan in plans),
