@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autotune.config import Config
-from autotune.progress import Event, Finished, Phase, Progress, Ready, Resolved
+from autotune.progress import Event, Finished, Measuring, Phase, Progress, Ready, Resolved
 from autotune.table import mib, verdict
 from autotune.trial import Trial
 from autotune.units import fmt_bytes, fmt_seconds
@@ -55,6 +55,7 @@ class _State:
         self.outcomes: Counter[str] = Counter()
         self.best: Finished | None = None
         self.last: Finished | None = None
+        self.running: Trial | None = None
 
     def hear(self, event: Event) -> None:
         match event:
@@ -66,7 +67,10 @@ class _State:
             case Resolved(budget_bytes, floor_bytes):
                 left = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
                 self.about.append(f"budget {self.config.budget}: {left}, floor {fmt_bytes(floor_bytes)}")
+            case Measuring(trial):
+                self.running = trial
             case Finished(trial):
+                self.running = None
                 self.outcomes[verdict(trial)] += 1
                 self.last = event
                 if event.leads:
@@ -90,6 +94,8 @@ class _State:
         lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.about]), style="bold", overflow="fold")]
         phase = PHASES.get(self.phase, self.phase or "starting")
         lines.append(Text(f"  {phase}; {count}{of} trials; {self.used}"))
+        if self.running is not None:
+            lines.append(Text(f"  now    {_measuring(self.running)}"))
         if self.best is not None:
             lines.append(Text(f"  best   {_told(self.best)}", style="green"))
         if self.last is not None:
@@ -107,8 +113,15 @@ def _plain(state: _State, event: Event) -> None:
             _line(f"[{state.used}] {PHASES.get(name, name)}")
         case Ready() | Resolved():
             _line("; ".join(state.about[before:]))
+        case Measuring(trial):
+            _line(f"[{state.used}] {_measuring(trial)}")
         case Finished(_, _, leads, resumed):
             _line(f"[{state.used}] {'kept  ' if resumed else ''}{_told(event)}{'  best so far' if leads else ''}")
+
+
+def _measuring(trial: Trial) -> str:
+    """`trial 4  planner  measuring a plan of ~610.1 MiB`."""
+    return f"trial {trial.number}  {trial.kind}  measuring a plan of {_bytes(trial)}"
 
 
 def _told(event: Finished) -> str:

@@ -1,11 +1,12 @@
 """What no order of a graph's ops can do better than, as long as each runs once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.bounds import shared_bytes
+from autotune.bounds import peak_lower_bound, shared_bytes
 from autotune.costs import Costs
 from autotune.graph import TrainGraph
 from autotune.min_cut import FREE, Network
@@ -18,7 +19,7 @@ LARGEST = 20_000
 
 def order_lower_bound(graph: TrainGraph, costs: Costs, *, inplace: bool = False) -> tuple[int, int]:
     """(bytes, op): while an op runs, all that is made before it in every order and read after it in every order lives;
-    with `inplace` all but what its result may be made in.
+    with `inplace` all but what its result may be made in. Nor does an order go below what holds for every plan.
 
     Plans that compute something again, or move it to a store, may go below.
     """
@@ -30,7 +31,8 @@ def order_lower_bound(graph: TrainGraph, costs: Costs, *, inplace: bool = False)
         shared = (shared_bytes(graph, op, free, costs.scratch_bytes) for op, free in zip(graph.ops, reads, strict=True))
         needs -= np.fromiter(shared, dtype=np.int64)
     worst = int(needs.argmax())
-    return int(needs[worst]), worst
+    every, op = peak_lower_bound(graph, replace(costs, stores={}))
+    return (every, op) if every > needs[worst] else (int(needs[worst]), worst)
 
 
 def must_live(problem: Ordering) -> npt.NDArray[np.int64]:

@@ -35,6 +35,13 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
+class Measuring:
+    """A trial's plan is made, and about to be run: the next is heard when it has been, minutes later."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """A trial is on disk."""
 
@@ -47,7 +54,7 @@ class Finished:
     """An earlier session ran it."""
 
 
-Event = Phase | Ready | Resolved | Finished
+Event = Phase | Ready | Resolved | Measuring | Finished
 Progress = Callable[[Event], None]
 """Called between measurements, never during one."""
 

@@ -41,7 +41,7 @@ from autotune.judge import (
 from autotune.ledger import Identity, Ledger
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
-from autotune.progress import Finished, Phase, Progress, silent
+from autotune.progress import Finished, Measuring, Phase, Progress, silent
 from autotune.runner import Runner, Task, prepare, resolve
 from autotune.simulate import Estimate
 from autotune.trial import Settings, Trial, load
@@ -289,7 +289,7 @@ class _Session:
             else:
                 # of the planners' own what its layout is charged is to be seen: the next ones aim by it
                 screened, beat = expected if kind == "search" else made.estimate, self.beat
-            trial = self.repeated(trial) or replace(trial, measurement=self.measure(made.plan, screened, beat))
+            trial = self.repeated(trial) or replace(trial, measurement=self.measure(trial, made.plan, screened, beat))
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
@@ -309,10 +309,11 @@ class _Session:
         note = f"same plan as trial {same[-1].number}: not run again"
         return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
 
-    def measure(self, plan: Plan, expected: Estimate | None, beat: float | None) -> Measurement:
-        """Run the plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
+    def measure(self, trial: Trial, plan: Plan, expected: Estimate | None, beat: float | None) -> Measurement:
+        """Run the trial's plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
         if expected is not None and sure_to_exceed(expected, self.rules):
             return not_run(expected, self.rules)
+        self.progress(Measuring(trial))
         with self.interrupts.breakable():
             seen = self.runner.measure(plan, budget_bytes=self.rules.budget_bytes, beat=beat)
         return judge(seen, self.rules)

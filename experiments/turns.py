@@ -128,11 +128,10 @@ def ratios(pairs: Sequence[tuple[list[float], list[float]]]) -> list[float]:
     return [statistics.median(mine) / statistics.median(eager) for mine, eager in pairs]
 
 
-def interval(mine: Sequence[float], others: Sequence[float] = (1.0,)) -> tuple[float, float]:
-    """95 % of one median over another, by default of the median alone: blocks are drawn with replacement."""
-    generator = np.random.default_rng(0)
-    drawn = [np.median(generator.choice(np.array(one), (RESAMPLES, len(one))), axis=1) for one in (mine, others)]
-    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """95 % of their median: they are drawn with replacement."""
+    drawn = np.random.default_rng(0).choice(np.array(ratios), (RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
     return float(low), float(high)
 
 

@@ -19,10 +19,10 @@ from autotune.candidates import Planned
 from autotune.config import Config, load_config
 from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, StoreError
 from autotune.interrupts import locked
-from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash
+from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash, was_run
 from autotune.measurement import Outcome
 from autotune.plan import Plan
-from autotune.progress import Event, Finished, Phase
+from autotune.progress import Event, Finished, Measuring, Phase
 from autotune.study import Result, tune
 from autotune.trial import Trial, load
 from tests.fake_runner import FLOOR_BYTES, FakeRunner
@@ -161,6 +161,19 @@ def test_listener_hears_every_trial_once_and_each_new_leader(told):
     assert [event.trial for event in heard] == list(result.trials)
     assert not any(event.resumed for event in heard)
     assert next(event.trial.number for event in heard if event.leads) == 1
+
+
+def test_listener_hears_which_plan_is_run_before_it_is_and_of_none_that_is_not(told):
+    _, _, result, events = told
+    run_at = {event.trial.number: at for at, event in enumerate(events) if isinstance(event, Measuring)}
+    ended_at = {event.trial.number: at for at, event in enumerate(events) if isinstance(event, Finished)}
+    assert set(run_at) == {
+        trial.number for trial in result.trials if trial.kind not in ("baseline", "repeat") and was_run(trial)
+    }
+    assert all(at < ended_at[number] for number, at in run_at.items())
+    assert all(
+        event.trial.plan == result.trials[event.trial.number].plan for event in events if isinstance(event, Measuring)
+    )
 
 
 def test_percentage_is_of_what_eager_needs_without_its_allocators_waste(tmp_path):

@@ -313,15 +313,16 @@ def summary(results: dict[str, Any]) -> str:
         "here: as profiled, times what the traced step took then over what the profile says of it.",
     ]
     for model, known in results["models"].items():
+        rates = "; ".join(
+            f"{name} {cost['write_bytes_per_second'] / 1e9:.2f} GB/s write, {cost['read_bytes_per_second'] / 1e9:.2f} read,"
+            f" ops beside it {cost['contention']:.2f} times as long"
+            for name, cost in known["stores"].items()
+        )
+        lines += ["", f"Stores of {model}, as probed last: {rates}."]
         for part in PLANS:
             if not known.get(part):
                 continue
-            rates = "; ".join(
-                f"{name} {cost['write_bytes_per_second'] / 1e9:.2f} GB/s write, {cost['read_bytes_per_second'] / 1e9:.2f} read,"
-                f" ops beside it {cost['contention']:.2f} times as long"
-                for name, cost in known["stores"].items()
-            )
-            lines += ["", f"## {model}, {part}", "", rates, ""]
+            lines += ["", f"## {model}, {part}", ""]
             lines += ["| " + " | ".join(HEAD) + " |", "|---" + "|--:" * (len(HEAD) - 1) + "|"]
             lines += [f"| {what} | " + " | ".join(_cells(row)) + " |" for what, row in known[part].items()]
         if known.get("adapt"):

@@ -1,0 +1,53 @@
+"""What is shown of a study while it goes on."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotune import live
+from autotune.config import Config
+from autotune.costs import Costs
+from autotune.measurement import Measurement, Outcome
+from autotune.plan import Plan
+from autotune.progress import Finished, Measuring, Phase
+from autotune.schedule import lower
+from autotune.simulate import simulate
+from autotune.trial import Trial
+from tests.graphs import training_chain
+
+GRAPH = training_chain(4, nbytes=2**20)
+PLAN = Plan.traced(GRAPH)
+EXPECTED = simulate(GRAPH, lower(GRAPH, PLAN), Costs.unit(GRAPH))
+RUNNING = Trial(1, "smallest", "net", GRAPH.digest, {}, plan=PLAN, estimate=EXPECTED)
+SEEN = Measurement(Outcome.OK, peak_bytes=2**23, charged_bytes=2**23, floor_bytes=2**22)
+EVENTS = [
+    Phase("smallest"),
+    Measuring(RUNNING),
+    Finished(replace(RUNNING, measurement=SEEN), 1.25, leads=True, resumed=False),
+]
+CONFIG = Config(workload="resnet18")
+
+
+def test_elsewhere_than_on_a_terminal_a_plan_has_a_line_before_it_runs_and_one_after(
+    capsys: pytest.CaptureFixture[str],
+):
+    with live.watching(CONFIG) as progress:
+        for event in EVENTS:
+            progress(event)
+    phase, before, after = capsys.readouterr().err.splitlines()
+    assert phase.endswith("] smallest plan")
+    assert before.endswith(f"trial 1  smallest  measuring a plan of ~{EXPECTED.peak_bytes / 2**20:.1f} MiB")
+    assert after.endswith("trial 1  smallest  4.0 MiB  1.250x  ok  best so far")
+
+
+def test_a_terminal_shows_what_runs_until_it_has_run():
+    state = live._State(CONFIG)
+    shown = []
+    for event in EVENTS:
+        state.hear(event)
+        console = Console(width=120)
+        with console.capture() as captured:
+            console.print(state.panel())
+        shown.append("now    trial 1  smallest  measuring" in captured.get())
+    assert shown == [False, True, False]
