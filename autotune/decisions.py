@@ -78,6 +78,8 @@ def _absences(walk: Walk) -> Iterator[_Absence]:
     for op, at in first.items():
         for value in (*graph.ops[op].inputs, *graph.ops[op].writes):
             last_read[value] = max(last_read[value], at)
+    for value in graph.outputs:
+        last_read[value] = len(runs)
     early = set(early_updates(graph, tuple(runs)))
     last_needed = max((at for at, one in enumerate(order.instructions) if _computes(graph, one)), default=-1)
     freed: dict[int, tuple[int, int]] = {}  # value: (instruction, runs until then)

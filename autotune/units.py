@@ -2,6 +2,7 @@
 
 import math
 import re
+from fractions import Fraction
 
 from autotune.errors import ConfigError
 
@@ -30,7 +31,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip())
     if match is None or match[2] not in _BYTE_UNITS:
         raise ConfigError(f"cannot read {text!r} as bytes; write 6GiB, 512MiB or 123456B")
-    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+    return int(Fraction(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def parse_seconds(text: str) -> float:

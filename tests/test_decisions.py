@@ -79,6 +79,17 @@ def test_a_value_away_counts_its_bytes_both_ways_and_the_wait_for_it():
     assert found[1].seconds > 0
 
 
+def test_a_result_of_the_step_made_again_last_saves_its_bytes_until_then():
+    built = Builder()
+    built.op("a", [], [("loss", 10)])
+    built.op("b", [], [("wide", 30)])
+    built.op("c", ["wide"], [("end", 1)])
+    graph = built.graph("loss", "end")
+    plan = Plan((0, 1, 2, 0))
+    assert peak_bytes(graph, plan, Costs.unit(graph)) == 31
+    assert of(decisions(Walk(graph, Costs.unit(graph), plan)), RECOMPUTE).saved_bytes == 41 - 31
+
+
 @given(plans())
 def test_without_offload_or_without_in_place_the_peak_is_higher_by_what_they_are_said_to_save(case):
     graph, plan = case

@@ -10,7 +10,15 @@ from autotune.units import fmt_bytes, fmt_seconds, parse_bytes, parse_seconds
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("6GiB", 6 * 2**30), ("512MiB", 2**29), ("123456B", 123456), ("1.5KiB", 1536), (" 2 TiB ", 2**41), ("0B", 0)],
+    [
+        ("6GiB", 6 * 2**30),
+        ("512MiB", 2**29),
+        ("123456B", 123456),
+        ("1.5KiB", 1536),
+        (" 2 TiB ", 2**41),
+        ("0B", 0),
+        (f"{2**53 + 1}B", 2**53 + 1),
+    ],
 )
 def test_bytes_are_read_in_binary_units(text: str, nbytes: int):
     assert parse_bytes(text) == nbytes
