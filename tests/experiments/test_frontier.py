@@ -40,9 +40,13 @@ def test_ours_is_compared_at_no_more_than_a_slack_of_the_peers_bytes():
     assert (at_checkpoint.ours, at_checkpoint.ratio) == ("a", pytest.approx(0.8))
 
 
-def test_the_fastest_of_ours_that_is_small_enough_stands_for_us():
-    found = [EAGER, point("checkpoint", "peer", 600, 1.25), point("a", "ours", 600, 1.2), point("b", "ours", 500, 1.1)]
-    assert [match.ours for match in summary.matches(found, "peak")] == ["b", "b"]
+def test_the_plan_for_most_bytes_stands_for_us_and_not_the_one_that_was_fast_by_luck():
+    found = [
+        EAGER, point("checkpoint", "peer", 600, 1.25), point("a", "ours", 600, 1.2, budget_bytes=600),
+        point("b", "ours", 500, 1.1, budget_bytes=500), point("traced", "ours", 990, 0.9),
+    ]  # fmt: skip
+    assert [match.ours for match in summary.matches(found, "peak")] == ["a", "a"]
+    assert [match.ours for match in summary.matches([EAGER, *found[3:]], "peak")] == ["b"]
 
 
 def test_a_peer_with_wrong_gradients_is_not_counted():
