@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peers import ROUNDED
+from peers import PEERS, ROUNDED, Compiled
 
 from autotune.harness.child import Child
 from autotune.harness.messages import Spec
@@ -107,7 +107,7 @@ class Bench:
                 name: Variant(
                     partial(self.child, name if plan is None else "eager", Path(own), return_memory=False),
                     plan,
-                    compiles=plan is None,
+                    compiles=isinstance(PEERS.get(name), Compiled),
                 )
                 for name, plan in variants.items()
             }

@@ -158,9 +158,10 @@ class Frontier:
                 self.write()
 
     def untimed(self) -> list[str]:
-        """Variants whose bytes are known and whose seconds are not."""
+        """Ours and the peers asked for whose bytes are known and whose seconds are not."""
         timed = {name for session in self.record["sessions"] for name in (*session["errors"], *session["failed"])}
-        known = {**self.record["peers"], **self.record["ours"]}
+        peers = {name: seen for name, seen in self.record["peers"].items() if name in self.options.peers}
+        known = {**peers, **self.record["ours"]}
         return [name for name, seen in known.items() if name not in timed | {"eager"} and "failed" not in seen]
 
     def time_in_turns(self, missing: list[str]) -> None:

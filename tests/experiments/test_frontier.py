@@ -197,11 +197,28 @@ def test_of_three_parts_only_those_that_are_asked_for_are_measured(
     monkeypatch.setattr(run.Bench, "rounding", lambda self, seconds: {})
     monkeypatch.setattr(run.Frontier, "plan", lambda self: did.append("plans"))
     monkeypatch.setattr(run.Frontier, "time_in_turns", lambda self, missing: did.append("seconds"))
-    options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective"], parts=[part])
+    options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective", "checkpoint"], parts=[part])
     frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
     frontier.record["peers"] |= {"eager": seen, "checkpoint": seen}
     frontier.run()
     assert did == [part]
+
+
+def test_only_what_compiles_may_wait_for_another_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(bench, "in_turns", lambda variants, how, say: asked.update(variants))
+    variants = {"eager": None, "checkpoint": None, "aot_eager 0.5": None, "inductor 1": None, "lowest": {}}
+    bench.Bench("net", "resnet50", {}, tmp_path).in_turns(variants, None)
+    assert [name for name, variant in asked.items() if variant.compiles] == ["aot_eager 0.5", "inductor 1"]
+
+
+def test_ours_and_the_peers_that_are_asked_for_are_timed(tmp_path: Path):
+    options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective", "sequential 2"])
+    frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
+    seen = {"step_peak_bytes": 10}
+    frontier.record["peers"] |= {"eager": seen, "checkpoint": seen, "selective": seen, "sequential 2": {"failed": "no"}}
+    frontier.record["ours"] |= {"lowest": seen}
+    assert frontier.untimed() == ["selective", "lowest"]
 
 
 def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
