@@ -91,6 +91,9 @@ def test_the_mean_is_of_the_same_kernels_and_the_lowest_of_all():
 def test_bytes_at_nearly_eagers_time_are_those_of_the_smallest_plan_that_is_no_slower():
     found = [EAGER, point("a", "ours", 800, 1.0), point("b", "ours", 700, 1.03), point("c", "ours", 600, 1.031)]
     assert summary.nearly_eager(found) == 0.7
+    lucky = [*found, point("d", "ours", 500, 1.025), point("e", "ours", 400, 1.02)]
+    assert summary.nearly_eager(lucky) == 0.4  # all four of 1.0265 on average
+    assert summary.nearly_eager([*found, point("d", "ours", 500, 1.2), point("e", "ours", 400, 1.02)]) == 0.7
 
 
 def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
