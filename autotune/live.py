@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PHASES = {
-    "prepare": "capturing the step, profiling its ops, running the baseline",
+    "prepare": "capturing the step, profiling its ops, running the baseline: a minute or two",
     "baseline": "baseline: plain PyTorch eager",
     "smallest": "smallest plan",
     "seeds": "settings that served elsewhere",
@@ -81,7 +81,7 @@ class _State:
         """The search has the config's time; what is measured in any case may take longer."""
         seconds = time.monotonic() - self.began
         limit = self.config.time_seconds
-        return (f"{seconds:.0f} s" if seconds < 60 else fmt_seconds(seconds)) + (
+        return (f"{seconds:.0f} s" if seconds < 120 else fmt_seconds(seconds)) + (
             f" of {self.config.time}" if seconds <= limit else ""
         )
 

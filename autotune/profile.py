@@ -27,7 +27,7 @@ ROUNDS = 5
 PATIENCE_SECONDS = 30.0
 """Rounds after the second are skipped when profiling has taken this long."""
 CHECKED = 5
-"""Of the costliest ops that a cache knows as many are measured again before it is believed."""
+"""Of the costliest ops as many are measured again before a cache, or what was just measured, is believed."""
 STALE = 1.5
 """Ops that took so many times what they take now were measured while something else ran."""
 ANEW = 2
