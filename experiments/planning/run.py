@@ -207,9 +207,12 @@ def main() -> None:
 
 
 def too_slow(row: Row, rows: list[Row]) -> bool:
-    """Whether the planner gave no answer for this graph, or a smaller one of its family, at any budget."""
+    """Whether the planner gave no answer for this graph, or a smaller one of its family, at this budget or a higher one."""
     slow = (r for r in rows if (r.family, r.kind, r.planner) == (row.family, row.kind, row.planner))
-    return any(r.remark.startswith(("no answer", "over")) and r.ops <= row.ops for r in slow)
+    return any(
+        r.remark.startswith(("no answer", "over")) and r.ops <= row.ops and (r.share or 0.0) >= (row.share or 0.0)
+        for r in slow
+    )
 
 
 def describe(row: Row) -> str:

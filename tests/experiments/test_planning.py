@@ -54,6 +54,13 @@ def test_a_planner_without_an_answer_is_spared_larger_graphs_of_that_family_alon
     assert not run.too_slow(replace(ROW, ops=7, planner="list_by_bytes"), seen)
 
 
+def test_a_planner_that_is_too_slow_at_a_low_budget_is_asked_at_higher_ones_all_the_same():
+    seen = [replace(ROW, share=0.5, remark="over 1 s")]
+    assert run.too_slow(replace(ROW, ops=7, share=0.5), seen)
+    assert run.too_slow(replace(ROW, ops=7, share=0.0), seen)
+    assert not run.too_slow(replace(ROW, ops=7, share=0.75), seen)
+
+
 def test_rows_are_read_as_they_were_written(tmp_path):
     rows = [
         ROW,
