@@ -25,6 +25,8 @@ PHASES = {
     "search": "search",
     "confirm": "the best plans afresh, in turns, in fresh processes",
 }
+DISTURBED = 1.5
+"""Ops that take so many times the plain step together were profiled beside other work."""
 
 
 @contextlib.contextmanager
@@ -56,6 +58,7 @@ class _State:
         self.best: Finished | None = None
         self.last: Finished | None = None
         self.running: Trial | None = None
+        self.warning = ""
 
     def hear(self, event: Event) -> None:
         match event:
@@ -64,9 +67,14 @@ class _State:
             case Ready(graph, _, device):
                 self.about.append(f"{graph.name}, {len(graph.ops)} ops")
                 self.about.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
-            case Resolved(budget_bytes, floor_bytes):
+            case Resolved(budget_bytes, floor_bytes, ratio):
                 left = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
                 self.about.append(f"budget {self.config.budget}: {left}, floor {fmt_bytes(floor_bytes)}")
+                if ratio is not None and ratio > DISTURBED:
+                    self.warning = (
+                        f"the profile's ops take {ratio:.1f} times the plain step together: the machine was busy, and predicted "
+                        "times are off; tune under another --name when it is idle"
+                    )
             case Measuring(trial):
                 self.running = trial
             case Finished(trial):
@@ -94,6 +102,8 @@ class _State:
         lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.about]), style="bold", overflow="fold")]
         phase = PHASES.get(self.phase, self.phase or "starting")
         lines.append(Text(f"  {phase}; {count}{of} trials; {self.used}"))
+        if self.warning:
+            lines.append(Text(f"  {self.warning}", style="yellow"))
         if self.running is not None:
             lines.append(Text(f"  now    {_measuring(self.running)}"))
         if self.best is not None:
@@ -113,6 +123,8 @@ def _plain(state: _State, event: Event) -> None:
             _line(f"[{state.used}] {PHASES.get(name, name)}")
         case Ready() | Resolved():
             _line("; ".join(state.about[before:]))
+            if state.warning:
+                _line(f"warning: {state.warning}")
         case Measuring(trial):
             _line(f"[{state.used}] {_measuring(trial)}")
         case Finished(_, _, leads, resumed):

@@ -32,6 +32,9 @@ class Resolved:
     budget_bytes: int
     """What the step itself may take."""
     floor_bytes: int
+    profile_ratio: float | None
+    """Seconds that the profile's ops add up to, over the plain step's; None where that did not run. Far above 1 the profile
+    was made beside other work, and so is off in what it predicts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,5 +98,6 @@ def resolve(task: Task, prepared: Prepared, trials: list[Trial]) -> Rules:
     measured = None if first.outcome is Outcome.OUT_OF_MEMORY else baseline_step_bytes(first)
     whole = traced.peak_bytes if measured is None else measured
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=whole)
-    task.progress(Resolved(budget_bytes, prepared.floor_bytes))
+    plain = first.median_seconds
+    task.progress(Resolved(budget_bytes, prepared.floor_bytes, traced.seconds / plain if plain else None))
     return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds)

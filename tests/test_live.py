@@ -10,7 +10,7 @@ from autotune.config import Config
 from autotune.costs import Costs
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import Plan
-from autotune.progress import Finished, Measuring, Phase
+from autotune.progress import Finished, Measuring, Phase, Resolved
 from autotune.schedule import lower
 from autotune.simulate import simulate
 from autotune.trial import Trial
@@ -51,3 +51,17 @@ def test_a_terminal_shows_what_runs_until_it_has_run():
             console.print(state.panel())
         shown.append("now    trial 1  smallest  measuring" in captured.get())
     assert shown == [False, True, False]
+
+
+@pytest.mark.parametrize("ratio", [1.2, 3.0, None])
+def test_a_profile_of_a_busy_machine_is_told_with_what_to_do(ratio: float | None, capsys: pytest.CaptureFixture[str]):
+    event = Resolved(2**30, 2**28, ratio)
+    with live.watching(CONFIG) as progress:
+        progress(event)
+    warned = "warning: the profile's ops take 3.0 times the plain step together" in capsys.readouterr().err
+    state = live._State(CONFIG)
+    state.hear(event)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(state.panel())
+    assert warned == ("under another --name" in " ".join(captured.get().split())) == (ratio == 3.0)

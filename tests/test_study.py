@@ -22,7 +22,7 @@ from autotune.interrupts import locked
 from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash, was_run
 from autotune.measurement import Outcome
 from autotune.plan import Plan
-from autotune.progress import Event, Finished, Measuring, Phase
+from autotune.progress import Event, Finished, Measuring, Phase, Resolved
 from autotune.study import Result, tune
 from autotune.trial import Trial, load
 from tests.fake_runner import FLOOR_BYTES, FakeRunner
@@ -342,11 +342,24 @@ def test_a_baseline_that_does_not_fit_is_skipped_and_simulated(tmp_path):
         def baseline(self):
             raise AssertionError("it does not fit")
 
-    result = run(tmp_path, NoBaseline(baseline_fits=False))
+    events = list[Event]()
+    result = run(tmp_path, NoBaseline(baseline_fits=False), events)
     assert result.baseline.measurement.outcome is Outcome.OUT_OF_MEMORY
     traced_peak = 4_605_001  # 0.5 MB static, 39 activations, two gradients, one of a weight, the loss
     assert result.budget_bytes == int(0.65 * traced_peak)
     assert result.best is not None
+    assert [event.profile_ratio for event in events if isinstance(event, Resolved)] == [None]
+
+
+def test_listener_hears_how_the_profile_compares_with_the_plain_step(tmp_path):
+    class Busy(FakeRunner):
+        def baseline(self):
+            seen = super().baseline()
+            return replace(seen, step_seconds=tuple(seconds / 3 for seconds in seen.step_seconds))
+
+    events = list[Event]()
+    run(tmp_path, Busy(), events, trials=2)
+    assert [event.profile_ratio for event in events if isinstance(event, Resolved)] == [pytest.approx(3.0, rel=0.01)]
 
 
 def test_pareto_minimises_bytes_and_time(tmp_path):
