@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune import clips, dropout, lstm
+from autotune import batch_norm, clips, dropout, lstm
 from autotune.errors import CaptureError
 from autotune.joint_trace import JointTrace
 from autotune.program import Program
@@ -38,6 +38,7 @@ def capture(workload: Workload, name: str = "") -> Program:
     with _quiet(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
         joint, owner = _trace(stack, step, tensors, name)
         dropout.split_dropout(joint.graph_module.graph)
+        batch_norm.split_batch_norm(joint.graph_module.graph)
         clips.read_results(joint.graph_module.graph)
         trace = JointTrace(joint.graph_module.graph, owner, workload)
         trace.read()

@@ -1,5 +1,6 @@
 """What ops and stores were measured to take on a device: the numbers that planners and the simulator work with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.graph import TrainGraph
@@ -42,6 +43,15 @@ class Costs:
     def unit(cls, graph: TrainGraph) -> "Costs":
         """One second and no scratch for every op: for graphs that nobody ran."""
         return cls((1.0,) * len(graph.ops), (0,) * len(graph.ops))
+
+    @classmethod
+    def of(cls, graph: TrainGraph, seconds: Sequence[float], scratch_bytes: Sequence[int]) -> "Costs":
+        """Of ops that were measured one by one: what one of them makes for another to take, it is not charged for."""
+        charged = list(seconds)
+        for op in graph.ops:
+            if op.given is not None and (maker := graph.producer[op.given]) is not None:
+                charged[maker] = max(0.0, charged[maker] - seconds[op.id])
+        return cls(tuple(charged), tuple(scratch_bytes))
 
     def belong_to(self, graph: TrainGraph) -> bool:
         """Whether there is one figure for each of its ops: files of two runs may lie beside each other."""

@@ -94,7 +94,7 @@ def _absences(walk: Walk) -> Iterator[_Absence]:
                         yield _Absence(
                             RECOMPUTE, _module(graph, op), graph.values[value].nbytes, freed[value][0] + 1, at - 1
                         )
-                if takes is not None:
+                if takes is not None and takes != made.given:
                     yield _Absence(INPLACE, _module(graph, op), graph.values[takes].nbytes, at, at)
                     freed[takes] = at, count + 1
                 reader.update(dict.fromkeys((*made.inputs, *made.writes), op))

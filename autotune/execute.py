@@ -13,7 +13,7 @@ from autotune import malloc
 from autotune.arena import Arena
 from autotune.engine import Engine, Store, slot
 from autotune.errors import PlanError
-from autotune.graph import Role, TrainGraph
+from autotune.graph import Op, Role, TrainGraph
 from autotune.inplace import overwriting
 from autotune.measurement import Lanes
 from autotune.program import Call, Program, Read, View, reads
@@ -164,7 +164,7 @@ class _Writer:
                     # the user's own have no name here: they are the same objects, with their memory back
                     lines += [f" {'' if value in static else f'v{value} = '}engine.arrived({value})" for value in due]
                     loading.difference_update(due)
-                    lines.append(f" {self._call(self._program.calls[number], takes)}")
+                    lines.append(f" {self._call(op, takes)}")
                 case Offload(value):
                     lines.append(f" engine.save({value}{'' if value in static else f', v{value}'})")
                     leaving.add(value)
@@ -183,7 +183,10 @@ class _Writer:
         lines.append(f" return ({results})")
         return "\n".join(lines) + "\n"
 
-    def _call(self, call: Call, takes: int | None) -> str:
+    def _call(self, op: Op, takes: int | None) -> str:
+        call = self._program.calls[op.id]
+        if takes is not None and takes == op.given:
+            return f"v{op.outputs[0]} = v{takes}; del v{takes}"
         if takes is not None:
             return f"{self._text_of(overwriting(call, takes))}; del v{takes}"
         return self._text_of(call)

@@ -61,6 +61,9 @@ class Op:
     """Values of the user's own that it changes in place."""
     inplace: tuple[int, ...] = ()
     """Inputs in whose buffer its only output may be made, bit for bit the same, once nobody else reads them."""
+    given: int | None = None
+    """Value with the bits of its only output, made by an op that costs more: where that op ran right before, its value is
+    taken, and nothing computed."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,24 @@ class TrainGraph:
         unmade = next((value for value in self.outputs if value not in made), None)
         if unmade is not None:
             raise CaptureError(f"{self.name}: nothing makes the output {unmade}")
+        self._check_given()
+
+    def _check_given(self) -> None:
+        """What an op is given is there for it alone, made before it, and of its one output's bytes."""
+        given = [op for op in self.ops if op.given is not None]
+        read = {value for op in self.ops for value in op.inputs} if given else set()
+        for op in given:
+            assert op.given is not None
+            maker = self.producer[op.given] if op.given in range(len(self.values)) else None
+            if maker is None or maker >= op.id:
+                raise CaptureError(f"{self.name}: {op.name} is given value {op.given}, which no op before it makes")
+            name, nbytes = self.values[op.given].name, self.values[op.given].nbytes
+            if [self.values[value].nbytes for value in op.outputs] != [nbytes]:
+                raise CaptureError(
+                    f"{self.name}: {op.name} is given {name} of {nbytes} bytes, which its output has not"
+                )
+            if op.given in read or op.given in self.outputs:
+                raise CaptureError(f"{self.name}: {op.name} is given {name}, which others read too")
 
     @cached_property
     def _hash(self) -> int:

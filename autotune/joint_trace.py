@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune import dropout, lstm
+from autotune import batch_norm, dropout, lstm
 from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.inplace import overwritable
@@ -217,6 +217,7 @@ class JointTrace:
                 whole = max(source.meta["val"].numel() for source in node.all_input_nodes) * made.dtype.itemsize
                 self._values[outputs] = replace(self._values[outputs], nbytes=whole)
         random = _draws(node.target, node.args, node.kwargs)
+        given = node.meta.get(batch_norm.GIVEN)
         self._append(
             Call(target, args, kwargs, outputs),
             name=name,
@@ -225,6 +226,7 @@ class JointTrace:
             repeatable=not random and not node.is_impure(impure_random=False),
             random=random,
             inplace=() if isinstance(made, list) else self._taken(overwritable(node, args), outputs),
+            given=None if given is None else self._argument[given][0].value,
         )
 
     def _taken(self, values: tuple[int, ...], output: int) -> tuple[int, ...]:
@@ -235,7 +237,7 @@ class JointTrace:
 
     def _append(self, call: Call, *, name: str, target: str, phase: Phase, writes: tuple[int, ...] = (), extra: tuple[int, ...] = (),
                 repeatable: bool = True, random: bool = False, detail: str = "", covered: Any = None,
-                inplace: tuple[int, ...] = ()) -> None:  # fmt: skip
+                inplace: tuple[int, ...] = (), given: int | None = None) -> None:  # fmt: skip
         """`covered`: what the signature tells apart, if that is not all arguments."""
         made = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
         inputs = tuple(dict.fromkeys((*reads(call.args), *reads([part for _, part in call.kwargs]), *extra)))
@@ -255,6 +257,7 @@ class JointTrace:
                 random=random,
                 writes=writes,
                 inplace=inplace,
+                given=given,
             )
         )
         self._calls.append(call)

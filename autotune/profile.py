@@ -58,9 +58,10 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
         if not _is_stale(program, {signature: known[signature] for signature in wanted}):
             break
     _write_cache(cache, key, known)
-    return Costs(
-        seconds=tuple(known[op.signature].seconds for op in ops),
-        scratch_bytes=tuple(known[op.signature].scratch_bytes for op in ops),
+    return Costs.of(
+        program.graph,
+        [known[op.signature].seconds for op in ops],
+        [known[op.signature].scratch_bytes for op in ops],
     )
 
 

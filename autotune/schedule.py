@@ -1,5 +1,6 @@
 """A plan as the instructions that it becomes; the simulator and the executor walk the same list."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ class Run:
 
     op: int
     takes: int | None = None
-    """Input in whose buffer the output is made; the input is gone afterwards, without a `Free`."""
+    """Value whose buffer is the output's; it is gone afterwards, without a `Free`. An input is overwritten there; what the
+    op is given is taken as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,16 @@ def around(layers: Sequence[int], happened: Sequence[tuple[int, bool]], gap: int
     return layers[happened[gap][0]] if gap >= 0 else -1, layers[happened[gap + 1][0]]
 
 
+def handed_over(graph: TrainGraph, order: Sequence[int]) -> dict[int, int]:
+    """Per position of an op that computes nothing there the value that it takes, which the op before it just made."""
+    found = {}
+    for position, (before, op) in enumerate(itertools.pairwise(order), 1):
+        given = graph.ops[op].given
+        if given is not None and graph.producer[given] == before:
+            found[position] = given
+    return found
+
+
 def lower(graph: TrainGraph, plan: Plan) -> Schedule:
     """Make the instructions of a plan: free at last use, save beside the next `window` layers, load so many ahead.
 
@@ -83,7 +95,7 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
     last = {layer: position for position, layer in enumerate(layers)}
     before: dict[int, list[tuple[int, Instruction]]] = {}
     after: dict[int, list[Instruction]] = {}
-    takes = {made.position: made.value for made in plan.inplace}
+    takes = {made.position: made.value for made in plan.inplace} | handed_over(graph, order)
     swaps: dict[int, dict[int, Swap]] = {}
     for swap in plan.offload:
         swaps.setdefault(swap.value, {})[swap.gap] = swap
@@ -109,7 +121,8 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
             stays = value_id in graph.static or (following is None and value_id in graph.outputs)
             if stays or (gap in gone and following is not None):
                 continue
-            if (following is None or following[1]) and takes.get(position) != value_id:
+            taken = value_id in (takes.get(position), takes.get(position + 1))
+            if (following is None or following[1]) and not taken:
                 after.setdefault(position, []).append(Free(value_id))
 
     for position, op in enumerate(order):

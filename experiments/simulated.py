@@ -39,8 +39,8 @@ def captured(make: Callable[[], Workload], name: str) -> Made:
     for op in graph.ops:
         if op.signature not in known:
             known[op.signature] = _flops(program, op.id)
-    seconds = tuple(modelled_seconds(graph, op, known[op.signature]) for op in graph.ops)
-    return graph, Costs(seconds, (0,) * len(graph.ops))
+    seconds = [modelled_seconds(graph, op, known[op.signature]) for op in graph.ops]
+    return graph, Costs.of(graph, seconds, [0] * len(graph.ops))
 
 
 def classified(

@@ -42,6 +42,7 @@ class Builder:
         draws: bool = False,
         role: Role = Role.ACTIVATION,
         inplace: Iterable[str] = (),
+        given: str | None = None,
     ) -> int:
         made = tuple(self.value(made_name, nbytes, role) for made_name, nbytes in makes)
         op = Op(
@@ -56,6 +57,7 @@ class Builder:
             random=draws,
             writes=tuple(self.ids[written] for written in writes),
             inplace=tuple(self.ids[overwritten] for overwritten in inplace),
+            given=None if given is None else self.ids[given],
         )
         self.ops.append(op)
         return op.id
@@ -108,15 +110,23 @@ def training_chain(n: int, nbytes: int = 10, param_bytes: int = 2) -> TrainGraph
 
 
 def random_graph(rng: random.Random, max_ops: int = 12) -> TrainGraph:
-    """A small DAG with zero-byte values, several outputs, random ops, side effects, values written in place, layers."""
+    """A small DAG with zero-byte values, several outputs, random ops, side effects, values written in place, layers, and
+    ops that are given what the one before them made."""
     built = Builder("random")
     for i in range(rng.randint(0, 3)):
         built.value(f"in{i}", rng.choice([0, 1, 5, 16]), rng.choice([Role.PARAM, Role.STATE, Role.BUFFER, Role.BATCH]))
     own = list(built.ids)
     layer, count = 0, rng.randint(1, max_ops)
+    hidden: set[str] = set()  # nobody reads what is given
     for i in range(count):
+        if hidden and f"v{i - 1}.0" in hidden:
+            whole = built.ops[-1]
+            reads = [f"v{i - 1}.1", *(name for name, value in built.ids.items() if value in whole.inputs)]
+            nbytes = built.values[whole.outputs[0]].nbytes
+            built.op(f"op{i}", reads, [(f"v{i}.0", nbytes)], phase=whole.phase, layer=whole.layer, given=f"v{i - 1}.0")
+            continue
         layer += rng.random() < 0.6
-        known = list(built.ids)
+        known = [name for name in built.ids if name not in hidden]
         recent = known[-4:] if rng.random() < 0.6 else known
         reads = sorted(set(rng.choices(recent, k=rng.randint(0, min(3, len(recent)))))) if recent else []
         writes = [rng.choice(own)] if own and rng.random() < 0.15 else []
@@ -140,7 +150,9 @@ def random_graph(rng: random.Random, max_ops: int = 12) -> TrainGraph:
             role=rng.choice([Role.ACTIVATION, Role.GRAD]),
             inplace=over,
         )
-    made = [name for name in built.ids if name not in own]
+        if len(makes) == 2 and i + 1 < count and rng.random() < 0.3:
+            hidden.add(f"v{i}.0")
+    made = [name for name in built.ids if name not in own and name not in hidden]
     return built.graph(*rng.sample(made, min(len(made), rng.randint(0, 2))))
 
 

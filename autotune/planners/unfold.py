@@ -20,7 +20,7 @@ def unfold(graph: TrainGraph, order: Sequence[int], costs: Costs) -> tuple[Train
             old = graph.values[value]
             values.append(Value(place, old.name, old.nbytes, old.role))
             latest[value] = place
-        ops.append(replace(op, id=len(ops), inputs=reads, outputs=made, writes=writes, inplace=over))
+        ops.append(replace(op, id=len(ops), inputs=reads, outputs=made, writes=writes, inplace=over, given=None))
     outputs = tuple(latest[value] for value in graph.outputs)
     runs = TrainGraph(f"runs of {graph.name}", tuple(ops), tuple(values), tuple(range(len(graph.inputs))), outputs)
     seconds, scratch_bytes = tuple(costs.seconds[op] for op in order), tuple(costs.scratch_bytes[op] for op in order)

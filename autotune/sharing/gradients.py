@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from autotune.errors import PlanError
 from autotune.graph import Phase, Role, TrainGraph
 from autotune.plan import Plan
+from autotune.schedule import handed_over
 from autotune.sharing.net import Net, NetOp, held_bytes
 from autotune.sharing.recycle import recycle, recycle_largest_first
 
@@ -69,7 +70,7 @@ def net_of(graph: TrainGraph, plan: Plan | None = None) -> tuple[Net, tuple[str,
     if plan.recomputed or plan.offload:
         raise PlanError("buffers are shared where every op runs once and no value leaves: give the plan before those")
     blobs = [f"{value.name}:{value.id}" for value in graph.values]
-    taken = {made.position: made.value for made in plan.inplace}
+    taken = {made.position: made.value for made in plan.inplace} | handed_over(graph, plan.order)
     for position, value in sorted(taken.items()):
         blobs[graph.ops[plan.order[position]].outputs[0]] = blobs[value]
     ops = []

@@ -76,7 +76,7 @@ class Piece:
             op = graph.ops[op_id]
             return replace(
                 op, id=at, inputs=tuple(number[v] for v in op.inputs), outputs=tuple(number[v] for v in op.outputs),
-                writes=tuple(number[v] for v in op.writes), inplace=tuple(number[v] for v in op.inplace),
+                writes=tuple(number[v] for v in op.writes), inplace=tuple(number[v] for v in op.inplace), given=None,
             )  # fmt: skip
 
         gap = len(forward) + 1
