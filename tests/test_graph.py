@@ -104,3 +104,24 @@ def test_ids_beyond_the_graph_are_refused_by_name():
         TrainGraph("chain2", graph.ops, graph.values, (), (5,))
     with pytest.raises(CaptureError, match="value v1 has id 1 at position 0"):
         TrainGraph("chain2", (), graph.values[1:], (), ())
+
+
+def given_one(nbytes: int, *outputs: str, read: bool = False) -> TrainGraph:
+    built = Builder("given")
+    built.op("whole", [], [("result", 8), ("statistics", 1)])
+    built.op("again", ["statistics", *(["result"] if read else [])], [("same", nbytes)], given="result")
+    return built.graph("same", *outputs)
+
+
+def test_what_an_op_is_given_must_be_there_for_it_alone():
+    assert given_one(8).ops[1].given == 0
+    with pytest.raises(CaptureError, match="again is given result of 8 bytes, which its output has not"):
+        given_one(7)
+    for graph in (lambda: given_one(8, "result"), lambda: given_one(8, read=True)):
+        with pytest.raises(CaptureError, match="again is given result, which others read too"):
+            graph()
+    whole = given_one(8)
+    for stray in (7, -1, whole.ops[1].outputs[0]):
+        ops = (whole.ops[0], dataclasses.replace(whole.ops[1], given=stray))
+        with pytest.raises(CaptureError, match=f"again is given value {stray}, which no op before it makes"):
+            dataclasses.replace(whole, ops=ops)
