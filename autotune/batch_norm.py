@@ -52,12 +52,9 @@ def split_batch_norm(graph: fx.Graph) -> None:
 def _split(graph: fx.Graph, node: fx.Node, parts: dict[Any, fx.Node]) -> None:
     data, weight, bias = node.args[:3]
     result = parts[0]
-    with graph.inserting_after(node):
-        # behind the statistics, wherever those are taken out
-        mean, inverse = (graph.call_function(operator.getitem, (node, part)) for part in (MEAN, DEVIATION))
-    for part, known in ((mean, MEAN), (inverse, DEVIATION)):
-        part.meta = dict(parts[known].meta)
     with graph.inserting_before(result):
+        # the trace may take the statistics out further down
+        mean, inverse = (graph.node_copy(parts[part]) for part in (MEAN, DEVIATION))
         again = graph.call_function(normalize, (data, weight, bias, mean, inverse))
     again.meta = {**result.meta, GIVEN: node}
     result.replace_all_uses_with(again)

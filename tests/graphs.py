@@ -119,7 +119,7 @@ def random_graph(rng: random.Random, max_ops: int = 12) -> TrainGraph:
     layer, count = 0, rng.randint(1, max_ops)
     hidden: set[str] = set()  # nobody reads what is given
     for i in range(count):
-        if hidden and f"v{i - 1}.0" in hidden:
+        if f"v{i - 1}.0" in hidden:
             whole = built.ops[-1]
             reads = [f"v{i - 1}.1", *(name for name, value in built.ids.items() if value in whole.inputs)]
             nbytes = built.values[whole.outputs[0]].nbytes
