@@ -95,7 +95,7 @@ def lower(graph: TrainGraph, plan: Plan) -> Schedule:
     last = {layer: position for position, layer in enumerate(layers)}
     before: dict[int, list[tuple[int, Instruction]]] = {}
     after: dict[int, list[Instruction]] = {}
-    takes = {made.position: made.value for made in plan.inplace} | handed_over(graph, order)
+    takes = handed_over(graph, order) | {made.position: made.value for made in plan.inplace}
     swaps: dict[int, dict[int, Swap]] = {}
     for swap in plan.offload:
         swaps.setdefault(swap.value, {})[swap.gap] = swap

@@ -70,7 +70,7 @@ def net_of(graph: TrainGraph, plan: Plan | None = None) -> tuple[Net, tuple[str,
     if plan.recomputed or plan.offload:
         raise PlanError("buffers are shared where every op runs once and no value leaves: give the plan before those")
     blobs = [f"{value.name}:{value.id}" for value in graph.values]
-    taken = {made.position: made.value for made in plan.inplace} | handed_over(graph, plan.order)
+    taken = handed_over(graph, plan.order) | {made.position: made.value for made in plan.inplace}
     for position, value in sorted(taken.items()):
         blobs[graph.ops[plan.order[position]].outputs[0]] = blobs[value]
     ops = []
