@@ -75,6 +75,20 @@ def test_an_input_that_is_overwritten_has_no_free_and_its_heir_has():
     assert lower(graph, plan).instructions == (Run(0), Run(1, 0), Run(2), Free(1))
 
 
+def test_what_is_given_is_taken_unless_the_plan_overwrites_an_input():
+    built = Builder()
+    built.op("a", makes=[("x", 4)])
+    built.op("b", ["x"], [("given", 4), ("small", 1)])
+    built.op("c", ["x", "small"], [("y", 4)], inplace=["x"], given="given")
+    built.op("d", ["y"], [("z", 1)])
+    graph = built.graph("z")
+    x, given, small = (built.ids[name] for name in ("x", "given", "small"))
+    taken = lower(graph, Plan((0, 1, 2, 3))).instructions
+    assert taken[1:5] == (Run(1), Run(2, given), Free(x), Free(small))
+    overwritten = lower(graph, Plan((0, 1, 2, 3), inplace=(InPlace(2, x),))).instructions
+    assert overwritten[1:5] == (Run(1), Free(given), Run(2, x), Free(small))
+
+
 def test_window_1_saves_beside_the_next_layer_and_loads_one_layer_ahead():
     graph = skip(8)
     plan = Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd")
