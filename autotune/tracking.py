@@ -1,32 +1,28 @@
 """Log a run directory to MLflow: what is on disk is the truth, what MLflow lacks of it is added, nothing twice."""
 
-import fcntl
 import json
 import logging
 import math
-import os
 import re
-import socket
-import sqlite3
 import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from autotune.config import Config
 from autotune.judge import pool
 from autotune.measurement import Device, Measurement, Outcome
+from autotune.mlflow_store import connect, faults, public, settle_environment, tracking_uri
 from autotune.progress import Event, Finished
 from autotune.records import from_json, to_json
 from autotune.trial import Trial, frame, load
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    pass
 
 _logger = logging.getLogger(__name__)
 
@@ -35,42 +31,6 @@ CONFIRMED = "confirmed.json"
 
 RECORDS = frozenset({".json", ".jsonl", ".yaml", ".html", ".csv"})
 """Of the run directory all files of these kinds are artifacts: what the report is made from, and the report."""
-
-ENVIRONMENT = {
-    # set_terminated prints to stdout, where the command line's answer goes
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    # a server that is gone must cost seconds, not the minutes that eight attempts take
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-}
-"""What this process tells MLflow, where the user said nothing else."""
-
-
-def tracking_uri(runs: Path, given: str | None = None) -> str:
-    """The one that was given, else the user's `MLFLOW_TRACKING_URI`, else one SQLite file for all runs of a directory."""
-    return given or os.environ.get("MLFLOW_TRACKING_URI") or _own_uri(runs)
-
-
-def rehome(runs: Path) -> None:
-    """Let MLflow find its artifacts where `runs/` lies now: it keeps their addresses whole, those of a place it was moved from
-    too. A store that cannot be read is left as it is.
-    """
-    if not (runs / "mlflow.db").exists():
-        return
-    root = (runs.resolve() / "mlruns").as_uri()
-    moved = "name LIKE 'autotune.%' AND artifact_location LIKE 'file:%/mlruns' AND artifact_location <> :root"
-    try:
-        with closing(sqlite3.connect(runs / "mlflow.db", timeout=10)) as store, store:
-            store.execute(
-                "UPDATE runs SET artifact_uri = :root || '/' || run_uuid || '/artifacts' "
-                f"WHERE experiment_id IN (SELECT experiment_id FROM experiments WHERE {moved})",
-                {"root": root},
-            )
-            store.execute(f"UPDATE experiments SET artifact_location = :root WHERE {moved}", {"root": root})
-    except sqlite3.DatabaseError as error:
-        _logger.warning("%s/mlflow.db: artifacts may not be found, it cannot be read (%s)", runs, error)
 
 
 def experiment_name(workload: str, device_key: str) -> str:
@@ -96,7 +56,7 @@ class Tracker:
                 if self.problem:
                     _logger.warning(
                         "not logged to %s: %s. The search goes on; at its end this is tried again",
-                        _public(self.uri), self.problem,
+                        public(self.uri), self.problem,
                     )  # fmt: skip
 
     def finish(self, *, interrupted: int = 0) -> str:
@@ -110,7 +70,7 @@ class Tracker:
             log.catch_up(trials)
             log.close(trials, interrupted)
             return f"{log.experiment}: {self._where(log)}"
-        return f"not logged to {_public(self.uri)}: {self.problem}. autotune report {self.run_dir} --log logs it later"
+        return f"not logged to {public(self.uri)}: {self.problem}. autotune report {self.run_dir} --log logs it later"
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Say more of a run that was logged."""
@@ -122,12 +82,12 @@ class Tracker:
         """The address of the run's page on a server, else the command that starts one, and the address there."""
         page = f"#/experiments/{log.experiment_id}/runs/{log.run_id}"
         if self.uri.startswith("http"):
-            return f"{_public(self.uri).rstrip('/')}/{page}"
+            return f"{public(self.uri).rstrip('/')}/{page}"
         near = (
             f"sqlite:///{Path(self.config.runs)}/mlflow.db"  # shorter than the whole path, where runs/ lies below here
         )
         same = Path(near.removeprefix("sqlite:///")).resolve() == Path(self.uri.removeprefix("sqlite:///")).resolve()
-        shown = near if same else _public(self.uri)
+        shown = near if same else public(self.uri)
         return f"mlflow ui --backend-store-uri {shown}, then http://127.0.0.1:5000/{page}"
 
     def _logged(self) -> "_Log":
@@ -137,13 +97,13 @@ class Tracker:
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:
-        _settle_environment()
+        settle_environment()
         try:
             yield
         except faults() as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._log = None
-            self.problem = _public(said.partition(" with exception ")[0][:300])
+            self.problem = public(said.partition(" with exception ")[0][:300])
 
 
 class _Log:
@@ -387,57 +347,3 @@ def _study_params(config: Config) -> dict[str, Any]:
     for key in ("arguments", "stores", "planners"):
         flat |= {f"{key}.{name}": value for name, value in known[key].items() if value is not None}
     return {key: value for key, value in flat.items() if value is not None}
-
-
-def connect(uri: str, runs: Path) -> "MlflowClient":
-    """A client of a store that is there, one of `faults` else; two processes that begin one SQLite file at once would both
-    fail.
-    """
-    _settle_environment()
-    _knock(uri)
-    from mlflow import MlflowClient
-
-    for name in ("mlflow", "alembic"):  # which set their levels when they are imported
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    except ModuleNotFoundError as error:
-        raise OSError(f"{error}; pip install 'autotune[postgres]' brings PostgreSQL's") from None
-    if not uri.startswith("sqlite:"):
-        return client
-    runs.mkdir(parents=True, exist_ok=True)
-    with (runs / "mlflow.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        client.search_experiments(max_results=1)
-        if uri == _own_uri(runs):
-            rehome(runs)
-    return client
-
-
-def faults() -> tuple[type[Exception], ...]:
-    """What is raised where MLflow's store does not answer."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return MlflowException, SQLAlchemyError, OSError
-
-
-def _settle_environment() -> None:
-    """Before MLflow is imported."""
-    os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
-
-
-def _own_uri(runs: Path) -> str:
-    return f"sqlite:///{runs.resolve()}/mlflow.db"
-
-
-def _public(uri: str) -> str:
-    """Without the password that it may hold."""
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", uri)
-
-
-def _knock(uri: str) -> None:
-    """OSError where nobody listens: MLflow would ask a database that is gone ten times, for minutes."""
-    at = urlsplit(uri)
-    if at.scheme.startswith("postgresql") and at.hostname:
-        socket.create_connection((at.hostname, at.port or 5432), timeout=5).close()

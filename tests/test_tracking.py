@@ -26,20 +26,11 @@ from autotune.config import Config
 from autotune.confirm import document
 from autotune.errors import ConfigError
 from autotune.measurement import Measurement, Outcome
+from autotune.mlflow_store import ENVIRONMENT
 from autotune.plan import Plan
 from autotune.report import write_report
 from autotune.study import Result, tune
-from autotune.tracking import (
-    CONFIRMED,
-    ENVIRONMENT,
-    Tracker,
-    _metrics,
-    connect,
-    experiment_name,
-    notable,
-    rehome,
-    tracking_uri,
-)
+from autotune.tracking import CONFIRMED, Tracker, _metrics, experiment_name, notable
 from autotune.trial import Trial
 from tests.fake_runner import DEVICE, FakeRunner
 from tests.test_study import configured
@@ -272,15 +263,6 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     assert {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()} == left
 
 
-def test_a_store_that_is_no_database_is_left_as_it_is(tmp_path, capfd):
-    (tmp_path / "mlflow.db").write_text("not a database at all, but long enough to be read as one" * 20)
-    before = (tmp_path / "mlflow.db").read_bytes()
-    rehome(tmp_path)
-    rehome(tmp_path / "nowhere")
-    assert (tmp_path / "mlflow.db").read_bytes() == before
-    assert "artifacts may not be found" in capfd.readouterr().err
-
-
 def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
     before = sorted(run.info.run_id for run in logged.runs())
     again = Tracker(logged.config, logged.run_dir)
@@ -396,20 +378,8 @@ def test_an_address_that_cannot_be_opened_ends_no_study(tmp_path, monkeypatch):
     assert tracker.finish().startswith("not logged to mysql+nosuchdriver://127.0.0.1/runs: ")
 
 
-def test_postgresql_without_its_driver_is_told_what_brings_it(tmp_path, monkeypatch):
-    def missing(**_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'psycopg'")
-
-    monkeypatch.setattr("mlflow.MlflowClient", missing)
-    with pytest.raises(OSError, match=r"No module named 'psycopg'; pip install 'autotune\[postgres\]'"):
-        connect("postgresql+psycopg:///runs", tmp_path)
-
-
-def test_the_configs_address_comes_before_the_users_and_that_before_our_file(tmp_path, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+def test_the_configs_address_comes_before_the_users(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
-    assert tracking_uri(tmp_path) == "http://tracker:5000"
     config = configured(tmp_path, tracking_uri="postgresql://me@server/runs")
     assert Tracker(config, tmp_path / "run").uri == "postgresql://me@server/runs"
 

@@ -22,7 +22,7 @@ from typing import Any
 import autotune
 from autotune.commands.session import answering, print_json, say
 from autotune.errors import AutotuneError, ConfigError
-from autotune.tracking import ENVIRONMENT, connect, faults, tracking_uri
+from autotune.mlflow_store import ENVIRONMENT, connect, faults, tracking_uri
 
 HOST = "127.0.0.1"
 PORTS = {"dashboard": 8501, "mlflow": 5000, "optuna": 8080}

@@ -5,9 +5,10 @@ from pathlib import Path
 from autotune.commands.session import answering, latest_run, print_json, say
 from autotune.config import load_config
 from autotune.errors import StoreError
+from autotune.mlflow_store import rehome
 from autotune.report import write_pictures, write_report
 from autotune.run_dir import runs_of
-from autotune.tracking import Tracker, interrupted, rehome
+from autotune.tracking import Tracker, interrupted
 
 
 def run(where: Path | None, *, pictures: Path | None, log: bool, json: bool) -> None:
