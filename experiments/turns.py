@@ -69,8 +69,8 @@ def in_turns(variants: Mapping[str, Variant], how: How, say: Callable[[str], Non
             stack.callback(child.end)
             try:
                 child.ask({"do": "begin", "plan": variant.plan}, how.limit)
-                # compiles: its charge, which holds the compiler's, is not the step's
-                largest = max(largest, child.ask({"do": "block"}, how.limit)["charged_bytes"])
+                # compiles
+                largest = max(largest, child.ask({"do": "block", "counts": False}, how.limit)["charged_bytes"])
             except Failed as failure:
                 found["failed"][name] = reason(failure)
                 child.end()
@@ -91,7 +91,7 @@ def in_turns(variants: Mapping[str, Variant], how: How, say: Callable[[str], Non
                     found["charged"].pop(name, None)  # of the whole process: its floor is not told any more
                     continue
                 found["blocks"].append({"round": number, "variant": name, "seconds": block["seconds"]})
-                found["charged"][name] = max(found["charged"].get(name, 0), block["charged_bytes"])
+                found["charged"][name] = block["charged_bytes"]
         for name, child in children.items():
             reply = child.ask({"do": "finish"}, how.limit)
             if "outcome" in reply:

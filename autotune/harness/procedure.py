@@ -4,7 +4,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from autotune.harness.messages import Spec
 from autotune.harness.reference import Writer, digest
 from autotune.harness.results import STEPS, LastStep, Step, compare, tell_results
 from autotune.measurement import Outcome
-from autotune.meters import Meter, best_meter
+from autotune.meters import Meter, Repeated, best_meter
 from autotune.meters.cuda import CudaMeter
 from autotune.meters.nvml import NvmlMeter
 from autotune.plan import Plan, check
@@ -35,6 +35,8 @@ from autotune.stores import SwapStore, measured, open_store
 UNMEASURED_STEPS, BLOCK_STEPS = 2, 2
 """Steps in a row, of which the first are not measured: while others had their turn the process gave its memory back, and
 plain eager's second step is still up to a fifth slower than those that follow."""
+_TRIES, _SURE_BYTES = 3, 2**16
+"""Readings of a peak, where none is sure to so many bytes."""
 
 
 @dataclass
@@ -46,8 +48,7 @@ class _Timed:
     stack: contextlib.ExitStack
     executor: Executor | None = None
     arena: Arena | None = None
-    charged_bytes: int = 0
-    """By its first steps, which an arena records."""
+    charged: Repeated = field(default_factory=Repeated)
 
 
 class Bench:
@@ -139,16 +140,21 @@ class Bench:
             trim()
             with self._meter(charged=True) as meter:
                 _lay_out(timed.step)
-            timed.charged_bytes = meter.peak_bytes
+            timed.charged.add(meter, same=False)
         return {}
 
-    def block(self) -> dict[str, Any]:
-        """Time and charge a few steps of what was begun; between blocks another process may have its turn."""
+    def block(self, counts: bool = True) -> dict[str, Any]:
+        """Time a few steps of what was begun; between blocks another process may have its turn.
+
+        `charged_bytes` is of all blocks so far that count; one does not whose charge holds a compiler's, of this one alone.
+        """
         assert self._timed is not None
         timed = self._timed
         trim()
         with self._meter(charged=True) as meter:
             block = self._block(timed.step, timed.executor)
+        if counts:
+            timed.charged.add(meter)
         # while others have their turn it takes no more than it must; the next block's first step is not timed
         self._own.forget_gradients()
         if timed.arena is not None:
@@ -160,7 +166,7 @@ class Bench:
             "page_faults": [faults for _, _, faults in block],
             "transfer_bytes": timed.executor.transfer_bytes if timed.executor is not None else 0,
             "lanes": to_json(timed.executor.lanes) if timed.executor is not None and timed.plan["store"] else None,
-            "charged_bytes": max(timed.charged_bytes, meter.peak_bytes),
+            "charged_bytes": timed.charged.peak_bytes if counts else meter.peak_bytes,
             "meter": meter.name,
         }
 
@@ -290,10 +296,15 @@ class Bench:
 
     def _peak(self, step: Callable[[], None]) -> dict[str, Any]:
         """Peak over a step once everything is warm."""
-        trim()
-        with self._meter() as meter:
-            step()
-        return {"peak_bytes": meter.peak_bytes, "meter": meter.name}
+        seen = Repeated()
+        for _ in range(_TRIES):
+            trim()
+            with self._meter() as meter:
+                step()
+            seen.add(meter)
+            if meter.unsure_bytes <= _SURE_BYTES:
+                break
+        return {"peak_bytes": seen.peak_bytes, "meter": meter.name}
 
     def _floor_bytes(self) -> int:
         self._own.forget_gradients()

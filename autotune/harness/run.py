@@ -303,13 +303,12 @@ class Harness:
         seconds: list[float] = []
         stalls: list[float] = []
         baseline: list[float] = []
-        charged, given_up = 0, False
+        given_up = False
         while len(seconds) < self._samples and (not seconds or time.monotonic() - begun < patience) and not given_up:
             baseline += beside({"do": "block"})
             block = self._children.ask(mine, {"do": "block"})
             seconds += block["seconds"]
             stalls += block["stalls"]
-            charged = max(charged, block["charged_bytes"])
             given_up = beat is not None and len(seconds) < self._samples and hopeless(seconds, baseline, beat)
         if eager and lost is None:
             self._children.try_to_ask("beside", {"do": "stop"})
@@ -317,7 +316,7 @@ class Harness:
             "step_seconds": seconds[: self._samples],
             "baseline_seconds": baseline[: self._samples],
             "lost": lost,
-            "charged_bytes": charged,
+            "charged_bytes": block["charged_bytes"],
             "stall_seconds": statistics.median(stalls),
             "transfer_bytes": block["transfer_bytes"],
             "lanes": block["lanes"],

@@ -29,6 +29,11 @@ class Meter(Protocol):
     @property
     def peak_bytes(self) -> int: ...
 
+    @property
+    def unsure_bytes(self) -> int:
+        """How much of the peak may be none of this process's doing; see `Repeated`."""
+        ...
+
     def now_bytes(self) -> int: ...
 
     def why_not(self) -> str:
@@ -40,6 +45,27 @@ class Meter(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+
+class Repeated:
+    """The peak of steps that all take the same, from a reading of each, where a reading may tell too much.
+
+    No step took less than the surest part of any reading, and none more than the lowest reading.
+    """
+
+    def __init__(self) -> None:
+        self._sure = 0
+        self._lowest: int | None = None
+
+    def add(self, meter: Meter, *, same: bool = True) -> None:
+        """One more reading, of such steps or (`same=False`) of what went before them and may have taken more."""
+        self._sure = max(self._sure, meter.peak_bytes - meter.unsure_bytes)
+        if same:
+            self._lowest = min(meter.peak_bytes, self._lowest or meter.peak_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self._sure, self._lowest or 0)
 
 
 METERS: dict[str, Callable[[Held], Meter]] = {

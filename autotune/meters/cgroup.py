@@ -80,6 +80,7 @@ class CgroupMeter:
         self._cgroup = cgroup or Cgroup.current(root)
         self._file_at_enter: int | None = None
         self._peak: int | None = None
+        self._unsure: int | None = None
         self._peak_file: IO[str] | None = None
 
     def why_not(self) -> str:
@@ -108,6 +109,18 @@ class CgroupMeter:
             highest = int(self._peak_file.read())
         return highest - self._old_cache()
 
+    @property
+    def unsure_bytes(self) -> int:
+        """Page cache that went or came meanwhile, which the peak may have had in it or not.
+
+        Where the machine runs short, the kernel drops pages of libraries from any process's cgroup.
+        """
+        if self._unsure is not None:
+            return self._unsure
+        assert self._cgroup is not None
+        cached = self._cgroup.file_bytes()
+        return 0 if self._file_at_enter is None else abs(cached - self._file_at_enter)
+
     def _old_cache(self) -> int:
         """Cache that was there before; under a limit the kernel may have dropped some of it since."""
         assert self._cgroup is not None
@@ -116,7 +129,7 @@ class CgroupMeter:
 
     def __enter__(self) -> Self:
         assert self._cgroup is not None
-        self._peak = None
+        self._peak = self._unsure = None
         self._file_at_enter = self._cgroup.file_bytes()
         if self._cgroup.version == 1:
             (self._cgroup.path / "memory.max_usage_in_bytes").write_text("0")
@@ -129,7 +142,7 @@ class CgroupMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._peak = self.peak_bytes
+        self._peak, self._unsure = self.peak_bytes, self.unsure_bytes
         self._file_at_enter = None
         if self._peak_file is not None:
             self._peak_file.close()

@@ -12,6 +12,8 @@ class CudaMeter:
     of `torch.cuda`.
     """
 
+    unsure_bytes = 0
+
     def __init__(self, *, charged: bool = True, context_bytes: Callable[[], int] = lambda: 0, cuda: Any = None) -> None:
         self._charged = charged
         self._context_bytes = context_bytes

@@ -11,6 +11,7 @@ class HeldMeter:
     """What `held()` tells, sampled; usually `SwapStore.held_bytes`."""
 
     name = "held"
+    unsure_bytes = 0
 
     def __init__(self, held: Callable[[], int]) -> None:
         self._held = held

@@ -15,6 +15,8 @@ class NvmlMeter:
     reads the whole device and its name says so. `nvml` has the functions of the module `pynvml` of nvidia-ml-py.
     """
 
+    unsure_bytes = 0
+
     def __init__(self, index: int = 0, *, nvml: Any = None, pid: int | None = None) -> None:
         self._index = index
         self._nvml = nvml

@@ -25,6 +25,8 @@ class RssMeter:
     Where the mark cannot be reset, a thread samples psutil instead, and the name says so.
     """
 
+    unsure_bytes = 0
+
     def __init__(
         self,
         held: Callable[[], int] = lambda: 0,

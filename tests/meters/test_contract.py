@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
-from autotune.meters import METERS, Meter, best_meter
+from autotune.meters import METERS, Meter, Repeated, best_meter
 from autotune.meters.cgroup import Cgroup, CgroupMeter, OwnCgroup, remove_stale
 from autotune.meters.cuda import CudaMeter
 from autotune.meters.held import HeldMeter
@@ -177,6 +179,36 @@ def test_cache_that_a_limit_squeezed_out_is_not_subtracted(tmp_path: Path) -> No
         (world.v1.path / "memory.max_usage_in_bytes").write_text(str(200 * MIB))
         stat.write_text(f"total_cache {5 * MIB}\ntotal_shmem 0\n")
         assert meter.peak_bytes == 195 * MIB
+
+
+@pytest.mark.parametrize("after", [5, 60], ids=["dropped", "grown"])
+def test_cache_that_went_or_came_meanwhile_makes_the_peak_unsure(tmp_path: Path, after: int) -> None:
+    world = World(tmp_path)
+    stat = world.v1.path / "memory.stat"
+    stat.write_text(f"total_cache {40 * MIB}\ntotal_shmem 0\n")
+    with CgroupMeter(world.v1) as meter:
+        assert meter.unsure_bytes == 0
+        stat.write_text(f"total_cache {after * MIB}\ntotal_shmem 0\n")
+    stat.write_text("total_cache 0\ntotal_shmem 0\n")
+    assert meter.unsure_bytes == abs(after - 40) * MIB
+
+
+@given(
+    steps=st.integers(0, 50),
+    before=st.integers(0, 100),
+    caches=st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=5),
+)
+def test_of_repeated_steps_the_peak_is_within_what_the_surest_reading_leaves_open(
+    steps: int, before: int, caches: list[tuple[int, int, int]]
+) -> None:
+    seen = Repeated()
+    seen.add(SimpleNamespace(peak_bytes=before, unsure_bytes=0), same=False)
+    for at_enter, at_peak, at_end in caches:
+        between = sorted([at_enter, at_peak, at_end])[1]  # it went or came in one direction
+        highest = steps + between
+        seen.add(SimpleNamespace(peak_bytes=highest - min(at_enter, at_end), unsure_bytes=abs(at_enter - at_end)))
+    least_open = min(abs(at_enter - at_end) for at_enter, _, at_end in caches)
+    assert max(before, steps) <= seen.peak_bytes <= max(before, steps + least_open)
 
 
 def test_a_cgroup_shared_with_others_is_refused(tmp_path: Path) -> None:
