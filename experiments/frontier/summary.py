@@ -62,10 +62,14 @@ class Point:
         return self.gradient_error is not None and not self.gradient_error <= max(WRONG, ROUNDINGS * self.rounding)
 
     @property
+    def right(self) -> bool:
+        """It ran, and computed what eager computes; ours bit for bit."""
+        return self.peak_bytes is not None and (bool(self.equal) if self.kind == "ours" else not self.wrong)
+
+    @property
     def counted(self) -> bool:
-        """Whether it may be compared with: it ran, and computed what eager computes; ours bit for bit."""
-        right = bool(self.equal) if self.kind == "ours" else not self.wrong
-        return self.ratio is not None and self.peak_bytes is not None and right
+        """Whether times may be compared with it."""
+        return self.right and self.ratio is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +153,15 @@ def same_kernels(compared: Iterable[Match]) -> list[Match]:
 
 
 def lowest_ratio(found: list[Point]) -> float | None:
-    """Our lowest peak over the lowest of any counted peer, compilers included."""
-    ours = [_bytes(p, "peak") for p in found if p.kind == "ours" and p.counted]
+    """Our lowest peak over the lowest of any peer that computes what eager computes, compilers included, timed or not."""
+    ours = [_bytes(p, "peak") for p in found if p.kind == "ours" and p.right]
     peers = lowest_peer(found)
     return min(ours) / peers if ours and peers else None
 
 
 def lowest_peer(found: list[Point]) -> int | None:
-    """Lowest peak of any counted peer."""
-    return min((_bytes(p, "peak") for p in found if p.kind != "ours" and p.counted), default=None)
+    """Lowest peak of any peer that computes what eager computes."""
+    return min((_bytes(p, "peak") for p in found if p.kind != "ours" and p.right), default=None)
 
 
 def nearly_eager(found: list[Point]) -> float | None:

@@ -54,6 +54,12 @@ def test_a_peer_with_wrong_gradients_is_not_counted():
     found = [EAGER, wrong, point("a", "ours", 500, 1.1)]
     assert [match.peer for match in summary.matches(found, "peak")] == ["eager"]
     assert summary.lowest_ratio(found) == 0.5
+    assert (
+        summary.lowest_ratio(
+            [*found, replace(EAGER, variant="inductor 1", kind="compiler", peak_bytes=500, ratio=None)]
+        )
+        == 1.0
+    )
     assert summary.lowest_ratio([EAGER, replace(wrong, gradient_error=1e-6), found[2]]) == 5.0
 
 
