@@ -50,7 +50,8 @@ class Meter(Protocol):
 class Repeated:
     """The peak of steps that all take the same, from a reading of each, where a reading may tell too much.
 
-    No step took less than the surest part of any reading, and none more than the lowest reading.
+    No step took less than the surest part of any reading, and none more than the lowest reading, as far as page cache did not
+    both come and go within one.
     """
 
     def __init__(self) -> None:
