@@ -9,9 +9,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from autotune.errors import CaptureError
+from autotune.optimizer_copy import HOOKS, unhooked_step
 
-ACROSS_PARAMETERS = ("LBFGS",)
-"""Optimizers whose update of one parameter depends on the gradients of others."""
+NEED_CLOSURES = ("LBFGS",)
+"""Optimizers that compute the loss again within their step."""
+
+
+def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose step computes the loss again."""
+    name = type(optimizer).__name__
+    if name in NEED_CLOSURES:
+        raise CaptureError(f"{name} looks across parameters, so one cannot be updated alone; use SGD or AdamW")
 
 
 class Updates:
@@ -21,17 +29,16 @@ class Updates:
     schedulers and checkpoints keep working on the user's object.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        name = type(optimizer).__name__
-        if name in ACROSS_PARAMETERS:
-            raise CaptureError(f"{name} looks across parameters, so one cannot be updated alone; use SGD or AdamW")
+    across = ""
+    """Why the optimizer is stepped whole; empty where each parameter is updated alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, writes_gradients: bool = False) -> None:
         self.optimizer = optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
-        self.writes_gradients = False
+        self.writes_gradients = writes_gradients
         """Whether the optimizer was seen to change gradients in place: then one that others read too is copied for it."""
-        step = type(optimizer).step
         # torch wraps `step` for its profiler and for hooks, which belong to a whole step and not to each parameter
-        self._step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+        self._step = unhooked_step(optimizer)
         self._group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
     def owns(self, parameter: torch.Tensor) -> bool:
@@ -60,14 +67,18 @@ class Updates:
         else:
             parameter.grad.add_(gradient)
 
+    def kept(self, target: Any) -> Callable[..., Any] | None:
+        """Return what keeps a gradient where `target` would update with it."""
+        return self.keep if target == self.update else None
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around all updates of one step: what the optimizer's own `step` does once and not per parameter."""
         self._group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        for hook in self.optimizer._optimizer_step_pre_hooks.values():
+        for hook in getattr(self.optimizer, HOOKS[0], {}).values():  # a wrapper may never call Optimizer.__init__
             hook(self.optimizer, (), {})
         yield
-        for hook in self.optimizer._optimizer_step_post_hooks.values():
+        for hook in getattr(self.optimizer, HOOKS[1], {}).values():
             hook(self.optimizer, (), {})
         vars(self.optimizer)["_opt_called"] = True  # learning rate schedulers look for it
 
@@ -102,30 +113,17 @@ class Updates:
         version = stand_in.grad._version
         state = _DefaultState()
         group = self._group_of[id(parameter)]
-        self._refuse_counters(self._run(stand_in, group, state), group)
+        self._run(stand_in, group, state)
         self.writes_gradients |= stand_in.grad is None or stand_in.grad._version != version
         return state
 
-    def _refuse_counters(self, alone: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-        """What a step counts outside of the parameters' state stays on the copy, and the next step begins anew."""
-        (after,) = alone.param_groups
-        for held, before in ((after, group), (vars(alone), vars(self.optimizer))):
-            for key, part in held.items():
-                number = isinstance(part, (int, float)) and not isinstance(part, bool)
-                if number and part != before.get(key):
-                    raise CaptureError(
-                        f"{type(self.optimizer).__name__} changes {key!r} in its step, for all parameters at once, so one "
-                        "cannot be updated alone; use SGD or AdamW, or keep it in the state of each parameter"
-                    )
-
-    def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> torch.optim.Optimizer:
-        """Run the optimizer for one parameter; the copy that held it alone."""
+    def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:
+        """Run the optimizer for one parameter, on a copy that holds it alone."""
         alone = object.__new__(type(self.optimizer))
         alone.__dict__.update(self.optimizer.__dict__)
         alone.state = state
         alone.param_groups = [{**group, "params": [parameter]}]
         self._step(alone)
-        return alone
 
 
 class _DefaultState(dict[Any, Any]):

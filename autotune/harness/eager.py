@@ -18,6 +18,8 @@ from autotune.errors import ConfigError
 from autotune.harness.messages import Spec
 from autotune.harness.reference import Reference, Writer
 from autotune.memory_format import choices, convert_batch, convert_model
+from autotune.optimizer_copy import held_tensors
+from autotune.optimizer_snapshot import OptimizerSnapshot
 from autotune.workload import Workload, infer, load
 
 OnGradient = Callable[[str, torch.Tensor], None]
@@ -37,6 +39,8 @@ class Eager:
             )
         self._lie_in(spec.memory_format)
         self._initial = self._save_initial()
+        optimizer = self.workload.optimizer
+        self._optimizer_start = None if optimizer is None else OptimizerSnapshot(optimizer)
 
     def step(self, on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
         """One plain step, as anyone writes it."""
@@ -85,6 +89,8 @@ class Eager:
     def static_bytes(self) -> int:
         """Of all that stands between two steps."""
         tensors = [*(tensor for _, tensor in self.named_tensors()), *self.batch()]
+        if self.workload.optimizer is not None:  # inner optimizers and slow weights, too
+            tensors += held_tensors(self.workload.optimizer)
         kind = self._spec.device_kind
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == kind}
         return sum(storage.nbytes() for storage in storages.values())
@@ -99,8 +105,8 @@ class Eager:
 
     def forget(self) -> None:
         """Hold no more memory than the factory's own, while others are measured."""
-        if self.workload.optimizer is not None:
-            self.workload.optimizer.state.clear()
+        if self._optimizer_start is not None:
+            self._optimizer_start.restore()
         self.forget_gradients()
         trim()
 

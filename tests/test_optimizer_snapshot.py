@@ -1,0 +1,75 @@
+"""An optimizer's content returns into the same objects, inner optimizers and counters included."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.apply import TrainStep
+from autotune.harness.eager import Eager
+from autotune.harness.messages import Spec
+from autotune.optimizer_copy import fingerprint, held_tensors, holders
+from autotune.optimizer_snapshot import OptimizerSnapshot
+from autotune.workload import Workload
+from tests.eager import eager_step, tensors, worst_difference
+from tests.optimizers import ACROSS
+from tests.small import make, mlp
+
+EVERY: dict[str, Any] = {**ACROSS, "adamw": torch.optim.AdamW, "momentum": lambda p: torch.optim.SGD(p, momentum=0.9)}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", EVERY)
+def test_steps_leave_no_trace_after_a_restore(name: str, steps: int):
+    workload = make(mlp, optimizer=EVERY[name])
+    for _ in range(steps):
+        eager_step(workload)
+    names = {id(p): name for name, p in workload.model.named_parameters()}
+    objects = [id(thing) for thing in holders(workload.optimizer)]
+    before = fingerprint(vars(workload.optimizer), names)
+    kept = OptimizerSnapshot(workload.optimizer)
+    for _ in range(2):
+        eager_step(workload)
+        eager_step(workload)
+        kept.restore()
+        assert fingerprint(vars(workload.optimizer), names) == before
+        assert [id(thing) for thing in holders(workload.optimizer)] == objects
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_a_verified_step_of_an_optimizer_across_parameters_equals_eager(name: str):
+    workload, other = make(mlp, optimizer=ACROSS[name]), make(mlp, optimizer=ACROSS[name])
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, verify=True) as step:
+        for seed in range(3):
+            seed_all(seed)
+            loss = step(workload.batch)
+            seed_all(seed)
+            assert torch.equal(loss, eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def across(name: str) -> Workload:
+    return make(mlp, optimizer=ACROSS[name])
+
+
+@pytest.mark.parametrize("name", ["global count", "muon and adamw", "lookahead"])
+def test_a_measured_process_goes_back_to_the_optimizer_of_the_factory(name: str, tmp_path: Path):
+    own = Eager(Spec(f"{Path(__file__)}:across", {"name": name}, str(tmp_path)))
+    own.restore()
+    static = own.static_bytes()
+    losses = []
+    for _ in range(2):
+        own.restore()
+        losses.append([own.step()[0] for _ in range(3)])
+    assert all(map(torch.equal, *losses))
+    held = sum(tensor.untyped_storage().nbytes() for tensor in held_tensors(own.workload.optimizer))
+    assert own.static_bytes() >= held
+    own.restore()
+    assert own.static_bytes() == static
