@@ -7,7 +7,7 @@ allocated and nothing runs. Views are folded into the ops that read them, so tha
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,45 +15,108 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune import batch_norm, clips, dropout, lstm
-from autotune.errors import CaptureError
+from autotune import batch_norm, clips, dropout, recurrent, slices
+from autotune.capture_checks import refuse_gradients_of_the_batch, refuse_parameter_hooks, refuse_reentrant_checkpoints
+from autotune.eager_kernels import eager_kernels
+from autotune.errors import AutotuneError, CaptureError
 from autotune.joint_trace import JointTrace
+from autotune.loop_checks import refuse_no_gradient
 from autotune.program import Program
+from autotune.python_trace import PythonTrace, trace_python
+from autotune.side_effects import SideEffect, refuse_what_the_step_reads
 from autotune.workload import Workload, infer
 
 
-def capture(workload: Workload, name: str = "") -> Program:
-    """Capture the workload's step; model, optimizer, batch and generators stay as they are."""
+def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = frozenset()) -> Program:
+    """Capture the workload's step; model, optimizer, batch and generators stay as they are.
+
+    `dynamic` names floats (`Change.source`) that become inputs of the step instead of constants.
+    """
     name = name or type(workload.model).__name__
     leaves, spec = pytree.tree_flatten(workload.batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise CaptureError(f"the batch of {name} holds no tensor; give a tensor or a tuple of tensors")
     if workload.loss_fn is not None:
-        _refuse_hooks(workload)
+        refuse_parameter_hooks(workload.model)
+        refuse_gradients_of_the_batch(tensors)
     step = _Step(workload, leaves, spec)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
-    # the tracer reads one tensor for two that are the same object; in the next batch they may be two
-    tensors = [x.detach() if any(x is other for other in tensors[:at]) else x for at, x in enumerate(tensors)]
+    tensors = unaliased(tensors)
     with _quiet(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
-        joint, owner = _trace(stack, step, tensors, name)
-        dropout.split_dropout(joint.graph_module.graph)
-        batch_norm.split_batch_norm(joint.graph_module.graph)
-        clips.read_results(joint.graph_module.graph)
-        trace = JointTrace(joint.graph_module.graph, owner, workload)
-        trace.read()
+        with _tensors_restored(workload.model):
+            found, unrepeated, joint = _trace(stack, step, tensors, name, dynamic)
+        graph = joint.graph_module.graph
+        for rewrite in REWRITES:
+            with _named(name, f"{rewrite.__module__}.{rewrite.__name__}"):
+                rewrite(graph)
+        trace = JointTrace(graph, found.forward, workload, len(tensors), found.free)
+        with _named(name, "the trace", trace):
+            trace.read()
         # a batch may have lengths and the like on the CPU while the model is elsewhere
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-        return trace.program(name, joint.out_spec, device)
-
-
-def _refuse_hooks(workload: Workload) -> None:
-    for name, parameter in workload.model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(
-                f"{name} has a hook on its gradient, which a captured step never calls: remove it, and do the same in "
-                "the loss function or in before_update"
+        with _named(name, "the graph", trace):
+            guards = found.guards_without(frozenset(effect.source for effect in unrepeated))
+            program = trace.program(name, joint.out_spec, device, guards)
+    if workload.loss_fn is not None and workload.optimizer is not None:
+        refuse_no_gradient(program, name)
+    for effect in unrepeated:
+        if effect.line:  # libraries keep caches and the like
+            shown = found.sources.shown(effect.source)
+            warnings.warn(
+                f"{shown} changes in the step at {effect.line}; a captured step does not repeat that", stacklevel=2
             )
+    return program
+
+
+REWRITES: tuple[Callable[[fx.Graph], None], ...] = (
+    dropout.split_dropout,
+    dropout.draw_in_layout,
+    batch_norm.correct_statistics,
+    batch_norm.correct_gradients,
+    batch_norm.split_batch_norm,
+    clips.read_results,
+    slices.fold_writes,
+    recurrent.mark_regions,
+)
+"""Changes of the joint trace before it is read, in this order."""
+
+
+@contextmanager
+def _named(name: str, where: str, trace: JointTrace | None = None) -> Iterator[None]:
+    """Turn an exception of another library into an error that names the model, the op and the next step."""
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except Exception as error:  # a foreign exception says neither which model nor which op it is of
+        op = f", at {trace.reading}" if trace is not None and trace.reading else ""
+        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise CaptureError(
+            f"cannot capture {name}: reading {where}{op} failed with {type(error).__name__}: {reason}; leave that op out "
+            "of the model, and report it with the traceback"
+        ) from error
+
+
+def unaliased(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, each an object of its own: the tracer reads one for two that are the same, and the next batch may
+    have two.
+    """
+    if len(set(map(id, tensors))) == len(tensors):
+        return tensors
+    return [x.detach() if any(x is other for other in tensors[:at]) else x for at, x in enumerate(tensors)]
+
+
+@contextmanager
+def _tensors_restored(model: torch.nn.Module) -> Iterator[None]:
+    """Put the model's own tensors back afterwards: of a module with two names the tracer restores only its own stand-ins."""
+    held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, parameters, buffers in held:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
 
 
 _TENSOR = "<tensor>"
@@ -86,27 +149,44 @@ def _detached(tree: Any) -> Any:
     return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, tree)
 
 
-def _trace(stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str) -> tuple[Any, fx.GraphModule]:
-    from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+def _trace(
+    stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str, dynamic: frozenset[str]
+) -> tuple[PythonTrace, tuple[SideEffect, ...], Any]:
+    """The trace of the step's Python, the side effects that it does not repeat, and the joint graph."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    def trace(numbers: frozenset[str]) -> PythonTrace:
+        return trace_python(step, tensors, numbers)
 
     if step._loss_fn is None:
         stack.enter_context(torch.no_grad())
     stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
+    stack.enter_context(eager_kernels())
+    # eager draws for results that nothing reads, too: the tracer's own removal of dead code keeps draws only with this
+    stack.enter_context(torch._inductor.config.patch(fallback_random=True))
     try:
         try:
-            forward = dynamo_graph_capture_for_export(step)(*tensors)
+            found = trace(dynamic)
         except torch._dynamo.exc.Unsupported:
             if not _install_late_hooks(step):
                 raise
-            forward = dynamo_graph_capture_for_export(step)(*tensors)
-        lstm.keep_lstm_whole(forward)
-        joint = aot_export_joint_with_descriptors(stack, forward, tuple(tensors), _record_nn_module_stack=True)
+            found = trace(dynamic)
+        refuse_reentrant_checkpoints(found.forward)
+        unrepeated = refuse_what_the_step_reads(found, trace)
+        recurrent.mark_calls(found.forward)
+        inputs = (*tensors, *(one.example for one in found.free))
+        joint = aot_export_joint_with_descriptors(stack, found.forward, inputs, _record_nn_module_stack=True)
+        if found.specialized:
+            raise CaptureError(
+                f"{name}: an op takes one of {', '.join(map(found.sources.shown, dynamic))} as a constant"
+            )
+    except CaptureError:
+        raise
     except Exception as error:  # the tracer raises the user's own exceptions and dozens of its own
         raise CaptureError(f"cannot capture {name} as one graph: {_reason(error)}") from error
     finally:
         torch._dynamo.reset()
-    return joint, forward
+    return found, unrepeated, joint
 
 
 def _install_late_hooks(step: torch.nn.Module) -> bool:

@@ -9,13 +9,30 @@ from typing import Any
 import torch
 from torch import fx
 
-WHOLE = torch.ops.aten.native_dropout.default
-BACKWARD = torch.ops.aten.native_dropout_backward.default
+from autotune.eager_kernels import IN_PLACE
+
+aten = torch.ops.aten
+WHOLE = aten.native_dropout.default
+BACKWARD = aten.native_dropout_backward.default
 
 
 def draw_mask(size: tuple[int, ...], stride: tuple[int, ...], device: torch.device, p: float) -> torch.Tensor:
     """Which elements stay: a bool tensor."""
     return torch.empty_strided(size, stride, dtype=torch.bool, device=device).bernoulli_(1 - p)
+
+
+def draw_over(data: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw ones with probability `p` in the layout of `data`, as `bernoulli_` does; `bernoulli` draws in another order."""
+    return torch.empty_like(data).bernoulli_(p)
+
+
+def draw_in_layout(graph: fx.Graph) -> None:
+    """Let draws that eager makes in place keep the layout of what they overwrite."""
+    for node in graph.find_nodes(op="call_function", target=aten.bernoulli.p):
+        if node.meta.get("custom", {}).get(IN_PLACE) is aten.bernoulli_.float:
+            node.target = draw_over
+            node.kwargs = {}
+            node.args = node.args[:2]
 
 
 def keep(data: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:

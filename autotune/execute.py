@@ -19,6 +19,9 @@ from autotune.measurement import Lanes
 from autotune.program import Call, Program, Read, View, reads
 from autotune.schedule import Free, Offload, Prefetch, Run, Schedule
 
+AT_RUN_TIME: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+"""Views that kernels may not allow: some lay their output out otherwise than the tracer expects, and eager copies there."""
+
 
 class Executor:
     """One step of a program under a schedule. Calling it takes the batch's tensors and gives the results.
@@ -64,7 +67,7 @@ class Executor:
             self._arena.step() if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
-            results = self._step(self.tangent, *batch)
+            results = self._step(self.tangent, *batch, *(read() for _, read in self.program.free))
         if self._memory is not None:
             self._memory.away(0)
         return pytree.tree_unflatten(list(results), self.program.result_spec)
@@ -150,7 +153,8 @@ class _Writer:
         self.names: dict[str, Any] = {f"v{value}": tensor for value, tensor in program.tensors.items()}
 
     def source(self, *, traced: bool) -> str:
-        parameters = [f"v{value}" for value in self._program.batch]
+        inputs = (*self._program.batch, *(value for value, _ in self._program.free))
+        parameters = [f"v{value}" for value in inputs]
         tangent = f"v{self._program.tangent}" if self._program.tangent is not None else "tangent"
         lines = [f"def step({', '.join([tangent, *parameters])}):"]
         loading: set[int] = set()
@@ -212,7 +216,7 @@ class _Writer:
                 return f"v{value}"
             case View(target, args, kwargs):
                 parts = [self._text(part) for part in args] + [f"{key}={self._text(part)}" for key, part in kwargs]
-                return f"{self._name(target)}({', '.join(parts)})"
+                return f"{self._name(AT_RUN_TIME.get(target, target))}({', '.join(parts)})"
             case tuple() | list():
                 inside = "".join(self._text(part) + ", " for part in argument)
                 return f"({inside})" if isinstance(argument, tuple) else f"[{inside}]"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune import slices
 from autotune.program import Call, reads
 
 aten = torch.ops.aten
@@ -30,6 +31,7 @@ class Kernel:
 
 
 KERNELS: dict[Any, Kernel] = {
+    slices.write_part: Kernel(slices.write_part_),
     aten.relu.default: Kernel(aten.relu_.default),
     aten.hardtanh.default: Kernel(aten.hardtanh_.default),
     aten.hardswish.default: Kernel(aten.hardswish_.default),

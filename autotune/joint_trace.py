@@ -4,6 +4,7 @@ import hashlib
 import operator
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune import batch_norm, dropout, lstm
+from autotune import batch_norm, dropout, lstm, recurrent, regions
 from autotune.errors import CaptureError
 from autotune.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.guards import Guards
 from autotune.inplace import overwritable
 from autotune.program import Call, Meta, Program, Read, View, reads
-from autotune.update import Updates
+from autotune.python_trace import FreeInput
+from autotune.whole_update import WholeUpdates, updates_of
 from autotune.workload import Workload
 
 REDUCED_IN_PLACE = (
@@ -28,14 +31,21 @@ REDUCED_IN_PLACE = (
 """Losses whose kernels shrink a tensor of every element's loss to the one number: its memory stays as large."""
 
 
+EMBEDDING_BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
+"""Kernels whose second output is one element shorter than its memory."""
+
+
 class JointTrace:
     """The trace of forward and backward, on its way to values, ops and calls."""
 
-    def __init__(self, trace: fx.Graph, owner: fx.GraphModule, workload: Workload) -> None:
+    def __init__(
+        self, trace: fx.Graph, owner: fx.GraphModule, workload: Workload, batch: int, free: tuple[FreeInput, ...]
+    ) -> None:
+        """`batch` counts the batch's tensors; the inputs behind them are the free ones."""
         self._trace = trace
         self._owner = owner
         self._name_of = {id(tensor): name for name, tensor in workload.model.named_parameters()}
-        self._updates = Updates(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
+        self._updates = updates_of(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
         self._argument: dict[fx.Node, Any] = {}  # what a node is to those that read it
         self._values: list[Value] = []
         self._metas: list[Meta | None] = []
@@ -43,25 +53,47 @@ class JointTrace:
         self._calls: list[Call] = []
         self._tensors: dict[int, torch.Tensor] = {}
         self._batch: list[int] = []
+        self._batch_size = batch
+        self._free_inputs = free
+        self._free: dict[int, Callable[[], torch.Tensor]] = {}
         self._tangent: int | None = None
         self._results: list[Any] = []
         self._layer = "loss"
         self._inputs: dict[str, int] = {}  # parameters and buffers by name
+        self.reading = ""
+        """Op that is being read, and the module that it is of: for an error's message."""
+        self._regions: dict[str, list[int]] = {}  # ops by the region that they belong to
+        self._late: list[tuple[str, int, Any, bool]] = []  # of one step for all parameters, each one's part
 
-    def program(self, name: str, spec: pytree.TreeSpec, device: torch.device) -> Program:
+    def program(self, name: str, spec: pytree.TreeSpec, device: torch.device, guards: Guards) -> Program:
         """What was read."""
-        made = {value for op in self._ops for value in op.outputs}
+        grouped = regions.group(
+            self._ops, self._calls, self._values, self._metas, self._regions, kept=reads(self._results), describe=_shown
+        )
+        ids = grouped.renumbered
+        results = regions.renumber(tuple(self._results), ids)
+        made = {value for op in grouped.ops for value in op.outputs}
         graph = TrainGraph(
             name=name,
-            ops=tuple(self._ops),
-            values=tuple(self._values),
-            inputs=tuple(value.id for value in self._values if value.id not in made),
-            outputs=tuple(dict.fromkeys(v for v in reads(self._results) if v in made)),
+            ops=grouped.ops,
+            values=grouped.values,
+            inputs=tuple(value.id for value in grouped.values if value.id not in made),
+            outputs=tuple(dict.fromkeys(v for v in reads(results) if v in made)),
         )
         return Program(
-            graph, tuple(self._calls), tuple(self._metas), self._tensors, tuple(self._batch), self._tangent,
-            tuple(self._results), spec, self._updates, device,
-        )  # fmt: skip
+            graph,
+            grouped.calls,
+            grouped.metas,
+            {ids[value]: tensor for value, tensor in self._tensors.items()},
+            tuple(ids[value] for value in self._batch),
+            tuple((ids[value], read) for value, read in self._free.items()),
+            None if self._tangent is None else ids[self._tangent],
+            results,
+            spec,
+            self._updates,
+            device,
+            guards,
+        )
 
     def read(self) -> None:
         """Walk the trace: inputs, then ops that something needs, then what the outputs ask for."""
@@ -70,6 +102,7 @@ class JointTrace:
         wanted = list(zip(returned, output.meta["desc"], strict=True))
         self._drop_dead(output, wanted)
         for node in self._trace.nodes:
+            self.reading = f"{_layer(node) or 'the step'}'s {node.name} ({node.target})"
             match node.op:
                 case "placeholder":
                     self._read_input(node)
@@ -77,6 +110,7 @@ class JointTrace:
                     self._read_constant(node)
                 case "call_function":
                     self._read_call(node)
+        self.reading = ""
         gradients = []
         for node, desc in wanted:
             match type(desc).__name__:
@@ -93,6 +127,7 @@ class JointTrace:
         for node, target in sorted(gradients, key=lambda pair: position[pair[0]]):
             shared = any(readers[value] > 1 for value in reads(self._of(node)))
             self._update(target, node, shared)
+        self._update_whole()
 
     def _drop_dead(self, output: fx.Node, wanted: list[tuple[Any, Any]]) -> None:
         """Gradients that nobody updates with, and what only they need, are not computed."""
@@ -102,7 +137,8 @@ class JointTrace:
             kept.append(None if unused else node)
         wanted[:] = [(node, desc) for node, (_, desc) in zip(kept, wanted, strict=True)]
         output.args = (kept,)
-        self._trace.eliminate_dead_code(lambda node: node.is_impure() or node.op in ("placeholder", "output"))
+        # a draw whose result nobody reads still moves the generator
+        self._trace.eliminate_dead_code(lambda node: node.is_impure() or _draws(node.target, node.args, node.kwargs))
 
     def _has_update(self, desc: Any) -> bool:
         if type(desc).__name__ != "ParamAOTInput" or self._updates is None:
@@ -122,6 +158,8 @@ class JointTrace:
             case "BufferAOTInput":
                 name = _own_name(desc.target)
                 self._inputs[name] = self._add_input(node, name, Role.BUFFER, _attribute(self._owner, desc.target))
+            case "PlainAOTInput" if (free := self._free_input(desc)) is not None:
+                self._read_free_input(node, free)
             case "PlainAOTInput":
                 self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
             case "TangentAOTInput":
@@ -144,14 +182,23 @@ class JointTrace:
                     f"the step needs an input of kind {kind}, which a plan cannot hold; pass it in the batch"
                 )
 
+    def _read_free_input(self, node: fx.Node, free: FreeInput) -> None:
+        self._refuse_trained(free.example)
+        value = self._add_input(node, free.name, Role.BUFFER)
+        self._free[value] = free.read
+        self._inputs[free.name] = value
+
     def _read_constant(self, node: fx.Node) -> None:
         tensor = _attribute(self._trace.owning_module, str(node.target))
+        self._refuse_trained(tensor)
+        self._add_input(node, node.name, Role.BUFFER, tensor)
+
+    def _refuse_trained(self, tensor: torch.Tensor) -> None:
         if tensor.requires_grad and self._updates is not None and self._updates.owns(tensor):
             raise CaptureError(
                 f"the optimizer trains a tensor of {tuple(tensor.shape)} that the loss function brings along; make it a "
                 "parameter of the model, else it would get no gradient"
             )
-        self._add_input(node, node.name, Role.BUFFER, tensor)
 
     def _add_input(self, node: fx.Node, name: str, role: Role, tensor: torch.Tensor | None = None) -> int:
         # the tracer has a tied weight twice: as two values one could be read, and computed with again, after the
@@ -183,7 +230,10 @@ class JointTrace:
             self._argument[node] = source[part] if isinstance(source, list) else View(target, (source, part))
             return
         args, kwargs = self._of(node.args), tuple((key, self._of(part)) for key, part in node.kwargs.items())
-        made, parts = node.meta["val"], None
+        made, parts = node.meta.get("val"), None  # an assertion makes nothing
+        if isinstance(made, (torch.SymFloat, torch.SymInt, torch.SymBool)):
+            self._argument[node] = View(target, args, kwargs)  # computed by every reader, as a view is
+            return
         if not isinstance(made, torch.Tensor):
             parts = list(made) if isinstance(made, (tuple, list)) else []
         if any(isinstance(part, torch.Tensor) and part.layout is not torch.strided for part in (parts or [made])):
@@ -202,14 +252,27 @@ class JointTrace:
         target: Any = node.target
         self._layer = _layer(node) or self._layer
         name = f"{self._layer}.{node.name}"
+        region = node.meta.get(recurrent.REGION)
+        in_place = None if region is None else recurrent.overwritten(node)
+        if region is not None:
+            self._regions.setdefault(region, []).append(len(self._ops))
         if target is lstm.LAYER:
             target, made = lstm.run_layer, [*made[:3], lstm.workspace(node)]
-        if isinstance(made, list):
-            outputs: Any = tuple(
+        outputs: Any
+        if in_place is not None:
+            target, outputs = in_place, None
+            self._argument[node] = args[0]
+        elif made == []:
+            outputs = None
+        elif isinstance(made, list):
+            outputs = tuple(
                 self._add_value(f"{name}.{index}", Role.ACTIVATION, part) if isinstance(part, torch.Tensor) else None
                 for index, part in enumerate(made)
             )
             self._argument[node] = [None if value is None else Read(value) for value in outputs]
+            if target in EMBEDDING_BAGS and outputs[1] is not None:  # its kernel counts in a buffer of one more
+                bags = self._values[outputs[1]]
+                self._values[outputs[1]] = replace(bags, nbytes=bags.nbytes + made[1].dtype.itemsize)
         else:
             outputs = self._add_value(name, Role.ACTIVATION, made)
             self._argument[node] = Read(outputs)
@@ -225,7 +288,7 @@ class JointTrace:
             phase=Phase.BACKWARD if is_backward(node) else Phase.FORWARD,
             repeatable=not random and not node.is_impure(impure_random=False),
             random=random,
-            inplace=() if isinstance(made, list) else self._taken(overwritable(node, args), outputs),
+            inplace=self._taken(overwritable(node, args), outputs) if isinstance(outputs, int) else (),
             given=None if given is None else self._argument[given][0].value,
         )
 
@@ -263,10 +326,19 @@ class JointTrace:
         self._calls.append(call)
 
     def _changed(self, desc: Any) -> str:
-        return self._parameter_name(desc.target) if hasattr(desc, "target") else f"batch.{desc.idx}"
+        if hasattr(desc, "target"):
+            return self._parameter_name(desc.target)
+        free = self._free_input(desc)
+        return f"batch.{desc.idx}" if free is None else free.name
+
+    def _free_input(self, desc: Any) -> FreeInput | None:
+        number: int = desc.idx
+        return None if number < self._batch_size else self._free_inputs[number - self._batch_size]
 
     def _mutated(self, desc: Any) -> str:
         if type(desc).__name__ == "PlainAOTInput":
+            if (free := self._free_input(desc)) is not None:
+                return free.name
             raise CaptureError(
                 f"the model changes batch.{desc.idx} in place; give its first layer a copy: x = x.clone()"
             )
@@ -289,6 +361,9 @@ class JointTrace:
             if self._values[value].role is Role.ACTIVATION:
                 old = self._values[value]
                 self._values[value] = Value(old.id, f"{target}.grad", old.nbytes, Role.GRAD)
+        if isinstance(self._updates, WholeUpdates):
+            self._late.append((target, parameter, gradient, shared))
+            return
         state_bytes = sum(self._updates.state_sizes(self._tensors[parameter]))
         state = len(self._values)
         self._values.append(Value(state, f"{target}.state", state_bytes, Role.STATE))
@@ -305,6 +380,31 @@ class JointTrace:
             writes=(parameter, state),
             repeatable=False,
             covered=(Read(parameter), gradient, shared and self._updates.writes_gradients),
+        )
+
+    def _update_whole(self) -> None:
+        """Add one op for all parameters, after every gradient, where the optimizer looks across them."""
+        if not self._late or not isinstance(self._updates, WholeUpdates):
+            return
+        names, parameters, gradients, shared = (list(column) for column in zip(*self._late, strict=True))
+        self._updates.expect([self._tensors[parameter] for parameter in parameters])
+        state = len(self._values)
+        state_bytes = sum(self._updates.state_sizes(self._tensors[parameters[0]]))
+        self._values.append(Value(state, "optimizer.state", state_bytes, Role.STATE))
+        self._metas.append(None)
+        self._layer = "optimizer"
+        held = [Read(parameter) for parameter in parameters]
+        self._append(
+            Call(self._updates.update_all, (names, held, gradients, shared)),
+            name="optimizer.step",
+            target=f"step.{self._updates.label}",
+            detail=self._updates.settings,
+            phase=Phase.UPDATE,
+            extra=(state,),
+            writes=(*parameters, state),
+            repeatable=False,
+            random=self._updates.draws,
+            covered=(held, gradients, [one and self._updates.writes_gradients for one in shared]),
         )
 
 
@@ -357,7 +457,7 @@ def _shown_target(target: Any) -> str:
 
 def _draws(target: Any, args: Any, kwargs: Any) -> bool:
     """Whether an op draws from the generator: it is tagged so, and its probability is not zero."""
-    if target is dropout.draw_mask:
+    if target in (dropout.draw_mask, dropout.draw_over):
         return True
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False

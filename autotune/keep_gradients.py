@@ -15,11 +15,11 @@ def gradients_kept(program: Program, plan: Plan) -> tuple[Program, Plan]:
     sinks: dict[int, list[int]] = {}
     position = {op: at for at, op in enumerate(plan.order)}
     assert program.updates is not None
-    update = program.updates.update
     for op in program.graph.ops:
-        if program.calls[op.id].target != update:
+        keep = program.updates.kept(program.calls[op.id].target)
+        if keep is None:
             continue
-        calls[op.id] = replace(calls[op.id], target=program.updates.keep)
+        calls[op.id] = replace(calls[op.id], target=keep)
         needed = [
             position[made]
             for value in reads(calls[op.id].args[2])

@@ -9,7 +9,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from autotune.arena import kept_memory
 from autotune.arena.build import library
 from autotune.costs import Costs
 from autotune.graph import Op
+from autotune.optimizer_probe import generators_kept
 from autotune.program import Meta, Program, Read, View
-from autotune.update import Updates
+from autotune.whole_update import WholeUpdates
 
 ROUNDS = 5
 PATIENCE_SECONDS = 30.0
@@ -33,6 +35,9 @@ STALE = 1.5
 ANEW = 2
 """Times that what was measured while something else ran is measured again, at most."""
 
+LATER_STEPS = 7
+"""Steps of an optimizer after its first that are rehearsed for its scratch: RAdam takes twice as much from the sixth on."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
@@ -40,6 +45,8 @@ class OpCost:
 
     seconds: float
     scratch_bytes: int
+    problem: str = ""
+    """Why the op cannot run on synthetic tensors, so that its cost is an estimate; empty where it was measured."""
 
 
 def profile(program: Program, *, cache: Path | None = None) -> Costs:
@@ -47,7 +54,8 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
     ops = program.graph.ops
     kept = "kept memory " if program.device.type == "cpu" and library() is not None else ""
     key = (
-        f"{torch.__version__} {kept}{program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)}"
+        f"{torch.__version__} {kept}{program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)} "
+        f"{1 + LATER_STEPS} updates"
     )
     known = _read_cache(cache, key)
     if _is_stale(program, known):
@@ -58,6 +66,7 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
         if not _is_stale(program, {signature: known[signature] for signature in wanted}):
             break
     _write_cache(cache, key, known)
+    _warn_of_estimates(ops, known)
     return Costs.of(
         program.graph,
         [known[op.signature].seconds for op in ops],
@@ -77,17 +86,43 @@ def _is_stale(program: Program, known: dict[str, OpCost]) -> bool:
 
 def _long(cost: OpCost | None) -> bool:
     """Whether a few samples of an op can be judged."""
-    return cost is not None and cost.seconds > 1e-3
+    return cost is not None and not cost.problem and cost.seconds > 1e-3
 
 
 def _measure(program: Program, ops: list[Op]) -> dict[str, OpCost]:
-    """Scratch in one pass that also warms up, then seconds in rounds over all ops, so that noise falls on all alike."""
+    """Scratch in one pass that also warms up, then seconds in rounds over all ops, so that noise falls on all alike.
+
+    The cost of an op that raises on synthetic tensors is estimated.
+    """
     if not ops:
         return {}
+    broken: dict[str, str] = {}
     with _undisturbed(program):
-        scratch = _scratch(program, ops)
-    samples = _seconds_of(program, ops, ROUNDS)
-    return {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
+        scratch = _scratch(program, ops, broken)
+    samples = _seconds_of(program, [op for op in ops if op.signature not in broken], ROUNDS)
+    costs = {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
+    return costs | {s: _estimate(program, op, broken[s]) for op in ops if (s := op.signature) in broken}
+
+
+def _estimate(program: Program, op: Op, problem: str) -> OpCost:
+    """Estimate an op that cannot run: the seconds of a copy of its inputs and outputs, and the bytes of both as scratch."""
+    nbytes = sum(program.graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
+    buffer = torch.zeros(nbytes, dtype=torch.uint8, device=program.device)
+    buffer.clone()
+    return OpCost(_seconds(program.device, buffer.clone, (), {}), nbytes if op.outputs else 0, problem)
+
+
+def _warn_of_estimates(ops: Sequence[Op], known: dict[str, OpCost]) -> None:
+    broken = {op.signature: op for op in ops if known[op.signature].problem}
+    if not broken:
+        return
+    first = next(iter(broken.values()))
+    others = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+    warnings.warn(
+        f"{first.name} ({first.target}){others} cannot run on synthetic tensors: {known[first.signature].problem}; its "
+        "cost is estimated from its bytes, so compare a plan's predicted step with a measured one",
+        stacklevel=3,
+    )
 
 
 def _seconds_of(program: Program, ops: list[Op], rounds: int) -> dict[str, list[float]]:
@@ -121,7 +156,7 @@ def _seconds_once(program: Program, op: Op) -> float:
 def _undisturbed(program: Program) -> Iterator[None]:
     """No gradients, and the user's random numbers as if nothing had been drawn."""
     generators = [program.device.index or 0] if program.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=generators), torch.no_grad():
+    with torch.random.fork_rng(devices=generators), generators_kept(()), torch.no_grad():
         yield
 
 
@@ -129,9 +164,8 @@ def _ready(program: Program, op: Op) -> tuple[Callable[..., Any], tuple[Any, ...
     """The op's target with made-up arguments of the right shapes, dtypes and strides."""
     call = program.calls[op.id]
     made: dict[int, torch.Tensor] = {}
-    if call.target == getattr(program.updates, "update", None):
-        gradient = _real(program, made, call.args[2])
-        return _rehearsal(program.updates, program.tensors[call.args[1].value], gradient)
+    if _is_update(program, op):
+        return _rehearsal(program, call.args[1], _real(program, made, call.args[2]), call.args[3])
     kwargs = {key: _real(program, made, part) for key, part in call.kwargs}
     return call.target, _real(program, made, call.args), kwargs
 
@@ -154,11 +188,21 @@ def _real(program: Program, made: dict[int, torch.Tensor], argument: Any) -> Any
             return argument
 
 
+def _is_update(program: Program, op: Op) -> bool:
+    return program.updates is not None and program.updates.kept(program.calls[op.id].target) is not None
+
+
 def _rehearsal(
-    updates: Updates | None, parameter: torch.Tensor, gradient: torch.Tensor
+    program: Program, updated: Any, gradient: Any, shared: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """An update of a stand-in for the parameter, with optimizer state of its own that exists already."""
+    """Return an update of a stand-in for the parameter, or of one for each, with state that exists already."""
+    updates = program.updates
     assert updates is not None
+    if isinstance(updates, WholeUpdates):
+        step = updates.rehearsal([program.tensors[read.value] for read in updated], gradient, shared)
+        step()
+        return step, (), {}
+    parameter = program.tensors[updated.value]
     stand_in = torch.nn.Parameter(torch.full_like(parameter, 0.5, requires_grad=False))
     state: dict[Any, Any] = {stand_in: {}}
     updates.rehearse(parameter, stand_in, gradient, state)
@@ -166,11 +210,14 @@ def _rehearsal(
 
 
 def _made_up(meta: Meta | None, nbytes: int) -> torch.Tensor:
-    """A tensor of the given look; numbers between 0.1 and 1, which no kernel stumbles over, and index 0."""
+    """A tensor of the given look; numbers between 0.1 and 1, which no kernel stumbles over, index 0, and True, so that
+    assertions hold."""
     assert meta is not None
     storage = torch.empty(nbytes // meta.dtype.itemsize, dtype=meta.dtype, device=meta.device)
     if meta.dtype.is_floating_point:
         storage.uniform_(0.1, 1.0)
+    elif meta.dtype == torch.bool:
+        storage.fill_(True)
     else:
         storage.zero_()
     return storage.as_strided(meta.shape, meta.stride)
@@ -186,26 +233,44 @@ def _seconds(device: torch.device, target: Callable[..., Any], args: Any, kwargs
     return time.perf_counter() - start
 
 
-def _scratch(program: Program, ops: list[Op]) -> dict[str, int]:
-    if program.device.type == "cuda":
-        return {op.signature: _scratch_cuda(program, op) for op in ops}
+def _scratch(program: Program, ops: list[Op], broken: dict[str, str]) -> dict[str, int]:
     found: dict[str, int] = {}
+    if program.device.type == "cuda":
+        for op in ops:
+            with _noted(op, broken):
+                found[op.signature] = _scratch_cuda(program, op)
+        return found
     for start in range(0, len(ops), 100):  # the profiler keeps every event of a session in memory
-        found |= _scratch_cpu(program, ops[start : start + 100])
+        found |= _scratch_cpu(program, ops[start : start + 100], broken)
     return found
 
 
-def _scratch_cpu(program: Program, ops: list[Op]) -> dict[str, int]:
+@contextlib.contextmanager
+def _noted(op: Op, broken: dict[str, str]) -> Iterator[None]:
+    """Note why an op cannot run, instead of an exception of another library that names neither op nor model."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - kernels raise whatever they like on numbers that they did not expect
+        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
+        broken[op.signature] = f"{type(error).__name__}: {reason}"
+
+
+def _scratch_cpu(program: Program, ops: list[Op], broken: dict[str, str]) -> dict[str, int]:
     """From the allocator's own events, as the profiler records them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
         for op in ops:
-            target, args, kwargs = _ready(program, op)
-            with torch.profiler.record_function(f"autotune {op.id}"):
-                result = target(*args, **kwargs)
-            del target, args, kwargs, result
+            with _noted(op, broken):
+                target, args, kwargs = _ready(program, op)
+                with torch.profiler.record_function(f"autotune {op.id}"):
+                    for _ in range(_repetitions(program, op)):
+                        result = target(*args, **kwargs)
+                del result
+            target = args = kwargs = None  # type: ignore[assignment]
     windows, changes = allocations(recorded)
     scratch: dict[str, int] = {}
     for op in ops:
+        if op.signature in broken:
+            continue
         begin, end = windows[f"autotune {op.id}"]
         live = highest = 0
         for at, nbytes in changes:
@@ -214,6 +279,11 @@ def _scratch_cpu(program: Program, ops: list[Op]) -> dict[str, int]:
                 highest = max(highest, live)
         scratch[op.signature] = max(0, highest - _planned_bytes(program, op))
     return scratch
+
+
+def _repetitions(program: Program, op: Op) -> int:
+    """Return how often an op runs for its scratch: an optimizer's later steps may take more than its second."""
+    return LATER_STEPS if _is_update(program, op) else 1
 
 
 def allocations(recorded: torch.profiler.profile) -> tuple[dict[str, tuple[int, int]], list[tuple[int, int]]]:
@@ -230,7 +300,8 @@ def _scratch_cuda(program: Program, op: Op) -> int:
     torch.cuda.synchronize(program.device)
     before = torch.cuda.memory_allocated(program.device)
     torch.cuda.reset_peak_memory_stats(program.device)
-    result = target(*args, **kwargs)
+    for _ in range(_repetitions(program, op)):
+        result = target(*args, **kwargs)
     torch.cuda.synchronize(program.device)
     del result
     return max(0, int(torch.cuda.max_memory_allocated(program.device)) - before - _planned_bytes(program, op))
@@ -269,7 +340,7 @@ def _write_cache(path: Path | None, key: str, costs: dict[str, OpCost]) -> None:
     """Whole or not at all: without a cache the next profile takes longer, and that is all."""
     if path is None:
         return
-    rows = {signature: [cost.seconds, cost.scratch_bytes] for signature, cost in costs.items()}
+    rows = {signature: [cost.seconds, cost.scratch_bytes] for signature, cost in costs.items() if not cost.problem}
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.graph import TrainGraph
+from autotune.guards import Guards
 from autotune.update import Updates
 
 
@@ -60,6 +61,8 @@ class Program:
     """The user's own parameters and buffers, and constants, by value."""
     batch: tuple[int, ...]
     """Values of the batch's tensors, in the order of its leaves."""
+    free: tuple[tuple[int, Callable[[], torch.Tensor]], ...]
+    """Values from outside of model and batch, such as a closure's tensor, and how to read the current one."""
     tangent: int | None
     """Value of the loss's own gradient: one, or a scaler's factor. None for inference."""
     results: tuple[Any, ...]
@@ -67,6 +70,8 @@ class Program:
     result_spec: pytree.TreeSpec
     updates: Updates | None
     device: torch.device
+    guards: Guards
+    """The conditions on the user's Python values under which this is the user's step."""
 
 
 def reads(argument: Any) -> Iterator[int]:

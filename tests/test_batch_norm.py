@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autotune import batch_norm
 from autotune.capture import capture
@@ -37,9 +37,32 @@ def test_what_is_made_of_the_statistics_equals_the_training_kernels_result_bit_f
         weight, bias = (torch.randn(2, shape[1], dtype=dtype)) if affine else (None, None)
         running = torch.zeros(shape[1], dtype=dtype), torch.ones(shape[1], dtype=dtype)
         whole = aten._native_batch_norm_legit_functional(data, weight, bias, *running, True, 0.1, 1e-5)
-        again = batch_norm.normalize(data, weight, bias, whole[1], whole[2])
+        again = batch_norm.normalizer(1e-5)(data, weight, bias, whole[1], whole[2])
         assert torch.equal(again, whole[0])
         assert again.stride() == whole[0].stride()
+
+
+STRIDED = [
+    ((2, 16, 9, 9), lambda data: data.transpose(2, 3)),
+    ((4, 1, 6, 6), lambda data: data.transpose(2, 3)),
+    ((4, 8, 12, 12), lambda data: data[:, :, ::2, ::2]),
+    ((4, 8, 12, 12), lambda data: data[:, ::2]),
+    ((8, 32), lambda data: data[:, ::2]),
+    ((2, 16, 7), lambda data: data.transpose(0, 2).contiguous().transpose(0, 2)),
+]
+"""Shapes, and views of them that are contiguous in no memory format."""
+
+
+@pytest.mark.parametrize(("shape", "view"), STRIDED, ids=range(len(STRIDED)))
+def test_data_that_is_contiguous_in_no_format_is_normalized_to_the_same_bits(
+    shape: tuple[int, ...], view: Callable[[Tensor], Tensor]
+):
+    for eps in (1e-5, 0.1):
+        data = view(torch.randn(shape) * 3 + 1)
+        weight, bias = torch.randn(2, data.shape[1])
+        running = torch.zeros(data.shape[1]), torch.ones(data.shape[1])
+        whole = aten._native_batch_norm_legit_functional(data, weight, bias, *running, True, 0.1, eps)
+        assert torch.equal(batch_norm.normalizer(eps)(data, weight, bias, whole[1], whole[2]), whole[0])
 
 
 def split(graph: TrainGraph) -> list[Op]:
@@ -96,14 +119,14 @@ def test_the_step_equals_eager_and_computes_only_what_is_not_handed_over(
     plan: Callable[[TrainGraph], Plan], computed: int, monkeypatch: pytest.MonkeyPatch
 ):
     calls = []
-    normalize = batch_norm.normalize
+    normalize = batch_norm.normalizer(1e-5)
 
     def counted(*args: Any) -> torch.Tensor:
         calls.append(args)
         return normalize(*args)
 
     counted.__module__, counted.__name__ = normalize.__module__, normalize.__name__
-    monkeypatch.setattr(batch_norm, "normalize", counted)
+    monkeypatch.setattr(batch_norm, "normalizer", lambda _: counted)
     one, other = make(normalized, IMAGES), make(normalized, IMAGES)
     made = plan(capture(one).graph)
     assert_equals_eager(one, other, made, steps=2)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autotune import slices
 from autotune.apply import TrainStep
 from autotune.capture import capture
 from autotune.costs import Costs
@@ -23,6 +24,7 @@ aten = torch.ops.aten
 Make = Callable[[], Tensor]
 
 ARGUMENTS: dict[Any, Callable[[Make], tuple[Any, ...]]] = {
+    slices.write_part: lambda make: (make(), make()[..., :1], ((aten.slice.Tensor, (-1, 0, 1), ()),)),
     aten.hardtanh.default: lambda make: (make(), 0.0, 1.5),
     aten.masked_fill.Scalar: lambda make: (make(), make() > 0, -0.5),
     aten.masked_fill.Tensor: lambda make: (make(), make() > 0, torch.tensor(2.0)),
@@ -76,7 +78,7 @@ def in_place(target: Any, args: tuple[Any, ...], position: int) -> Tensor:
 
 
 EVERY = [
-    pytest.param(target, kernel, position, id=f"{target}[{position}]")
+    pytest.param(target, kernel, position, id=f"{getattr(target, '__name__', target)}[{position}]")
     for target, kernel in KERNELS.items()
     for position in kernel.over
 ]

@@ -1,0 +1,134 @@
+"""Trace the ATen ops that eager dispatches: without the Python decompositions that torch registers for tracing only.
+
+While the Python dispatcher is on, an overload's entry in `py_kernels` replaces its C++ kernel above autograd. Eager never
+runs these entries, so a step that is traced through them computes with other kernels, and often with other bits.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C import DispatchKey
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx import traceback
+from torch.fx.node import _side_effectful_functions
+
+aten = torch.ops.aten
+_DECOMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+
+KEPT: dict[str, str] = {
+    "aten::native_batch_norm": "its schema hides that it writes the running statistics, so the trace would lose them; "
+    "the decomposition calls the same kernel under a schema that names the writes",
+    "aten::cudnn_batch_norm": "its schema hides the writes, too; the decomposition runs torch's own kernel instead of cuDNN's, "
+    "which is slower on a GPU and rounds otherwise, but never loses the running statistics",
+}
+"""Decompositions that stay, by operator, each with the reason."""
+
+
+def _dropout(data: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Trace a dropout that draws as one op; `p` of 0 and 1 and empty tensors draw nothing, as in eager."""
+    if train and 0 < p < 1 and data.numel() > 0:
+        kept: torch.Tensor = aten.native_dropout.default(data, p, train)[0]
+        return kept
+    whole: torch.Tensor = _in_cpp(aten.dropout.default, data, p, train)
+    return whole
+
+
+def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Scatter ones into zeros, as eager does; for fake tensors the C++ kernel compares with a range instead.
+
+    The scatter raises for a class out of range, so eager's check of the data needs no op of its own.
+    """
+    if num_classes < 1 or classes.numel() == 0:
+        encoded: torch.Tensor = _in_cpp(aten.one_hot.default, classes, num_classes)
+        return encoded
+    zeros = torch.zeros((*classes.shape, num_classes), dtype=classes.dtype, device=classes.device)
+    return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
+def _in_cpp(op: torch._ops.OpOverload, *arguments: Any) -> Any:
+    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *arguments)
+
+
+REPLACED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.dropout.default: _dropout,
+    aten.one_hot.default: _one_hot,
+}
+"""Decompositions of our own, in place of torch's or of a C++ kernel that treats fake tensors apart."""
+
+
+IN_PLACE = "autotune_in_place"
+"""Key among a traced node's annotations: the in-place overload that eager dispatches."""
+
+_ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
+"""Ops that only raise; the tracer removes those that it does not list as having a side effect."""
+
+
+@contextmanager
+def eager_kernels() -> Iterator[None]:
+    """Trace without Python decompositions of ATen ops; other threads of the process must not trace meanwhile."""
+    saved = {op: dict(op.py_kernels) for op in _decomposed()}
+    functionalize = FunctionalTensorMode.__torch_dispatch__
+    unmarked = _ASSERTIONS - _side_effectful_functions
+    try:
+        _side_effectful_functions.update(unmarked)
+        FunctionalTensorMode.__torch_dispatch__ = _noting(functionalize)  # type: ignore[method-assign]
+        for op in saved:
+            for key in _DECOMPOSED:
+                op.py_kernels.pop(key, None)
+                if op in REPLACED:
+                    op.py_kernels[key] = REPLACED[op]
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        FunctionalTensorMode.__torch_dispatch__ = functionalize  # type: ignore[method-assign]
+        _side_effectful_functions.difference_update(unmarked)
+        for op, kernels in saved.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def _noting(functionalize: Callable[..., Any]) -> Callable[..., Any]:
+    """Note in the nodes of the forward which in-place overload eager dispatches there."""
+
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with traceback.annotate({IN_PLACE: func if _overwrites(func) else None}):
+            return functionalize(mode, func, types, args, kwargs)
+
+    return dispatch
+
+
+def _overwrites(func: Any) -> bool:
+    """Return whether an overload writes to its first argument and to nothing else."""
+    arguments = func._schema.arguments
+    written = [argument.alias_info is not None and argument.alias_info.is_write for argument in arguments]
+    return bool(written) and written[0] and not any(written[1:])
+
+
+def in_place_overload(node: fx.Node) -> torch._ops.OpOverload | None:
+    """Return the in-place overload that eager runs where the trace has the functional one; None where there is none."""
+    # the tracer copies a forward node's annotation to the backward nodes of the same call
+    if node.meta.get("partitioner_tag") != "is_forward" or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    noted: torch._ops.OpOverload | None = node.meta.get("custom", {}).get(IN_PLACE)
+    if noted is None or noted._schema.name != node.target._schema.name + "_":
+        return None
+    return noted if noted._overloadname == node.target._overloadname else None
+
+
+def _decomposed() -> list[torch._ops.OpOverload]:
+    """ATen overloads with a decomposition above autograd; torch registers them when it is imported."""
+    found = list(REPLACED)
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = qualified.partition("::")
+        name, _, overload = rest.partition(".")
+        if namespace != "aten" or qualified in KEPT:
+            continue
+        packet = getattr(aten, name, None)
+        op = getattr(packet, overload or "default", None)
+        if op is not None and op not in REPLACED and any(key in op.py_kernels for key in _DECOMPOSED):
+            found.append(op)
+    return found

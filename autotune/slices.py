@@ -1,0 +1,116 @@
+"""Write to a part of a tensor as eager does: one copy into the part, in the tensor's own buffer where that is dead.
+
+The trace has a copy that clones the whole storage behind a part, and then a scatter that clones the tensor again.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+Path = tuple[tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
+"""View ops from a tensor to its part, each with the arguments behind the tensor."""
+
+VIEW_OF: dict[Any, Any] = {
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.select_scatter.default: aten.select.int,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+    aten.as_strided_scatter.default: aten.as_strided.default,
+}
+"""By the scatter, the view of the part that it writes."""
+
+
+def write_part(base: torch.Tensor, source: torch.Tensor, path: Path) -> torch.Tensor:
+    """Return `base` with `source`, expanded and converted, in the part at the end of `path`; strides stay."""
+    return write_part_(copy_strided(tuple(base.shape), base.stride(), base.dtype, base.device, base), source, path)
+
+
+def write_part_(base: torch.Tensor, source: torch.Tensor, path: Path) -> torch.Tensor:
+    """Write `source` to a part of `base` itself."""
+    part = base
+    for view, arguments, keywords in path:
+        part = view(part, *arguments, **dict(keywords))
+    part.copy_(source)
+    return base
+
+
+def copy_strided(
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    source: torch.Tensor,
+) -> torch.Tensor:
+    """Return a copy of `source`, expanded and converted, in a buffer of these strides."""
+    return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(source)
+
+
+def fold_writes(graph: fx.Graph) -> None:
+    """Replace copies and scatters of parts by one `write_part` each, other copies by `copy_strided`."""
+    for node in list(graph.nodes):
+        if node.target not in VIEW_OF:
+            continue
+        base = node.args[0].meta["val"]
+        if _has_own_strides(base) and node.meta["val"].stride() == base.stride():
+            _fold_scatter(graph, node)
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        place, source = node.args[:2]
+        like = place.meta["val"]
+        if node.users and _has_own_strides(like) and node.meta["val"].stride() == like.stride():
+            node.target, node.kwargs = copy_strided, {}
+            node.args = (tuple(like.shape), like.stride(), like.dtype, like.device, source)
+            _move(graph, node.meta["val"], _empty_like(like))
+
+
+def _fold_scatter(graph: fx.Graph, node: fx.Node) -> None:
+    base: Any = node.args[0]
+    source: Any = node.args[1]
+    view = VIEW_OF[node.target]
+    path: Path = ((view, tuple(node.args[2:]), tuple(node.kwargs.items())),)
+    if source.target is aten.copy.default:
+        source = source.args[1]
+    elif source.target is write_part and len(source.users) == 1 and _is_part(source.args[0], base, path):
+        _, inner, below = source.args
+        source, path = inner, (*path, *below)
+    if _is_part(source, base, path):
+        node.replace_all_uses_with(base)  # a part that is written to where it was read
+        _move(graph, node.meta["val"], base.meta["val"])
+        return
+    node.target, node.args, node.kwargs = write_part, (base, source, path), {}
+    _move(graph, node.meta["val"], _empty_like(base.meta["val"]))
+
+
+def _is_part(node: fx.Node, base: fx.Node, path: Path) -> bool:
+    (view, arguments, keywords) = path[0]
+    same = node.target is view and node.args == (base, *arguments) and tuple(node.kwargs.items()) == keywords
+    return same and len(path) == 1
+
+
+def _move(graph: fx.Graph, old: Any, new: Any) -> None:
+    """Let every node whose tensor lies in the memory of `old` lie in that of `new`: by that the reader recognizes views."""
+    shift = new.storage_offset() - old.storage_offset()
+    memory = old.untyped_storage()._cdata
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, (list, tuple)):
+            return [moved(inner) for inner in part]
+        if not isinstance(part, torch.Tensor) or part.untyped_storage()._cdata != memory:
+            return part
+        with new.fake_mode:
+            return new.as_strided(part.shape, part.stride(), part.storage_offset() + shift)
+
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = moved(node.meta["val"])
+
+
+def _has_own_strides(tensor: torch.Tensor) -> bool:
+    """Return whether no two elements share their memory, as in an expanded tensor."""
+    return all(stride > 0 or size <= 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _empty_like(tensor: Any) -> torch.Tensor:
+    """Return a fake tensor with memory of its own and the same strides."""
+    with tensor.fake_mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

@@ -1,0 +1,153 @@
+"""Time the traced step in the arena beside eager with tcmalloc, in alternating blocks, one child process a model."""
+
+import argparse
+import ctypes.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
+from facts import facts, median_interval, origin  # noqa: E402 - of experiments, which is no package
+
+TCMALLOC = "libtcmalloc_minimal.so.4"
+HERE = Path(__file__).parent
+
+SIZES = {
+    "resnet18": {"batch": 4, "size": 64}, "resnet50": {"batch": 2, "size": 64}, "resnet152": {"batch": 1, "size": 64},
+    "mobilenet_v2": {"batch": 4, "size": 64}, "segformer": {"batch": 1, "size": 64}, "vit": {"batch": 1, "depth": 4},
+    "gpt2": {"batch": 1, "tokens": 64, "depth": 2}, "bert": {"batch": 1, "tokens": 64, "depth": 2},
+    "lstm": {"batch": 8, "tokens": 32}, "lstm_fused": {"batch": 8, "tokens": 32},
+}  # fmt: skip
+FURTHER = ("unet", "gru", "rnn")
+MEAN, WORST = 1.02, 1.05
+"""Largest geometric mean of the ratios, and largest single one, that were asked for."""
+
+
+def workload(name: str, tiny: bool):
+    import torch
+    from torch import nn
+
+    from autotune.workload import Workload
+    from autotune.zoo import ZOO
+    from tests.kernel_models import UNet, square_loss
+    from tests.zoo.tiny import TINY
+
+    torch.manual_seed(0)
+    if name in ZOO:
+        return ZOO[name](**(TINY[name] if tiny else SIZES[name]))
+    size = 1 if tiny else 16
+    models = {
+        "unet": lambda: (UNet("nearest"), (2, 3, 16 * size, 16 * size)),
+        "gru": lambda: (nn.GRU(8 * size, 16 * size, 2, dropout=0.1), (2 * size, 2 * size, 8 * size)),
+        "rnn": lambda: (nn.RNN(8 * size, 16 * size, 2, dropout=0.1), (4 * size, 2 * size, 8 * size)),
+    }
+    model, shape = models[name]()
+    batch = (torch.randn(shape), torch.zeros(shape[0], dtype=torch.int64))
+    return Workload(model, square_loss, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batch)
+
+
+def child(name: str, tiny: bool, blocks: int, seconds: float) -> None:
+    from autotune.apply import TrainStep
+    from autotune.capture import capture
+    from autotune.plan import Plan
+
+    eager, traced = workload(name, tiny), workload(name, tiny)
+
+    def plain() -> None:
+        made = eager.loss_fn(eager.model, eager.batch)
+        (made[0] if isinstance(made, tuple) else made).backward()
+        eager.optimizer.step()
+        eager.optimizer.zero_grad(set_to_none=True)
+
+    plan = Plan(Plan.traced(capture(traced).graph).order, allocator="arena")
+    with TrainStep(traced.model, traced.loss_fn, traced.optimizer, traced.batch, plan) as step:
+        sides = {"eager": plain, "traced": lambda: step(traced.batch)}
+        for run in sides.values():
+            for _ in range(3):
+                run()
+        began = time.perf_counter()
+        plain()
+        steps = max(1, math.ceil(seconds / blocks / 2 / max(1e-4, time.perf_counter() - began)))
+        taken: dict[str, list[float]] = {side: [] for side in sides}
+        order = list(sides)
+        for _ in range(blocks):
+            for side in order:
+                samples = []
+                for _ in range(steps):
+                    began = time.perf_counter()
+                    sides[side]()
+                    samples.append(time.perf_counter() - began)
+                taken[side].append(statistics.median(samples))
+            order.reverse()
+    print(json.dumps(taken))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to see that the script runs")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=40.0, help="per model")
+    parser.add_argument("--models", nargs="*", default=[*SIZES, *FURTHER])
+    parser.add_argument("--child", default="")
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, arguments.tiny, arguments.blocks, arguments.seconds)
+        return
+    found = ctypes.util.find_library("tcmalloc_minimal")
+    if found is None:
+        sys.exit(f"{TCMALLOC} is missing; install it: apt-get install libtcmalloc-minimal4")
+    document = facts() | {"tiny": arguments.tiny, "preloaded": found, "models": {}}
+    for name in arguments.models:
+        command = [sys.executable, __file__, "--child", name, "--blocks", str(arguments.blocks)]
+        command += ["--seconds", str(arguments.seconds), *(["--tiny"] if arguments.tiny else [])]
+        environment = {**os.environ, "LD_PRELOAD": found, "PYTHONPATH": str(ROOT)}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            sys.exit(f"{name} failed: {ran.stderr.strip().splitlines()[-1]}")
+        document["models"][name] = json.loads(ran.stdout.strip().splitlines()[-1])
+        print(row(name, document["models"][name]), flush=True)
+    out = HERE / "results" / ("tiny-kernels" if arguments.tiny else "")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "summary.md").write_text(summary(document))
+    print((out / "summary.md").read_text().splitlines()[-1])
+
+
+def ratios(taken: dict[str, list[float]]) -> list[float]:
+    """Of each block's median step, traced over eager."""
+    return [traced / eager for traced, eager in zip(taken["traced"], taken["eager"], strict=True)]
+
+
+def row(name: str, taken: dict[str, list[float]]) -> str:
+    beside = ratios(taken)
+    bounds = median_interval(beside)
+    shown = f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+    return f"| {name} | {1e3 * statistics.median(taken['eager']):.1f} | {statistics.median(beside):.3f}{shown} |"
+
+
+def summary(document: dict[str, Any]) -> str:
+    """A table of all models."""
+    medians = {name: statistics.median(ratios(taken)) for name, taken in document["models"].items()}
+    mean = math.exp(statistics.fmean(map(math.log, medians.values())))
+    worst = max(medians, key=lambda name: medians[name])
+    kept = "kept" if mean <= MEAN and medians[worst] <= WORST else "missed"
+    lines = [
+        "| workload | eager with tcmalloc, ms | traced in the arena over eager (95 %) |",
+        "|---|--:|--:|",
+        *(row(name, taken) for name, taken in document["models"].items()),
+        "",
+        f"Geometric mean {mean:.3f}, worst {worst} {medians[worst]:.3f}; at most {MEAN} and {WORST} were asked: {kept}. "
+        f"{origin(document)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

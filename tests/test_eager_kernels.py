@@ -1,0 +1,115 @@
+"""A captured step calls the kernels that eager calls, and ends at eager's bits."""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autotune.apply import TrainStep
+from autotune.capture import capture
+from autotune.eager_kernels import eager_kernels
+from autotune.workload import Workload
+from autotune.zoo import ZOO
+from tests.eager import assert_equals_eager, eager_step
+from tests.kernel_counts import ALLOWED, kernels_of, unexplained
+from tests.kernel_models import MODELS, Of, square_loss
+from tests.small import make
+from tests.value_bytes import too_small
+from tests.zoo.tiny import TINY
+
+
+def of(name: str) -> Workload:
+    if name in ZOO:
+        return ZOO[name](**TINY[name])
+    model, shape = MODELS[name]
+    return make(model, shape, loss_fn=square_loss)
+
+
+def plain_step(workload: Workload) -> None:
+    """One eager step, without copies of the gradients."""
+    made = workload.loss_fn(workload.model, workload.batch)
+    (made[0] if isinstance(made, tuple) else made).backward()
+    workload.optimizer.step()
+    workload.optimizer.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("name", [*TINY, *MODELS])
+def test_the_kernels_of_a_step_are_eagers_but_for_the_listed_differences(name: str):
+    eager, traced = of(name), of(name)
+    eager_step(eager)  # optimizer state comes to be in the first step
+    expected = kernels_of(lambda: plain_step(eager))
+    with TrainStep(traced.model, traced.loss_fn, traced.optimizer, traced.batch) as step:
+        step(traced.batch)
+        found = kernels_of(lambda: step(traced.batch))
+    assert unexplained(expected, found, name) == {}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_three_steps_end_at_eagers_bits(name: str):
+    assert_equals_eager(of(name), of(name), steps=3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_kernel_allocates_more_for_a_value_than_the_graph_has(name: str):
+    assert too_small(capture(of(name))) == []
+
+
+def test_a_kernel_that_eager_does_not_run_is_reported():
+    assert unexplained(Counter({"mul": 1}), Counter({"mul": 1, "index_put": 2})) == {"index_put": (0, 2)}
+    assert all(ALLOWED.values())
+
+
+def test_an_upsampling_is_one_kernel_each_way():
+    targets = [op.target for op in capture(of("unet_nearest")).graph.ops]
+    assert targets.count("aten.upsample_nearest2d.vec") + targets.count("aten.upsample_nearest2d.default") == 1
+    assert [target for target in targets if "index" in target and "max_pool" not in target] == []
+
+
+def test_decompositions_are_back_after_a_capture_that_fails():
+    op = torch.ops.aten.upsample_nearest2d.vec
+    before = dict(op.py_kernels)
+
+    def fail() -> None:
+        with eager_kernels():
+            assert op.py_kernels.keys() != before.keys()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert op.py_kernels == before
+
+
+# one_hot and assertions
+
+
+def one_hot_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.mse_loss(model(batch[0]), F.one_hot(batch[1], 4).float())
+
+
+def asserting_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    made = model(batch[0])
+    torch._assert_async((batch[0] < 100).all(), "too large")
+    return made.square().mean()
+
+
+@pytest.mark.parametrize("loss_fn", [one_hot_loss, asserting_loss])
+def test_one_hot_and_assertions_are_captured_and_equal_eager(loss_fn):
+    workloads = [make(lambda: Of(torch.relu), loss_fn=loss_fn) for _ in range(2)]
+    assert_equals_eager(*workloads, steps=3)
+
+
+def test_a_class_out_of_range_raises_as_in_eager():
+    workload = make(lambda: Of(torch.relu), loss_fn=one_hot_loss)
+    step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
+    with step, pytest.raises(RuntimeError):
+        step((workload.batch[0], workload.batch[1] + 10))
+
+
+def test_a_false_assertion_raises_in_the_captured_step():
+    workload = make(lambda: Of(torch.relu), loss_fn=asserting_loss)
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        step(workload.batch)
+        with pytest.raises(RuntimeError, match="too large"):
+            step((workload.batch[0] + 1000, workload.batch[1]))
