@@ -80,6 +80,7 @@ def describe(file: PlanFile, graph: TrainGraph | None = None, costs: Costs | Non
         f"recompute  {_recomputed(file, graph)}",
         f"in place   {len(plan.inplace) or 'no'} runs overwrite an input",
         f"offload    {_offloaded(file, graph)}",
+        f"results    {file.verified}",
         "",
     ]  # fmt: skip
     seen = file.measurement

@@ -99,7 +99,9 @@ def judge(measurement: Measurement, rules: Rules) -> Measurement:
     if measurement.outcome is not Outcome.OK:
         return measurement
     if not _exact(measurement, rules):
-        detail = f"results differ from the reference by {measurement.max_error}; {rules.tolerance} is accepted"
+        detail = (
+            f"results differ from the reference by {measurement.max_error} of the bound; {rules.tolerance} is accepted"
+        )
         return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=detail)
     return held_to(measurement, rules.budget_bytes)
 

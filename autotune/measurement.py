@@ -142,7 +142,11 @@ class Measurement:
     lanes: Lanes | None = None
     """Of one step that offloads."""
     max_error: float | None = None
-    """Largest absolute difference to the reference over loss, gradients, parameters, state and buffers."""
+    """Largest error over results, gradients, parameters, state and buffers, each as a share of what the gate
+    (`autotune.gates`) admits of that tensor: 0 if every bit agrees, above 1 refused. In records of earlier versions the
+    largest absolute difference."""
+    verified: str = ""
+    """How the results were compared with eager's; empty if they were not."""
     meter: str = ""
     limit: str = ""
     """What enforced a memory limit, if one was: `cgroup`, `rlimit (emulated)`, `fraction (emulated)`."""

@@ -11,6 +11,8 @@ from autotune.simulate import Estimate
 from autotune.trial import Settings
 
 SCHEMA = 1
+NOT_VERIFIED = "not verified"
+"""Verification of a plan whose results were never compared with eager's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class PlanFile:
     estimate: Estimate
     device: Device | None = None
     measurement: Measurement | None = None
+    verified: str = NOT_VERIFIED
+    """How the plan's results were compared with eager's."""
     schema: int = SCHEMA
 
 

@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -167,11 +167,19 @@ def _place(error: BaseException) -> str:
     ]
     if not frames:
         return ""
-    libraries = (*(sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     factory = [frame for frame in frames if frame.filename == frames[0].filename]
-    frame = (own or factory)[-1]
-    return f" at {_short(frame.filename)}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
+    return f" at {own_line(frames) or _spelt_frame(factory[-1])}"
+
+
+def own_line(frames: Iterable[traceback.FrameSummary]) -> str:
+    """The innermost line of the user's own code among frames, as `file.py:12 (text)`; empty where all are libraries'."""
+    libraries = (*(sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
+    own = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
+    return _spelt_frame(own[-1]) if own else ""
+
+
+def _spelt_frame(frame: traceback.FrameSummary) -> str:
+    return f"{_short(frame.filename)}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
 
 
 def _short(filename: str) -> str:

@@ -11,6 +11,7 @@ from autotune.decisions import Decision, decisions
 from autotune.judge import held_to
 from autotune.measurement import Budget, Lanes, Outcome
 from autotune.order_bound import order_lower_bound
+from autotune.planfile import NOT_VERIFIED
 from autotune.run_dir import Records
 from autotune.simulate import Estimate
 from autotune.trial import Trial
@@ -163,7 +164,14 @@ def _facts(records: Records) -> list[tuple[str, str]]:
             "graph",
             "-" if graph is None else f"{graph.name}, {len(graph.ops)} ops, {len(graph.values)} values, {graph.digest}",
         ),
+        ("results of the best plan", _verified(records)),
     ]
+
+
+def _verified(records: Records) -> str:
+    """Describe how the best plan's results were compared with eager's."""
+    seen = records.best.measurement if records.best else None
+    return "-" if seen is None else seen.verified or NOT_VERIFIED
 
 
 def dots(records: Records) -> list[charts.Dot]:

@@ -83,6 +83,7 @@ class FakeRunner:
             stall_seconds=seen.stall_seconds,
             transfer_bytes=seen.transfer_bytes,
             max_error=error,
+            verified="" if error else "bit-equal to eager",
             meter="fake",
             device=DEVICE,
         )

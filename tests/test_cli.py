@@ -107,6 +107,7 @@ class FakeHarness:
             step_seconds=(expected.seconds,) * 8,
             baseline_seconds=(sum(COSTS.seconds),) * 8,
             max_error=0.0,
+            verified="bit-equal to eager",
             meter="fake",
             device=DEVICE,
         )
@@ -537,7 +538,9 @@ def test_plan_json_is_one_document_whatever_libraries_print(
 ) -> None:
     code, out, err = run("plan", "chain", "--budget", "60%", "-o", "plan.json", "--json")
     assert code == 0
-    assert set(json.loads(out)) == {"plan", "estimate", "planning_seconds", "gap", "seconds_gap", "layout_gap"}
+    figures = {"planning_seconds", "gap", "seconds_gap", "layout_gap"}
+    assert set(json.loads(out)) == {"plan", "estimate", "verified"} | figures
+    assert json.loads(out)["verified"] == planfile.read(here / "plan.json").verified == "not verified"
     assert "noise from a library" in err
     assert planfile.read(here / "plan.json").workload == WorkloadRef("chain")
 
@@ -713,6 +716,7 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     afresh = lines.index("measured afresh, in turns with plain eager:")
     assert [sum(line.endswith("BEST") for line in part) for part in (lines[:afresh], lines[afresh:])] == [1, 1]
     assert lines[afresh + 2].split()[0] == "eager"
+    assert lines[-3] == "results bit-equal to eager"
     assert lines[-2].startswith("plan    plans/one.json")
     assert lines[-1].startswith("report  runs/one/report.html")
     assert err.splitlines()[-1].startswith("mlflow  ")

@@ -181,7 +181,7 @@ def test_a_program_reads_every_figure_of_the_table():
 ALLOCATORS = json.loads(
     (Path(__file__).parents[1] / "experiments" / "allocators" / "results" / "results.json").read_text()
 )["models"]
-REPEATS = 300
+REPEATS = 120
 
 
 def shares(noise: str, pace: float) -> dict[Word, float]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autotune import planfile
+from autotune.console import describe
 from autotune.errors import ConfigError
 from autotune.measurement import Device, Measurement, Outcome
 from autotune.plan import Plan, Swap
@@ -43,6 +44,19 @@ def edited(path: Path, change: dict[str, Any]) -> Path:
 def test_a_plan_file_comes_back_equal(path: Path):
     assert planfile.read(path) == FILE
     assert [entry.name for entry in path.parent.iterdir()] == ["best.json"]
+
+
+def test_a_plan_of_a_version_without_the_gate_is_read_as_not_verified(path: Path):
+    document = json.loads(path.read_text())
+    del document["verified"], document["measurement"]["verified"]
+    path.write_text(json.dumps(document))
+    assert planfile.read(path).verified == "not verified"
+    assert "results    not verified" in describe(planfile.read(path))
+
+
+def test_a_plan_is_described_with_how_its_results_were_compared():
+    file = dataclasses.replace(FILE, verified="bit-equal to eager; compared at batch 4")
+    assert "results    bit-equal to eager; compared at batch 4" in describe(file)
 
 
 def test_a_workload_is_named_with_its_arguments():

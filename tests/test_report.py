@@ -127,6 +127,16 @@ def test_the_fastest_plan_that_fits_makes_the_headline(tmp_path: Path) -> None:
     assert "plain PyTorch is over the budget" in html
 
 
+@pytest.mark.parametrize(("verified", "shown"), [("", "not verified"), ("bit-equal to eager", "bit-equal to eager")])
+def test_the_page_names_how_the_best_plans_results_were_compared(tmp_path: Path, verified: str, shown: str) -> None:
+    graph, costs = training()
+    plan = recomputing(graph)
+    measured = replace(seen(graph, costs, plan), verified=verified)
+    trials = [trial(0, graph, costs, None, seen(graph, costs, None)), trial(1, graph, costs, plan, measured)]
+    page = write_report(write_run(tmp_path / "run", trials, graph, costs, "90%")).read_text()
+    assert f"<dt>results of the best plan</dt><dd>{shown}</dd>" in page
+
+
 def test_what_was_measured_afresh_is_told_with_plain_eager_first_and_a_verdict_each(tmp_path: Path) -> None:
     graph, costs = training()
     again, away_plan = recomputing(graph), offloading(graph)

@@ -139,6 +139,7 @@ def test_the_winner_has_fresh_numbers_fits_and_is_written_twice(told):
     assert (file.plan, file.settings) == (result.best.plan, result.best.settings)
     assert file.budget_bytes == result.budget_bytes
     assert file.measurement == result.best.measurement
+    assert file.verified == "bit-equal to eager"
 
 
 def test_the_run_directory_holds_what_a_report_needs(told):

@@ -9,7 +9,7 @@ from autotune.config import load_config
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
 from autotune.measurement import Measurement, Outcome
 from autotune.plan import check
-from autotune.planfile import PlanFile
+from autotune.planfile import NOT_VERIFIED, PlanFile
 from autotune.records import to_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
         else:
             from autotune.console import compare
 
-            out.write("\n".join(compare(file.estimate, seen, baseline)) + "\n")
+            lines = [*compare(file.estimate, seen, baseline), f"results: {seen.verified or NOT_VERIFIED}"]
+            out.write("\n".join(lines) + "\n")
     if (error := failure(path, seen)) is not None:
         raise error
 

@@ -49,6 +49,7 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
                 "seconds_gap": made.estimate.seconds_gap,
                 "layout_gap": made.estimate.layout_gap,
                 "planning_seconds": seconds,
+                "verified": made.verified,
             }
             print_json(document, answer)
             return

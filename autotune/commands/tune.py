@@ -9,6 +9,7 @@ from autotune import confirm
 from autotune.commands.session import Interrupted, answering, harness, print_json, run_dir, say
 from autotune.errors import ConfigError, LockedError
 from autotune.interrupts import locked
+from autotune.planfile import NOT_VERIFIED
 from autotune.records import to_json
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _tune(config: "Config", where: Path, *, json: bool) -> None:
             if result.confirmed:
                 out.write("\nmeasured afresh, in turns with plain eager:\n")
                 print_table(fresh_rows(result.confirmed, result.baseline), out, FRESH_COLUMNS)
+            if result.best is not None and result.best.measurement is not None:
+                out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
             out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     if result.interrupted:
         raise _interrupted(where, result.interrupted)

@@ -7,6 +7,11 @@ from autotune import errors
 from autotune.errors import AutotuneError
 from autotune.measurement import Outcome
 
+FLOAT64, *MOVED = WITNESSES = ("float64", "moved 0", "moved 1")
+"""Further runs of eager that show its rounding error: in float64, and from weights moved by one rounding, twice."""
+CARRIED = "carried"
+"""A run of eager whose gradients are moved by what is admitted of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:

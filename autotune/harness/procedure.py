@@ -5,7 +5,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,17 @@ from autotune.errors import ConfigError, PlanError, StoreError
 from autotune.execute import Executor, open_slots
 from autotune.harness.eager import Eager, OnGradient, tensors_of, trim
 from autotune.harness.limit import limit_data, limit_fraction
-from autotune.harness.messages import Spec
+from autotune.harness.messages import FLOAT64, MOVED, Spec
 from autotune.harness.reference import Writer, digest
-from autotune.harness.results import STEPS, LastStep, Step, compare, tell_results
+from autotune.harness.results import (
+    STEPS,
+    HookedStep,
+    Step,
+    compare,
+    tell_results,
+    witness_directory,
+    write_bounds,
+)
 from autotune.measurement import Outcome
 from autotune.meters import Meter, Repeated, best_meter
 from autotune.meters.cuda import CudaMeter
@@ -31,6 +39,7 @@ from autotune.program import Program
 from autotune.records import from_json, to_json
 from autotune.schedule import Schedule, lower
 from autotune.stores import SwapStore, measured, open_store
+from autotune.witness import float64, move_weights
 
 UNMEASURED_STEPS, BLOCK_STEPS = 2, 2
 """Steps in a row, of which the first are not measured: while others had their turn the process gave its memory back, and
@@ -81,7 +90,7 @@ class Bench:
     def baseline_bytes(self, reference: str) -> dict[str, Any]:
         """Run plain eager steps, keep their results in the directory `reference`, and tell peak and floor."""
         with contextlib.closing(Writer(Path(reference))) as writer:
-            tell_results(self._own, self._own.step, self._own.step, writer.add)
+            tell_results(self._own, self._own.step, writer.add)
         with self._own.users_own():
             return self._peak(lambda: _drop(self._own.step())) | {"floor_bytes": self._floor_bytes()}
 
@@ -92,9 +101,7 @@ class Bench:
         for tensors of a few pages, and what its layout takes is the arena's doing, which the charge tells.
         """
         with self._running(plan) as (step, _):
-            compared = (
-                compare(self._own, step, self._hooked(step), Path(reference)) if reference else self._warm_up(step)
-            )
+            compared = compare(self._own, self._hooked(step), Path(reference)) if reference else self._warm_up(step)
             if compared.get("max_error", 0.0) > tolerance:
                 return compared | {"outcome": Outcome.WRONG_RESULT}
             if (arena := self._arena(plan, replays=False)) is None:
@@ -113,8 +120,24 @@ class Bench:
             contextlib.closing(Writer(Path(reference))) as writer,
             self._running(to_json(Plan.traced(self._program.graph))) as (step, _),
         ):
-            tell_results(self._own, step, self._hooked(step), writer.add)
+            tell_results(self._own, self._hooked(step), writer.add)
         return {}
+
+    def witness(self, reference: str, name: str) -> dict[str, Any]:
+        """Run plain eager steps as the witness of this name, and keep their results beside the directory `reference`."""
+        model, optimizer = self._own.workload.model, self._own.workload.optimizer
+        double = name == FLOAT64
+        begin = _nothing if double else partial(move_weights, model, MOVED.index(name))
+        with (
+            contextlib.closing(Writer(witness_directory(Path(reference), name))) as writer,
+            float64(model, optimizer) if double else contextlib.nullcontext(),
+        ):
+            tell_results(self._own, self._own.step, writer.add, begin=begin, double=double)
+        return {}
+
+    def bounds(self, reference: str, reasons: dict[str, str]) -> dict[str, Any]:
+        """Derive each tensor's bound from the witnesses beside the directory `reference`; `reasons` names missing ones."""
+        return {"how": write_bounds(self._own, Path(reference), reasons)}
 
     def batch_size(self) -> dict[str, Any]:
         """First dimension of the batch's first tensor."""
@@ -275,7 +298,7 @@ class Bench:
             raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
         return open_store(name, self._stores[name], open_slots(self._program, schedule))
 
-    def _hooked(self, step: Step) -> LastStep:
+    def _hooked(self, step: Step) -> HookedStep:
         def hooked(on_gradient: OnGradient) -> list[torch.Tensor]:
             updates = self._program.updates
             if updates is None:

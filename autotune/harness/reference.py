@@ -1,7 +1,6 @@
 """Tensors on disk with their hashes: results are compared by hash, and by value only where hashes differ."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +11,6 @@ import xxhash
 
 from autotune.raw import element_bytes
 
-_CHUNK = 1 << 20
 _ALIGNMENT = 64
 
 
@@ -77,18 +75,15 @@ class Reference:
         raw = np.memmap(self._path, np.uint8, "r+", entry.offset, (entry.nbytes,))
         return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
 
-    def error(self, name: str, tensor: torch.Tensor) -> float:
-        """Largest absolute difference; 0.0 if every bit agrees, infinity if it cannot be compared."""
+    def comparable(self, name: str, tensor: torch.Tensor) -> bool:
+        """Check that a tensor of this name, shape and dtype was written."""
         entry = self._entries.get(name)
-        if (
-            entry is None
-            or entry.shape != tuple(tensor.shape)
-            or entry.dtype != str(tensor.dtype).removeprefix("torch.")
-        ):
-            return float("inf")
-        if digest(tensor) == entry.digest:
-            return 0.0
-        return _distance(self.load(name), tensor.detach().cpu())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return entry is not None and (entry.shape, entry.dtype) == (tuple(tensor.shape), dtype)
+
+    def equals(self, name: str, tensor: torch.Tensor) -> bool:
+        """Check that every bit agrees."""
+        return self.comparable(name, tensor) and digest(tensor) == self._entries[name].digest
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -100,13 +95,3 @@ def digest(tensor: torch.Tensor) -> str:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Without a copy if the tensor is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1)
-
-
-def _distance(expected: torch.Tensor, found: torch.Tensor) -> float:
-    worst, flat, other = 0.0, expected.reshape(-1), found.reshape(-1)
-    for start in range(0, flat.numel(), _CHUNK):  # in doubles a whole tensor might not fit
-        a, b = flat[start : start + _CHUNK].double(), other[start : start + _CHUNK].double()
-        same = (a == b) | (a.isnan() & b.isnan())  # two infinities differ by nothing
-        gap = torch.where(same, 0.0, (a - b).abs()).max().item()
-        worst = max(worst, float("inf") if math.isnan(gap) else gap)
-    return worst

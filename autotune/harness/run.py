@@ -46,14 +46,15 @@ class Prepared:
     baseline_fits: bool
     """Whether a plain eager step fits the memory, or the limit, at all."""
     capture_error: float | None
-    """Distance of the captured step to eager; None if they could not be compared at any batch size."""
+    """Largest error of the captured step against eager, as a share of what the gate admits; None if they could not be
+    compared at any batch size. In records of earlier versions an absolute difference."""
+    verified: str = ""
+    """How the captured step was compared with eager; empty if it was not."""
 
     @property
     def tolerance(self) -> float | None:
-        """Distance to eager that a plan's results may have; a GPU's kernels add in any order."""
-        if self.capture_error is None:
-            return None
-        return max(self.capture_error, plan_tolerance(self.device.kind))
+        """Largest `max_error` accepted of a plan; a GPU's kernels add in any order."""
+        return None if self.capture_error is None else plan_tolerance(self.device.kind)
 
 
 class Harness:
@@ -199,6 +200,7 @@ class Harness:
             floor_bytes=known.floor_bytes if floor is None else floor,
             baseline_fits=baseline.outcome is Outcome.OK,
             capture_error=self._numerics.capture_error if self._numerics is not None else None,
+            verified=self._verified(0.0),
         )
 
     def _ask_to_prepare(self) -> dict[str, Any]:
@@ -246,7 +248,22 @@ class Harness:
             request |= {"reference": numerics.reference}
         found = self._children.ask("bytes", request)
         named = ("outcome", "detail", "max_error", "peak_bytes", "floor_bytes", "meter")
-        return replace(seen, **_known(found, *named))
+        seen = replace(seen, **_known(found, *named))
+        right = seen.outcome is Outcome.OK and seen.max_error is not None
+        return replace(seen, verified=self._verified(seen.max_error or 0.0)) if right else seen
+
+    def _verified(self, error: float) -> str:
+        """Describe how a plan whose error is within the gate was compared; empty where nothing could be."""
+        numerics = self._numerics
+        if numerics is None:
+            return ""
+        how = numerics.how
+        if self._device_kind == "cuda" and error:
+            how = f"{numerics.gate}, worst {error:.2g} of the bound"
+        elif self._device_kind == "cpu" and numerics.capture_error:
+            how = f"bit-equal to the captured step, and that within the {how}"
+        here = numerics.arguments == self._workload.arguments
+        return how if here else f"{how}; compared at batch {numerics.arguments['batch']}"
 
     def _look_at_seconds(self, plan: Plan, seen: Measurement, beat: float | None) -> Measurement:
         eager = self.prepare().baseline_fits

@@ -289,6 +289,7 @@ def test_where_eager_does_not_fit_a_plan_still_does_and_is_checked_on_a_smaller_
         traced, seen = runner.measure(Plan.traced(prepared.graph)), runner.measure(plan)
     assert baseline.outcome is traced.outcome is Outcome.OUT_OF_MEMORY
     assert (prepared.baseline_fits, prepared.capture_error) == (False, 0.0)
+    assert re.fullmatch(r"bit-equal to eager; compared at batch \d+", seen.verified)
     assert seen.outcome is Outcome.OK
     assert (seen.max_error, seen.limit, seen.time_ratio) == (0.0, "cgroup", None)
     assert "batch" in seen.detail
@@ -303,6 +304,7 @@ def test_a_plan_that_nobody_could_check_says_so(tmp_path: Path) -> None:
         prepared = runner.prepare()
         seen = runner.measure(make_plan(prepared.graph, SPARING, 0, prepared.costs))
     assert prepared.capture_error is seen.max_error is None
+    assert prepared.verified == seen.verified == ""
     assert "not compared" in seen.detail
 
 

@@ -1,0 +1,63 @@
+"""Run a step once more in float64 or from weights moved by one rounding: what its own rounding error is, for `gates`.
+
+Both change the user's objects in place and for a while: a loss function may hold the model in its closure, and an
+optimizer cannot be copied in general.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def in_double(tree: Any) -> Any:
+    """Copy a tree with its floating-point tensors in float64."""
+    return pytree.tree_map(lambda leaf: _double(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+@contextmanager
+def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Hold the model, its gradients and the optimizer's state in float64; afterwards everything is as before."""
+    with torch.no_grad():
+        data = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
+        buffers = [dict(module._buffers) for module in model.modules()]
+        state = {} if optimizer is None else {key: dict(held) for key, held in optimizer.state.items()}
+    try:
+        for parameter, own, gradient in data:
+            parameter.grad = None
+            parameter.data = _double(own)
+            parameter.grad = None if gradient is None else _double(gradient)
+        for module in model.modules():
+            module._buffers.update(in_double(module._buffers))
+        if optimizer is not None:
+            for key, held in state.items():
+                optimizer.state[key] = in_double(held)
+        yield
+    finally:
+        for parameter, own, gradient in data:
+            parameter.grad = None
+            parameter.data = own
+            parameter.grad = gradient
+        for module, named in zip(model.modules(), buffers, strict=True):
+            module._buffers.clear()
+            module._buffers.update(named)
+        if optimizer is not None:
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
+
+@torch.no_grad()
+def move_weights(model: torch.nn.Module, draw: int) -> None:
+    """Multiply each weight by 1 + eps or 1 - eps of its dtype, in place; the same draw makes the same signs."""
+    for number, parameter in enumerate(model.parameters()):
+        if parameter.dtype.is_floating_point:
+            drawn = torch.Generator().manual_seed(2**20 * draw + number)
+            signs = torch.randint(2, parameter.shape, generator=drawn, dtype=torch.int8).mul_(2).sub_(1)
+            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * signs.to(parameter.device, torch.float64))
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float64 if tensor.dtype.is_floating_point else tensor.dtype
+    return tensor.detach().to(dtype, copy=True)
