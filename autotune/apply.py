@@ -1,8 +1,10 @@
 """What a training loop calls: one object that runs the whole step under a plan."""
 
+import itertools
+import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,32 +16,47 @@ from torch.utils import _pytree as pytree
 from autotune import planfile
 from autotune.adapt import Adapter, variants
 from autotune.arena import Arena
-from autotune.capture import capture
+from autotune.capture import capture, unaliased
+from autotune.capture_checks import has_parameter_hooks, refuse_parameter_hooks
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots, seed_gradient
 from autotune.graph import TrainGraph
+from autotune.guards import Change
 from autotune.keep_gradients import gradients_kept
+from autotune.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.measurement import Lanes
 from autotune.memory_format import convert_batch, convert_model
+from autotune.optimizer_copy import clear_gradients, owned_parameters
 from autotune.plan import Plan, check, early_updates
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
 from autotune.profile import profile
 from autotune.program import Program
+from autotune.recapture import Recaptures, transferred
 from autotune.schedule import lower
 from autotune.simulate import peak_bytes
 from autotune.stores import SwapStore, measured, open_store
 from autotune.units import fmt_bytes
+from autotune.verify import STEPS, See, Verifier
 from autotune.workload import LossFn, Workload, infer
+from autotune.workload import check as check_workload
+from autotune.wrapped_optimizer import unwrapped
 
 OtherShapes = Literal["replan", "eager", "error"]
+
+CAPTURES = 8
+"""Captures with other Python values that are kept for one kind of batch; the oldest is dropped first."""
 
 
 @dataclass(slots=True)
 class _Ready:
     """One batch signature's program, and its executors by plan: more than one where the window adapts."""
 
+    number: int
+    """Counts the captures of one step."""
     program: Program
+    planned: Plan
+    """The plan for the captured graph; `plan` may keep its gradients or have another window."""
     plan: Plan
     runs: Mapping[Plan, tuple[Executor, Arena | None]]
     store: SwapStore | None
@@ -95,8 +112,9 @@ class TrainStep:
 
     Parameters, optimizer state and buffers are the caller's own objects, all in memory between steps. `.grad` is None
     after a step, unless `accumulate` keeps it. `loss_fn(model, batch)` gives the loss, or the loss and extras; the step
-    returns them detached. Nothing else that it does in Python is repeated in a step: no `self.count += 1`, no list's
-    `append`, no buffer assigned anew; a buffer changed in place is. Without a plan the step runs as it was traced;
+    returns them detached. Nothing else that it does in Python is repeated in a step: a change that the next step would read,
+    such as a buffer assigned anew, is refused; others, such as a counter for a log, give a warning. A buffer may change in
+    place. Without a plan the step runs as it was traced;
     without loss and optimizer it is inference.
 
     `before_update()` is called when all gradients are there, unscaled, for clipping; it and `scaler` and `accumulate`,
@@ -109,10 +127,21 @@ class TrainStep:
     `accumulate` steps make one update. A batch of another shape is planned anew with the same settings ("replan"), run
     in plain eager ("eager") or refused ("error"). `on_gradient(name, gradient)` sees each gradient before its update.
 
+    The step is captured once, with the Python values that it reads: a dropout's p, an attribute, a number in a closure, a
+    hook. When one of them changes, `other_shapes` decides, too: the step is captured again under the same plan ("replan";
+    captures are kept by their values, and a float becomes an input where the tracer can make it one), the step runs in
+    plain eager, or an error names the value and the line that reads it. A value that needs another capture twice within
+    ten steps is refused.
+
     `adapt` lets a plan that offloads change its window between steps, within its budget, by what the steps wait for.
     A write that fails leaves its value in memory, with a warning. A read that fails ends the step with a StoreError, and
     weights are brought back first; updates that stand beside their gradients may have been made by then. Whatever stops a
     step, no `.grad` is left: a sum of `accumulate` begins anew.
+
+    `verify` compares the first steps of each captured program, two or as many as it says, with the eager step from the
+    same state: bit by bit, else relative to eager's own rounding error. A step that differs raises a NumericsError and
+    leaves eager's results in model and optimizer. It needs eager's memory and copies of all state beside that; the loss
+    function and `before_update` run once more for each verified step.
     """
 
     def __init__(
@@ -129,6 +158,7 @@ class TrainStep:
         scaler: torch.amp.GradScaler | None = None,
         other_shapes: OtherShapes = "replan",
         adapt: bool = False,
+        verify: bool | int = False,
     ) -> None:
         if accumulate < 1:
             raise ConfigError(
@@ -136,33 +166,42 @@ class TrainStep:
             )
         if other_shapes not in ("replan", "eager", "error"):
             raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
+        check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
+        optimizer = unwrapped(optimizer) if optimizer is not None else None
+        if optimizer is not None:
+            refuse_unreduced(model, reduces=before_update is not None)
         self.model, self.optimizer = model, optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
         self._loss_fn = loss_fn
-        self._stores = dict(stores or {})
+        self._stores = {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
         self._accumulate, self._taken = accumulate, 0
         self._before_update, self._scaler = before_update, scaler
         self._other_shapes, self._adapt = other_shapes, adapt
+        self._verifier = Verifier(model, optimizer, scaler, STEPS if verify is True else int(verify))
         self._warned = self._told = False
+        self._recaptures = Recaptures()
+        self._numbers = itertools.count()
         self._file = (
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else None
         )
         chosen = self._file.plan if self._file is not None else plan
         self._memory_format = chosen.memory_format if isinstance(chosen, Plan) else ""
         self._allocator = chosen.allocator if isinstance(chosen, Plan) else "system"
-        _refuse_autocast()
+        self._pid = os.getpid()
+        self._refuse_loop()
         if self._memory_format:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
         self._last_run: Executor | None = None
         self._first = self._signature(batch)
-        self._ready = {self._first: self._prepare(batch, plan if isinstance(plan, Plan) else None)}
-        self._last = self._ready[self._first]
+        self._last = self._prepare(self._capture(batch), plan if isinstance(plan, Plan) else None)
+        self._ready = {self._first: [self._last]}
+        self._graph = self._last.program.graph
 
     @property
     def graph(self) -> TrainGraph:
         """The step that was captured for the first batch."""
-        return self._ready[self._first].program.graph
+        return self._graph
 
     @property
     def plan(self) -> Plan:
@@ -180,41 +219,82 @@ class TrainStep:
         return self._last_run.transfer_bytes if self._last_run is not None else 0
 
     @property
+    def verified(self) -> str:
+        """How the last verified step was compared with eager; empty if none was."""
+        return self._verifier.how
+
+    @property
     def lanes(self) -> Lanes:
         """Of the last step: what the store read and wrote beside it, and when the step waited for that."""
         return self._last_run.lanes if self._last_run is not None else Lanes()
 
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
-        _refuse_autocast()
+        self._refuse_loop()
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
+        if self._loss_fn is not None and has_parameter_hooks(self.model):
+            if self._other_shapes == "eager":
+                return self._eager(batch)
+            refuse_parameter_hooks(self.model)
+        self._recaptures.steps += 1
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         signature = self._signature(batch)
-        ready = self._ready.get(signature)
+        ready, change = self._find(signature, tensors)
         if ready is None and self._other_shapes == "error":
             raise PlanError(
                 f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
                 "Pass other_shapes='replan' or make a TrainStep for it"
+                if change is None
+                else f"{change}. Pass other_shapes='replan' or make a TrainStep for it"
             )
         if ready is not self._last:
             self._last.rest()  # else shapes that take turns would hold a block and a store each
         if ready is None:
-            self._warn(signature)
+            self._warn(signature, change)
             if self._other_shapes == "eager":
                 self._last_run = None
                 return self._eager(batch)
-            ready = self._ready[signature] = self._prepare(batch, None)
+            ready = self._prepare(self._capture(batch), None) if change is None else self._recapture(batch, change)
+            self._keep(signature, ready)
         ready.wake()
         self._last = ready
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         self._last_run = self._last.run
-        results = self._planned(self._last, self._last_run, tensors)
+        run = partial(self._planned, self._last, self._last_run, tensors)
+        results = self._verified(ready.number, batch, run) if self._verifier.due(ready.number) else run()
         self._last.adapt()
         return results
 
+    def _find(self, signature: tuple[Any, ...], tensors: list[torch.Tensor]) -> tuple[_Ready | None, Change | None]:
+        """The capture that holds for this step, or the value that changed since the last one of this signature."""
+        change = None
+        distinct = unaliased(tensors)
+        with nullcontext() if self._loss_fn is not None else torch.no_grad():
+            for ready in reversed(self._ready.get(signature, ())):
+                if ready.program.guards.hold(distinct):
+                    return ready, None
+                change = change or ready.program.guards.change(distinct)
+        return None, change
+
+    def _keep(self, signature: tuple[Any, ...], ready: _Ready) -> None:
+        known = self._ready.setdefault(signature, [])
+        known.append(ready)
+        while len(known) > CAPTURES:
+            known.pop(0).close()
+
+    def flush(self) -> None:
+        """Update with the gradients of the steps since the last update: those that `accumulate` leaves at an epoch's end."""
+        if self.optimizer is None:
+            return
+        self._count_anew()
+        if self._taken % self._accumulate:
+            with self._all_or_none():
+                self._update_all()
+            self._taken = 0
+
     def close(self) -> None:
         """Give the stores' space back. The model and the optimizer stay as they are."""
-        for ready in self._ready.values():
+        for ready in itertools.chain.from_iterable(self._ready.values()):
             ready.close()
 
     def __enter__(self) -> Self:
@@ -231,7 +311,7 @@ class TrainStep:
             "before_update": self._before_update is not None,
             "scaler": self._scaler is not None,
             "a hook before the optimizer's step": self.optimizer is not None
-            and bool(self.optimizer._optimizer_step_pre_hooks),
+            and bool(getattr(self.optimizer, "_optimizer_step_pre_hooks", None)),
         }
         return " and ".join(name for name, asks in asked.items() if asks)
 
@@ -244,6 +324,7 @@ class TrainStep:
             return run(tensors)
         updates.on_gradient = self.on_gradient
         if self._keeps_gradients:
+            self._count_anew()
             with self._all_or_none():
                 results = run(tensors)
                 self._taken += 1
@@ -253,6 +334,43 @@ class TrainStep:
         with updates.step():
             return run(tensors)
 
+    def _verified(self, number: int, batch: Any, run: Callable[[], Any]) -> Any:
+        own, taken = self.on_gradient, self._taken
+
+        def seen(run: Callable[[], Any], see: See, *, told: bool) -> Any:
+            def both(name: str, gradient: torch.Tensor) -> None:
+                see(name, gradient)
+                if told and own is not None:
+                    own(name, gradient)
+
+            self.on_gradient, self._taken = both, taken
+            try:
+                return run()
+            finally:
+                self.on_gradient = own
+
+        return self._verifier.step(
+            number,
+            batch,
+            lambda batch, see: seen(partial(self._eager, batch), see, told=False),
+            lambda see: seen(run, see, told=True),
+        )
+
+    def _count_anew(self) -> None:
+        """Begin a new sum where the loop has cleared every gradient of the last, as after an update of its own."""
+        if self._taken % self._accumulate and all(p.grad is None for p in self._owned()):
+            self._taken = 0
+
+    def _owned(self) -> list[torch.Tensor]:
+        return owned_parameters(self.optimizer) if self.optimizer is not None else []
+
+    def _refuse_loop(self) -> None:
+        refuse_modes(trains=self.optimizer is not None)
+        if hasattr(self, "_last") and any(
+            ready.plan.offload for ready in itertools.chain.from_iterable(self._ready.values())
+        ):
+            refuse_fork(self._pid)
+
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
         """Around what makes gradients and updates with all of them: none are left by a failure."""
@@ -260,7 +378,7 @@ class TrainStep:
         try:
             yield
         except BaseException:
-            self.optimizer.zero_grad(set_to_none=True)
+            clear_gradients(self.optimizer)
             self._taken -= self._taken % self._accumulate
             raise
 
@@ -280,12 +398,13 @@ class TrainStep:
             if self._scaler is not None:  # it remembers what it unscaled until it is updated
                 self._scaler.update(self._scaler.get_scale())
             raise
-        self.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(self.optimizer)
 
     def _eager(self, batch: Any) -> Any:
         if self._loss_fn is None or self.optimizer is None:
             with torch.no_grad():
                 return infer(self.model, batch) if self._loss_fn is None else self._loss_fn(self.model, batch)
+        self._count_anew()
         with self._all_or_none():
             made = self._loss_fn(self.model, batch)
             loss = made[0] if isinstance(made, tuple) else made
@@ -314,7 +433,7 @@ class TrainStep:
     @property
     def _trained(self) -> set[int]:
         """Ids of the optimizer's parameters."""
-        return {id(p) for group in self.optimizer.param_groups for p in group["params"]} if self.optimizer else set()
+        return {id(parameter) for parameter in self._owned()}
 
     def _signature(self, batch: Any) -> tuple[Any, ...]:
         leaves, spec = pytree.tree_flatten(batch)
@@ -335,10 +454,16 @@ class TrainStep:
         modes = tuple(module.training for module in self.model.modules())
         return shown, str(spec), hash((weights, buffers)), modes, self._keeps_gradients
 
-    def _warn(self, signature: tuple[Any, ...]) -> None:
+    def _warn(self, signature: tuple[Any, ...], change: Change | None) -> None:
+        eager = self._other_shapes == "eager"
+        if change is not None:
+            if self._recaptures.first_time(change):
+                how = "runs in plain eager" if eager else "is captured again"
+                warnings.warn(f"{change}; the step {how} whenever it changes", stacklevel=3)
+            return
         if not self._warned:
             how = "runs as it is traced" if self._file is None else "is planned anew with the same settings"
-            how = "runs in plain eager" if self._other_shapes == "eager" else how
+            how = "runs in plain eager" if eager else how
             made_for = _shapes(self._first)
             warnings.warn(f"{self._what(signature)} {how}; the plan is for a batch of {made_for}", stacklevel=3)
         self._warned = True
@@ -350,8 +475,18 @@ class TrainStep:
             return f"the step with {signature[-1] or 'nothing'} that needs every gradient at once"
         return "the model in another mode, or with other buffers or parameters to train,"
 
-    def _prepare(self, batch: Any, given: Plan | None) -> _Ready:
-        program = capture(Workload(self.model, self._loss_fn, self.optimizer, batch))
+    def _capture(self, batch: Any, inputs: frozenset[str] | None = None) -> Program:
+        numbers = self._recaptures.inputs if inputs is None else inputs
+        return capture(Workload(self.model, self._loss_fn, self.optimizer, batch), dynamic=numbers)
+
+    def _recapture(self, batch: Any, change: Change) -> _Ready:
+        """Capture the step with its new Python values; the plan stays where only constants differ."""
+        self._recaptures.refuse_what_changes_often(change)
+        program = self._recaptures.capture(change, partial(self._capture, batch))
+        plan = transferred(self._last.planned, self._last.program, program)
+        return self._prepare(program, plan)
+
+    def _prepare(self, program: Program, given: Plan | None) -> _Ready:
         if given is not None:
             plan = given
         elif self._file is not None and not hasattr(self, "_ready"):
@@ -363,6 +498,7 @@ class TrainStep:
             traced = Plan.traced(program.graph)
             plan = replace(traced, memory_format=self._memory_format, allocator=self._allocator)
         check(program.graph, plan)
+        planned = plan
         if self._keeps_gradients and program.updates is not None:
             self._tell_of_veto(program.graph, plan)
             program, plan = gradients_kept(program, plan)
@@ -379,7 +515,7 @@ class TrainStep:
         for one, schedule in zip(plans, schedules, strict=True):
             arena = Arena() if places else None
             runs[one] = Executor(program, schedule, store, arena=arena), arena
-        return _Ready(program, plan, runs, store, reopen, adapter)
+        return _Ready(next(self._numbers), program, planned, plan, runs, store, reopen, adapter)
 
     def _adapter(self, program: Program, plan: Plan) -> Adapter:
         costs = measured(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)
@@ -424,11 +560,3 @@ def _match(file: PlanFile, graph: TrainGraph) -> None:
 
 def _shapes(signature: tuple[Any, ...]) -> str:
     return ", ".join("x".join(map(str, part[0])) or "scalar" for part in signature[0] if isinstance(part, tuple))
-
-
-def _refuse_autocast() -> None:
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        raise ConfigError(
-            "torch.autocast is on around the step, whose backward and update would run under it too; enter it in the loss "
-            "function, without one in the model's forward"
-        )

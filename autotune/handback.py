@@ -68,6 +68,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         estimate=best.estimate,
         device=device,
         measurement=best.measurement,
+        verified=(best.measurement.verified if best.measurement else "") or planfile.NOT_VERIFIED,
     )
     kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(kept, file, cure=f"free space there, then: autotune resume {run_dir}")

@@ -449,12 +449,16 @@ def test_shapes_that_take_turns_hold_one_store_and_one_arena_and_while_another_i
     monkeypatch.setattr(Arena, "step", stepping)
     monkeypatch.setattr(Arena, "rest", resting)
 
-    def seen_loss(model: nn.Module, batch: Any) -> Tensor:  # as the step is captured, and in eager steps
-        assert not held
-        return labelled_loss(model, batch)
+    def alone(made: Any) -> Any:  # as the step is captured, and in eager steps
+        def call(*arguments: Any, **named: Any) -> Any:
+            assert not held
+            return made(*arguments, **named)
 
-    workload, other = pair(loss_fn=seen_loss)
-    other.loss_fn = labelled_loss
+        return call
+
+    monkeypatch.setattr("autotune.apply.capture", alone(capture))
+    monkeypatch.setattr(TrainStep, "_eager", alone(TrainStep._eager))
+    workload, other = pair()
     file = plan_file(workload, {**OFFLOAD, "allocator": {"planner": "arena"}})
     with step_for(workload, file, stores={"ssd": tmp_path}, other_shapes=other_shapes) as step:
         for images in (2, 2, 1, 2, 3, 1, 1, 2):

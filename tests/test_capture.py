@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autotune.apply import TrainStep
 from autotune.capture import capture
@@ -81,6 +82,21 @@ def test_capture_leaves_optimizer_state_that_exists_as_it_was():
 
 
 # What is in the graph.
+
+
+def twice() -> nn.Module:
+    """One layer under two names."""
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(8, 4))
+
+
+def test_a_layer_with_two_names_keeps_its_own_weights_and_equals_eager():
+    workload = make(twice)
+    before = list(map(id, workload.model.parameters()))
+    program = capture(workload)
+    assert list(map(id, workload.model.parameters())) == before
+    assert updated(program.graph).count("0.weight") == 1
+    assert_equals_eager(make(twice), make(twice))
 
 
 def test_tied_weights_are_one_value_with_one_gradient_and_one_update():
@@ -510,6 +526,26 @@ class Clamped(nn.Linear):
 def test_what_a_captured_step_would_do_otherwise_than_eager_is_refused(model, loss_fn, words: str):
     with pytest.raises(CaptureError, match=words):
         capture(make(model, loss_fn=loss_fn))
+
+
+class Checkpointed(nn.Module):
+    """Two blocks; the input of the first requires no gradient."""
+
+    def __init__(self, *, first: bool, reentrant: bool) -> None:
+        super().__init__()
+        self.entry, self.head, self.first, self.reentrant = nn.Linear(8, 8), nn.Linear(8, 4), first, reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = checkpoint(self.entry, inputs, use_reentrant=self.reentrant) if self.first else self.entry(inputs)
+        return checkpoint(self.head, hidden, use_reentrant=self.reentrant)
+
+
+def test_a_reentrant_checkpoint_that_eager_does_not_train_is_refused_and_the_others_equal_eager():
+    with pytest.raises(CaptureError, match="pass use_reentrant=False"):
+        capture(make(lambda: Checkpointed(first=True, reentrant=True)))
+    for first, reentrant in ((False, True), (True, False)):
+        one, other = (make(lambda: Checkpointed(first=first, reentrant=reentrant)) for _ in range(2))  # noqa: B023
+        assert_equals_eager(one, other)
 
 
 def test_a_trained_tensor_that_is_not_the_models_is_refused():
