@@ -246,7 +246,12 @@ def test_a_step_inside_another_steps_hook_leaves_both_right():
     for allocator in ("arena", "system"):
         outer, inner = train_step(allocator, batch), train_step(allocator, other)
         losses = []
-        outer.on_gradient = lambda name, gradient, inner=inner, losses=losses: losses.append(inner(other))
+
+        def step_within(name, gradient, inner=inner, losses=losses):
+            with torch.enable_grad():  # off in a hook, as in autograd's own backward
+                losses.append(inner(other))
+
+        outer.on_gradient = step_within
         losses += [outer(batch) for _ in range(6)]
         made[allocator] = losses, outer, inner.model
     assert all(map(torch.equal, made["arena"][0], made["system"][0]))
