@@ -130,7 +130,7 @@ def compared(found: Reference, expected: Reference) -> dict[str, dict[str, Any]]
         worst, error = "", 0.0
         for name in sorted(names):
             mine, theirs = found.load(name).double(), expected.load(name).double()
-            if found.error(name, expected.load(name)) == 0.0:
+            if found.equals(name, expected.load(name)):
                 continue
             size = max(float(theirs.norm()), NEGLIGIBLE * whole)
             off = float((mine - theirs).norm()) / size if size else math.inf
