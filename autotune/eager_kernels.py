@@ -1,7 +1,8 @@
 """Trace the ATen ops that eager dispatches: without the Python decompositions that torch registers for tracing only.
 
 While the Python dispatcher is on, an overload's entry in `py_kernels` replaces its C++ kernel above autograd. Eager never
-runs these entries, so a step that is traced through them computes with other kernels, and often with other bits.
+runs these entries, so a step that is traced through them computes with other kernels, and often with other bits. Views
+computed in Python differ in the strides of dimensions of size 1, from which convolutions and linear layers choose kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import traceback
 from torch.fx.node import _side_effectful_functions
@@ -66,23 +69,41 @@ _ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
 """Ops that only raise; the tracer removes those that it does not list as having a side effect."""
 
 
+VIEWS = (aten.view.default, aten._unsafe_view.default)
+"""Views that fake tensors compute in Python, with other strides than the kernel gives to dimensions of size 1."""
+
+
+def _view(mode: FakeTensorMode, op: torch._ops.OpOverload, data: FakeTensor, *shape: Any) -> Any:
+    """Compute a view of a fake tensor by the C++ kernel; its strides decide which kernels eager runs behind it."""
+    if not all(isinstance(size, int) for size in (*data.shape, *data.stride(), *shape[0])):
+        return fake_impls._view_meta(mode, op, data, *shape)
+    with in_kernel_invocation_manager(mode):
+        viewed = op(data, *shape)
+    return FakeTensor(mode, viewed, data.device)
+
+
 @contextmanager
 def eager_kernels() -> Iterator[None]:
     """Trace without Python decompositions of ATen ops; other threads of the process must not trace meanwhile."""
     saved = {op: dict(op.py_kernels) for op in _decomposed()}
     functionalize = FunctionalTensorMode.__torch_dispatch__
+    views = {op: fake_impls.op_implementations_dict[op] for op in VIEWS}
     unmarked = _ASSERTIONS - _side_effectful_functions
     try:
         _side_effectful_functions.update(unmarked)
         FunctionalTensorMode.__torch_dispatch__ = _noting(functionalize)  # type: ignore[method-assign]
+        fake_impls.op_implementations_dict.update(dict.fromkeys(VIEWS, _view))
         for op in saved:
             for key in _DECOMPOSED:
                 op.py_kernels.pop(key, None)
                 if op in REPLACED:
                     op.py_kernels[key] = REPLACED[op]
+            if _is_view(op):
+                op.py_kernels.pop(DispatchKey.Meta, None)
             op._dispatch_cache.clear()
         yield
     finally:
+        fake_impls.op_implementations_dict.update(views)
         FunctionalTensorMode.__torch_dispatch__ = functionalize  # type: ignore[method-assign]
         _side_effectful_functions.difference_update(unmarked)
         for op, kernels in saved.items():
@@ -129,6 +150,11 @@ def _decomposed() -> list[torch._ops.OpOverload]:
             continue
         packet = getattr(aten, name, None)
         op = getattr(packet, overload or "default", None)
-        if op is not None and op not in REPLACED and any(key in op.py_kernels for key in _DECOMPOSED):
+        if op is not None and op not in REPLACED and (any(key in op.py_kernels for key in _DECOMPOSED) or _is_view(op)):
             found.append(op)
     return found
+
+
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    """Return whether the C++ kernel computes the result's strides from the argument's alone, on any device."""
+    return op.is_view or op in VIEWS

@@ -91,6 +91,7 @@ def trace_python(
             allow_unspec_int_on_nn_module=bool(dynamic),
         ),
         _numbers_as_inputs(dynamic),
+        _not_exporting(),
         recorded() as effects,
         get_metrics_context(),
         dynamo_timed("fullgraph_capture"),
@@ -168,6 +169,19 @@ def _numbers_as_inputs(names: frozenset[str]) -> Iterator[None]:
         return pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic) if name in names else found
 
     with mock.patch.object(builder, "process_automatic_dynamic", process):
+        yield
+
+
+@contextmanager
+def _not_exporting() -> Iterator[None]:
+    """Let `torch.compiler.is_exporting()` be False, as in eager: Dynamo takes every full graph for an export.
+
+    Libraries leave work out where they may assume the batch's shapes, as transformers does with attention masks.
+    """
+    from torch._dynamo.variables.torch import tracing_state_functions
+
+    constants = mock.patch.dict(tracing_state_functions(), {torch.compiler.is_exporting: False})  # torch before 2.13
+    with constants, mock.patch.object(torch.compiler, "_is_exporting_flag", False):
         yield
 
 
