@@ -3,7 +3,7 @@
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from autotune import planfile
 from autotune.adapt import Adapter, variants
 from autotune.arena import Arena
 from autotune.capture import capture, unaliased
-from autotune.capture_checks import has_parameter_hooks, refuse_parameter_hooks
+from autotune.capture_checks import refuse_parameter_hooks
 from autotune.errors import ConfigError, PlanError
 from autotune.execute import Executor, open_slots, seed_gradient
 from autotune.graph import TrainGraph
@@ -26,7 +26,7 @@ from autotune.keep_gradients import gradients_kept
 from autotune.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.measurement import Lanes
 from autotune.memory_format import convert_batch, convert_model
-from autotune.optimizer_copy import clear_gradients, owned_parameters
+from autotune.optimizer_copy import clear_gradients, inner_optimizers, parameters_of
 from autotune.plan import Plan, check, early_updates
 from autotune.planfile import PlanFile
 from autotune.planners import make_plan
@@ -34,6 +34,7 @@ from autotune.profile import profile
 from autotune.program import Program
 from autotune.recapture import Recaptures, transferred
 from autotune.schedule import lower
+from autotune.signature import Signature, model_state, signature
 from autotune.simulate import peak_bytes
 from autotune.stores import SwapStore, measured, open_store
 from autotune.units import fmt_bytes
@@ -171,6 +172,7 @@ class TrainStep:
         if optimizer is not None:
             refuse_unreduced(model, reduces=before_update is not None)
         self.model, self.optimizer = model, optimizer
+        self._optimizers = [] if optimizer is None else [optimizer, *inner_optimizers(optimizer)]
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
         self._loss_fn = loss_fn
         self._stores = {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
@@ -193,7 +195,7 @@ class TrainStep:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
         self._last_run: Executor | None = None
-        self._first = self._signature(batch)
+        self._first, _ = self._signature(batch)
         self._last = self._prepare(self._capture(batch), plan if isinstance(plan, Plan) else None)
         self._ready = {self._first: [self._last]}
         self._graph = self._last.program.graph
@@ -233,17 +235,17 @@ class TrainStep:
         self._refuse_loop()
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
-        if self._loss_fn is not None and has_parameter_hooks(self.model):
+        called, hooked = self._signature(batch)
+        if self._loss_fn is not None and hooked:
             if self._other_shapes == "eager":
                 return self._eager(batch)
             refuse_parameter_hooks(self.model)
         self._recaptures.steps += 1
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        signature = self._signature(batch)
-        ready, change = self._find(signature, tensors)
+        ready, change = self._find(called, tensors)
         if ready is None and self._other_shapes == "error":
             raise PlanError(
-                f"this step was made for a batch of {_shapes(self._first)}; this is {self._what(signature)}. "
+                f"this step was made for a batch of {self._first.shapes}; this is {self._what(called)}. "
                 "Pass other_shapes='replan' or make a TrainStep for it"
                 if change is None
                 else f"{change}. Pass other_shapes='replan' or make a TrainStep for it"
@@ -251,12 +253,12 @@ class TrainStep:
         if ready is not self._last:
             self._last.rest()  # else shapes that take turns would hold a block and a store each
         if ready is None:
-            self._warn(signature, change)
+            self._warn(called, change)
             if self._other_shapes == "eager":
                 self._last_run = None
                 return self._eager(batch)
             ready = self._prepare(self._capture(batch), None) if change is None else self._recapture(batch, change)
-            self._keep(signature, ready)
+            self._keep(called, ready)
         ready.wake()
         self._last = ready
         self._last_run = self._last.run
@@ -265,19 +267,19 @@ class TrainStep:
         self._last.adapt()
         return results
 
-    def _find(self, signature: tuple[Any, ...], tensors: list[torch.Tensor]) -> tuple[_Ready | None, Change | None]:
+    def _find(self, called: Signature, tensors: list[torch.Tensor]) -> tuple[_Ready | None, Change | None]:
         """The capture that holds for this step, or the value that changed since the last one of this signature."""
         change = None
         distinct = unaliased(tensors)
         with nullcontext() if self._loss_fn is not None else torch.no_grad():
-            for ready in reversed(self._ready.get(signature, ())):
+            for ready in reversed(self._ready.get(called, ())):
                 if ready.program.guards.hold(distinct):
                     return ready, None
                 change = change or ready.program.guards.change(distinct)
         return None, change
 
-    def _keep(self, signature: tuple[Any, ...], ready: _Ready) -> None:
-        known = self._ready.setdefault(signature, [])
+    def _keep(self, called: Signature, ready: _Ready) -> None:
+        known = self._ready.setdefault(called, [])
         known.append(ready)
         while len(known) > CAPTURES:
             known.pop(0).close()
@@ -362,7 +364,7 @@ class TrainStep:
             self._taken = 0
 
     def _owned(self) -> list[torch.Tensor]:
-        return owned_parameters(self.optimizer) if self.optimizer is not None else []
+        return parameters_of(self._optimizers)
 
     def _refuse_loop(self) -> None:
         refuse_modes(trains=self.optimizer is not None)
@@ -435,26 +437,12 @@ class TrainStep:
         """Ids of the optimizer's parameters."""
         return {id(parameter) for parameter in self._owned()}
 
-    def _signature(self, batch: Any) -> tuple[Any, ...]:
-        leaves, spec = pytree.tree_flatten(batch)
-        strange = next((x for x in leaves if not isinstance(x, (torch.Tensor, Hashable))), None)
-        if strange is not None:
-            raise ConfigError(
-                f"the batch holds a {type(strange).__name__}; give tensors, and numbers or strings beside them"
-            )
-        shown = tuple(
-            (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
-        )
-        trained = self._trained
-        weights = tuple(
-            (id(p), p.dtype, p.device, p.requires_grad and id(p) in trained) for p in self.model.parameters()
-        )
-        # a model that goes to another device or dtype and back has other buffers, but the same parameters
-        buffers = tuple(map(id, self.model.buffers()))
-        modes = tuple(module.training for module in self.model.modules())
-        return shown, str(spec), hash((weights, buffers)), modes, self._keeps_gradients
+    def _signature(self, batch: Any) -> tuple[Signature, bool]:
+        """Describe this call, and say whether a parameter has a hook."""
+        state = model_state(self.model, self._trained)
+        return signature(batch, state, self._keeps_gradients), state.has_parameter_hooks
 
-    def _warn(self, signature: tuple[Any, ...], change: Change | None) -> None:
+    def _warn(self, called: Signature, change: Change | None) -> None:
         eager = self._other_shapes == "eager"
         if change is not None:
             if self._recaptures.first_time(change):
@@ -464,15 +452,14 @@ class TrainStep:
         if not self._warned:
             how = "runs as it is traced" if self._file is None else "is planned anew with the same settings"
             how = "runs in plain eager" if eager else how
-            made_for = _shapes(self._first)
-            warnings.warn(f"{self._what(signature)} {how}; the plan is for a batch of {made_for}", stacklevel=3)
+            warnings.warn(f"{self._what(called)} {how}; the plan is for a batch of {self._first.shapes}", stacklevel=3)
         self._warned = True
 
-    def _what(self, signature: tuple[Any, ...]) -> str:
-        if signature[:2] != self._first[:2]:
-            return f"a batch of {_shapes(signature)}"
-        if signature[-1] != self._first[-1]:
-            return f"the step with {signature[-1] or 'nothing'} that needs every gradient at once"
+    def _what(self, called: Signature) -> str:
+        if (called.batch, called.structure) != (self._first.batch, self._first.structure):
+            return f"a batch of {called.shapes}"
+        if called.keeps_gradients != self._first.keeps_gradients:
+            return f"the step with {called.keeps_gradients or 'nothing'} that needs every gradient at once"
         return "the model in another mode, or with other buffers or parameters to train,"
 
     def _capture(self, batch: Any, inputs: frozenset[str] | None = None) -> Program:
@@ -556,7 +543,3 @@ def _match(file: PlanFile, graph: TrainGraph) -> None:
             f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops); this step is another graph"
             f" ({graph.digest[:8]}, {len(graph.ops)} ops): check model, batch shape, dtype and optimizer, or tune it"
         )
-
-
-def _shapes(signature: tuple[Any, ...]) -> str:
-    return ", ".join("x".join(map(str, part[0])) or "scalar" for part in signature[0] if isinstance(part, tuple))

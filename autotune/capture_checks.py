@@ -4,6 +4,7 @@ import torch
 from torch import fx
 
 from autotune.errors import CaptureError
+from autotune.signature import has_hooks
 
 
 def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
@@ -16,23 +17,14 @@ def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
             )
 
 
-def has_parameter_hooks(model: torch.nn.Module) -> bool:
-    """Whether a parameter has a hook on its gradient."""
-    return any(map(_has_hooks, model.parameters()))
-
-
 def refuse_parameter_hooks(model: torch.nn.Module) -> None:
     """Raise CaptureError for a parameter with a hook on its gradient."""
     for name, parameter in model.named_parameters():
-        if _has_hooks(parameter):
+        if has_hooks(parameter):
             raise CaptureError(
                 f"{name} has a hook on its gradient, which a captured step never calls: remove it, and do the same in "
                 "the loss function or in before_update"
             )
-
-
-def _has_hooks(parameter: torch.Tensor) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def refuse_reentrant_checkpoints(forward: fx.GraphModule) -> None:

@@ -36,8 +36,9 @@ def draw_in_layout(graph: fx.Graph) -> None:
 
 
 def keep(data: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """The elements of `data` that the mask keeps, scaled up, and zeros."""
-    return mask.to(data.dtype).div_(1 - p).mul_(data)
+    """Scale up the elements of `data` that the mask keeps, and set the others to zero; the result lies as `data` does."""
+    scale = mask.to(data.dtype).div_(1 - p)
+    return scale.mul_(data) if scale.stride() == data.stride() else data * scale
 
 
 def split_dropout(graph: fx.Graph) -> None:

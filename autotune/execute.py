@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from autotune import malloc
 from autotune.arena import Arena
+from autotune.bindings import Bindings
 from autotune.engine import Engine, Store, slot
 from autotune.errors import PlanError
 from autotune.graph import Op, Role, TrainGraph
@@ -150,6 +151,7 @@ class _Writer:
         self._program = program
         self._schedule = schedule
         self._targets: dict[int, str] = {}
+        self._bindings = Bindings(program.metas)
         self.names: dict[str, Any] = {f"v{value}": tensor for value, tensor in program.tensors.items()}
 
     def source(self, *, traced: bool) -> str:
@@ -199,7 +201,8 @@ class _Writer:
         arguments = [self._text(part) for part in call.args] + [
             f"{key}={self._text(part)}" for key, part in call.kwargs
         ]
-        text = f"{self._name(call.target)}({', '.join(arguments)})"
+        target = self._bindings.of(call.target, call.args, call.kwargs)
+        text = f"{self._name(target)}({', '.join(arguments)})"
         match call.outputs:
             case None:
                 return text
@@ -216,7 +219,8 @@ class _Writer:
                 return f"v{value}"
             case View(target, args, kwargs):
                 parts = [self._text(part) for part in args] + [f"{key}={self._text(part)}" for key, part in kwargs]
-                return f"{self._name(AT_RUN_TIME.get(target, target))}({', '.join(parts)})"
+                called = self._bindings.of(AT_RUN_TIME.get(target, target), args, kwargs)
+                return f"{self._name(called)}({', '.join(parts)})"
             case tuple() | list():
                 inside = "".join(self._text(part) + ", " for part in argument)
                 return f"({inside})" if isinstance(argument, tuple) else f"[{inside}]"

@@ -227,7 +227,7 @@ class JointTrace:
             whole: Any = node.args[0]
             part: Any = node.args[1]
             source = self._argument[whole]
-            self._argument[node] = source[part] if isinstance(source, list) else View(target, (source, part))
+            self._argument[node] = source[part] if isinstance(source, list) else _part(source, part)
             return
         args, kwargs = self._of(node.args), tuple((key, self._of(part)) for key, part in node.kwargs.items())
         made, parts = node.meta.get("val"), None  # an assertion makes nothing
@@ -406,6 +406,14 @@ class JointTrace:
             random=self._updates.draws,
             covered=(held, gradients, [one and self._updates.writes_gradients for one in shared]),
         )
+
+
+def _part(source: Any, number: int) -> View:
+    """View one part of a tensor; a reader of one part of `unbind` would make all of them."""
+    match source:
+        case View(torch.ops.aten.unbind.int, (tensor, *dim), ()):
+            return View(torch.ops.aten.select.int, (tensor, dim[0] if dim else 0, number))
+    return View(operator.getitem, (source, number))
 
 
 def _attribute(module: Any, path: str) -> Any:

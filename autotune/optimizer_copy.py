@@ -11,7 +11,7 @@ import sys
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -162,8 +162,12 @@ def inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optim
 
 def owned_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the parameters that an optimizer or one within it updates, each once, in the order of the groups."""
-    every = [optimizer, *inner_optimizers(optimizer)]
-    found = {id(p): p for one in every for group in one.param_groups for p in group["params"]}
+    return parameters_of([optimizer, *inner_optimizers(optimizer)])
+
+
+def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return the parameters in the groups of several optimizers, each once, in the order of the groups."""
+    found = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     return list(found.values())
 
 

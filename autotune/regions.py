@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.bindings import Bindings
 from autotune.errors import CaptureError
 from autotune.graph import Op, Value
 from autotune.program import Call, Meta, Read, View, reads
@@ -29,10 +30,17 @@ class Grouped:
 class Region:
     """The callable of a region: straight-line code from the tensors that it reads to the tuple of its outputs."""
 
-    def __init__(self, name: str, calls: Sequence[Call], inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        calls: Sequence[Call],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        metas: Sequence[Meta | None],
+    ) -> None:
         self.__name__ = name
         self.calls = tuple(calls)
-        writer = _Writer(calls, inputs, outputs)
+        writer = _Writer(calls, inputs, outputs, Bindings(metas))
         self.source = writer.source
         scope = dict(writer.names)
         exec(compile(self.source, f"<region {name}>", "exec"), scope)
@@ -103,7 +111,7 @@ def _merge(
     made = [value for op in ops for value in op.outputs]
     inputs = [v for v in dict.fromkeys(v for op in ops for v in op.inputs) if v not in set(made)]
     outputs = [value for value in made if value in lasting]
-    region = Region(name.rpartition(" ")[2], calls, inputs, outputs)
+    region = Region(name.rpartition(" ")[2], calls, inputs, outputs, metas)
     # regions of one text are one signature: values are numbered by their place in the region
     local = {value: number for number, value in enumerate((*inputs, *made))}
     seen: list[Meta | None] = [metas[value] for value in local]
@@ -209,7 +217,10 @@ def _renumber_op(op: Op, position: int, ids: dict[int, int]) -> Op:
 class _Writer:
     """Writes a region's source; everything that it names is in `names`. A view is made once."""
 
-    def __init__(self, calls: Sequence[Call], inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def __init__(
+        self, calls: Sequence[Call], inputs: Sequence[int], outputs: Sequence[int], bindings: Bindings
+    ) -> None:
+        self._bindings = bindings
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
         self._views: dict[str, str] = {}
@@ -232,7 +243,8 @@ class _Writer:
         self._read = []
         arguments = [self._text(part) for part in call.args]
         arguments += [f"{key}={self._text(part)}" for key, part in call.kwargs]
-        text = f"{self._constant(call.target)}({', '.join(arguments)})"
+        target = self._bindings.of(call.target, call.args, call.kwargs)
+        text = f"{self._constant(target)}({', '.join(arguments)})"
         read = self._read
         match call.outputs:
             case None:
@@ -261,7 +273,7 @@ class _Writer:
     def _view(self, target: Any, args: Any, kwargs: Any) -> str:
         outer, self._read = self._read, []
         parts = [self._text(part) for part in args] + [f"{key}={self._text(part)}" for key, part in kwargs]
-        text = f"{self._constant(target)}({', '.join(parts)})"
+        text = f"{self._constant(self._bindings.of(target, args, kwargs))}({', '.join(parts)})"
         name = self._views.get(text)
         if name is None:
             name = self._views[text] = f"w{len(self._views)}"

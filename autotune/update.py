@@ -63,7 +63,7 @@ class Updates:
         if parameter.grad is None:
             # one that shares its elements, with itself by expansion or with another's, nobody could scale or clip in place
             shared = shared or 0 in gradient.stride() or gradient._is_view()
-            parameter.grad = gradient.clone() if shared else gradient
+            parameter.grad = in_layout_of(parameter, gradient, copied=shared)
         else:
             parameter.grad.add_(gradient)
 
@@ -124,6 +124,17 @@ class Updates:
         alone.state = state
         alone.param_groups = [{**group, "params": [parameter]}]
         self._step(alone)
+
+
+def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: bool) -> torch.Tensor:
+    """Return the gradient in the layout that `backward` leaves in `.grad`: a norm adds up in the order of memory.
+
+    Autograd copies a gradient whose strides are not those of its parameter; `copied` asks for a copy in any case.
+    """
+    same = gradient.stride() == parameter.stride() or (gradient.is_contiguous() and parameter.is_contiguous())
+    if same and not copied:
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 class _DefaultState(dict[Any, Any]):

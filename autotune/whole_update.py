@@ -18,7 +18,7 @@ from autotune.optimizer_copy import (
     unhooked_step,
 )  # fmt: skip
 from autotune.optimizer_probe import STEPS, Behaviour, Closure, generators_kept, needs_closure, probe
-from autotune.update import Updates, refuse_closures
+from autotune.update import Updates, in_layout_of, refuse_closures
 from autotune.wrapped_optimizer import unwrapped
 
 
@@ -160,20 +160,12 @@ class WholeUpdates(Updates):
     ) -> None:
         try:
             for parameter, gradient, others in zip(parameters, gradients, shared, strict=True):
-                parameter.grad = self._as_eager(parameter, gradient, others)
+                parameter.grad = in_layout_of(parameter, gradient, copied=others and self.writes_gradients)
             with torch.enable_grad():  # as a loop calls it; most steps turn it off themselves
                 self._call(optimizer)
         finally:
             for parameter in self._owned if optimizer is self.optimizer else parameters:
                 parameter.grad = None
-
-    def _as_eager(self, parameter: torch.Tensor, gradient: torch.Tensor, shared: bool) -> torch.Tensor:
-        """Return the gradient in the layout that `backward` leaves: a norm adds up in the order of memory."""
-        if gradient.stride() == parameter.stride() and not (shared and self.writes_gradients):
-            return gradient
-        if gradient.is_contiguous() and parameter.is_contiguous() and not (shared and self.writes_gradients):
-            return gradient
-        return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
     def _call(self, optimizer: torch.optim.Optimizer) -> None:
         if self._replaced:

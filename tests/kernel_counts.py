@@ -1,9 +1,11 @@
-"""Count the ATen kernels of an eager step and of the captured step, and report what differs."""
+"""Count the ATen kernels of an eager step and of the captured step, by the layouts they read, and report what differs."""
 
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 VIEWS = frozenset(
@@ -47,16 +49,23 @@ ALLOCATIONS = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "n
 
 
 class Kernels(TorchDispatchMode):
-    """Count the ops dispatched below autograd, by the name that their in-place and `out=` forms share."""
+    """Count the ops dispatched below autograd, by the name that their in-place and `out=` forms share.
+
+    `layouts` counts them by name and by shape and strides of the tensors they read: a kernel takes another path for others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.layouts: Counter[tuple[str, str]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = kernel_name(func)
         if name not in VIEWS and name not in ALLOCATIONS and name not in MARKS:
             self.counts[name] += 1
+            leaves = pytree.tree_leaves((args, kwargs or {}))
+            tensors = [(tuple(x.shape), x.stride()) for x in leaves if isinstance(x, torch.Tensor)]
+            self.layouts[name, str(tensors)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -66,10 +75,10 @@ def kernel_name(func: Any) -> str:
     return name.removesuffix("_") if not name.startswith("__") and name != "_" else name
 
 
-def kernels_of(step: Callable[[], Any]) -> Counter[str]:
+def kernels_of(step: Callable[[], Any]) -> Kernels:
     with Kernels() as kernels:
         step()
-    return kernels.counts
+    return kernels
 
 
 ALLOWED = {
@@ -87,12 +96,14 @@ ALLOWED = {
 
 
 BY_MODEL = {
-    **dict.fromkeys(
-        ("gpt2", "bert", "vit"),
-        (
-            "add all arange bitwise_and ge index new_ones scalar_tensor where zeros _local_scalar_dense",
-            "transformers leaves the attention mask out in eager, having read its data, and makes and adds it where it is traced",
-        ),
+    "gpt2": (
+        "all arange bitwise_and eq index le new_ones where _local_scalar_dense",
+        "transformers reads in eager that no sequences are packed into one; the trace compares their numbers in the mask",
+    ),
+    "bert": ("all arange _local_scalar_dense", "transformers reads in eager that the mask holds ones alone"),
+    "segformer": (
+        "addcmul lerp",
+        "autograd copies a gradient into the strides of its parameter; updates by element need no copy",
     ),
 }
 """Kernels of one model that may differ, by the model's name: the kernels and the reason."""
@@ -103,3 +114,10 @@ def unexplained(eager: Counter[str], traced: Counter[str], model: str = "") -> d
     allowed = {*ALLOWED, *BY_MODEL.get(model, ("", ""))[0].split()}
     names = sorted(eager.keys() | traced.keys())
     return {n: (eager[n], traced[n]) for n in names if eager[n] != traced[n] and n not in allowed}
+
+
+def other_layouts(eager: Kernels, traced: Kernels, model: str = "") -> list[tuple[str, str]]:
+    """Kernels that run as often as in eager, but read tensors of another shape or other strides."""
+    allowed = {*ALLOWED, *BY_MODEL.get(model, ("", ""))[0].split()}
+    differing = (eager.layouts - traced.layouts) + (traced.layouts - eager.layouts)
+    return sorted(key for key in differing if key[0] not in allowed)

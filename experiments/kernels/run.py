@@ -20,17 +20,25 @@ TCMALLOC = "libtcmalloc_minimal.so.4"
 HERE = Path(__file__).parent
 
 SIZES = {
-    "resnet18": {"batch": 4, "size": 64}, "resnet50": {"batch": 2, "size": 64}, "resnet152": {"batch": 1, "size": 64},
-    "mobilenet_v2": {"batch": 4, "size": 64}, "segformer": {"batch": 1, "size": 64}, "vit": {"batch": 1, "depth": 4},
-    "gpt2": {"batch": 1, "tokens": 64, "depth": 2}, "bert": {"batch": 1, "tokens": 64, "depth": 2},
-    "lstm": {"batch": 8, "tokens": 32}, "lstm_fused": {"batch": 8, "tokens": 32},
+    "usual": {
+        "resnet18": {"batch": 4}, "resnet50": {"batch": 2}, "resnet152": {"batch": 1}, "mobilenet_v2": {"batch": 4},
+        "segformer": {"batch": 1}, "vit": {"batch": 2}, "gpt2": {"batch": 1}, "bert": {"batch": 1}, "lstm": {"batch": 8},
+        "lstm_fused": {"batch": 8}, "unet": {"size": 64}, "gru": {"size": 32}, "rnn": {"size": 32},
+    },
+    "small": {
+        "resnet18": {"batch": 4, "size": 64}, "resnet50": {"batch": 2, "size": 64}, "resnet152": {"batch": 1, "size": 64},
+        "mobilenet_v2": {"batch": 4, "size": 64}, "segformer": {"batch": 1, "size": 64}, "vit": {"batch": 1, "depth": 4},
+        "gpt2": {"batch": 1, "tokens": 64, "depth": 2}, "bert": {"batch": 1, "tokens": 64, "depth": 2},
+        "lstm": {"batch": 8, "tokens": 32}, "lstm_fused": {"batch": 8, "tokens": 32},
+        "unet": {"size": 16}, "gru": {"size": 16}, "rnn": {"size": 16},
+    },
 }  # fmt: skip
-FURTHER = ("unet", "gru", "rnn")
+"""Arguments of each workload: usual sizes take 100 to 500 ms a step on two cores, small ones 15 to 150."""
 MEAN, WORST = 1.02, 1.05
 """Largest geometric mean of the ratios, and largest single one, that were asked for."""
 
 
-def workload(name: str, tiny: bool):
+def workload(name: str, sizes: str):
     import torch
     from torch import nn
 
@@ -41,8 +49,8 @@ def workload(name: str, tiny: bool):
 
     torch.manual_seed(0)
     if name in ZOO:
-        return ZOO[name](**(TINY[name] if tiny else SIZES[name]))
-    size = 1 if tiny else 16
+        return ZOO[name](**(TINY[name] if sizes == "tiny" else SIZES[sizes][name]))
+    size = 1 if sizes == "tiny" else SIZES[sizes][name]["size"]
     models = {
         "unet": lambda: (UNet("nearest"), (2, 3, 16 * size, 16 * size)),
         "gru": lambda: (nn.GRU(8 * size, 16 * size, 2, dropout=0.1), (2 * size, 2 * size, 8 * size)),
@@ -53,12 +61,12 @@ def workload(name: str, tiny: bool):
     return Workload(model, square_loss, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batch)
 
 
-def child(name: str, tiny: bool, blocks: int, seconds: float) -> None:
+def child(name: str, sizes: str, blocks: int, seconds: float) -> None:
     from autotune.apply import TrainStep
     from autotune.capture import capture
     from autotune.plan import Plan
 
-    eager, traced = workload(name, tiny), workload(name, tiny)
+    eager, traced = workload(name, sizes), workload(name, sizes)
 
     def plain() -> None:
         made = eager.loss_fn(eager.model, eager.batch)
@@ -91,29 +99,29 @@ def child(name: str, tiny: bool, blocks: int, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="tiny models, to see that the script runs")
+    parser.add_argument("--sizes", default="usual", choices=[*SIZES, "tiny"], help="tiny shows that the script runs")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=40.0, help="per model")
-    parser.add_argument("--models", nargs="*", default=[*SIZES, *FURTHER])
+    parser.add_argument("--models", nargs="*", default=list(SIZES["usual"]))
     parser.add_argument("--child", default="")
     arguments = parser.parse_args()
     if arguments.child:
-        child(arguments.child, arguments.tiny, arguments.blocks, arguments.seconds)
+        child(arguments.child, arguments.sizes, arguments.blocks, arguments.seconds)
         return
     found = ctypes.util.find_library("tcmalloc_minimal")
     if found is None:
         sys.exit(f"{TCMALLOC} is missing; install it: apt-get install libtcmalloc-minimal4")
-    document = facts() | {"tiny": arguments.tiny, "preloaded": found, "models": {}}
+    document = facts() | {"sizes": arguments.sizes, "preloaded": found, "models": {}}
     for name in arguments.models:
         command = [sys.executable, __file__, "--child", name, "--blocks", str(arguments.blocks)]
-        command += ["--seconds", str(arguments.seconds), *(["--tiny"] if arguments.tiny else [])]
+        command += ["--seconds", str(arguments.seconds), "--sizes", arguments.sizes]
         environment = {**os.environ, "LD_PRELOAD": found, "PYTHONPATH": str(ROOT)}
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ran.returncode:
             sys.exit(f"{name} failed: {ran.stderr.strip().splitlines()[-1]}")
         document["models"][name] = json.loads(ran.stdout.strip().splitlines()[-1])
         print(row(name, document["models"][name]), flush=True)
-    out = HERE / "results" / ("tiny-kernels" if arguments.tiny else "")
+    out = HERE / "results" / ("tiny-kernels" if arguments.sizes == "tiny" else arguments.sizes)
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     (out / "summary.md").write_text(summary(document))
