@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from autotune.apply import TrainStep
 from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.errors import CaptureError, PlanError
+from autotune.plan import Plan
 from autotune.planners import make_plan
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import batch_of, make
@@ -157,17 +159,21 @@ def subject_of() -> tuple[Any, Subject]:
     return workload, Subject(workload.model, workload.loss_fn)
 
 
+@cache
+def recomputing() -> Plan:
+    """A plan of the subject; each twin has the same graph."""
+    graph = capture(subject_of()[0]).graph
+    return make_plan(graph, {"recompute": {"planner": "segments", "count": 2}}, 0, Costs.unit(graph))
+
+
 def train(change: Callable[[Subject, int], None], every: int, steps: int, **options: Any) -> tuple[float, int]:
     """Steps beside eager with a change before every few; their largest difference, and the captures that it took."""
     (ours, subject), (other, twin) = subject_of(), subject_of()
     captures = 0
     worst = 0.0
-    plan = make_plan(
-        (graph := capture(ours).graph), {"recompute": {"planner": "segments", "count": 2}}, 0, Costs.unit(graph)
-    )
     with (
         warnings.catch_warnings(),
-        TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, plan, **options) as step,
+        TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, recomputing(), **options) as step,
     ):
         warnings.simplefilter("ignore")
         for number in range(steps):
