@@ -74,7 +74,10 @@ def beside(name: str) -> Beside:
     return Beside(program, *kernels, tuple(losses), worst_difference(tensors(workload), tensors(other)))
 
 
-@pytest.mark.parametrize("name", [*MODELS, *TINY], scope="module")
+READY = [pytest.param(name, marks=pytest.mark.slow if name in ("resnet50", "resnet152") else ()) for name in TINY]
+
+
+@pytest.mark.parametrize("name", [*MODELS, *READY], scope="module")
 def test_the_kernels_of_a_step_are_eagers_but_for_the_listed_differences(name: str):
     made = beside(name)
     assert made.eager

@@ -65,6 +65,7 @@ def test_an_experiment_of_both_makes_what_is_simulated_or_measured_alone(name: s
     assert "--parts [{simulated,measured}" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
     ask = "import run; print(run.frontier(run.MODELS['vgg16'].make, 'vgg16', lambda _: ())[0])"
     done = subprocess.run(
@@ -77,13 +78,6 @@ def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
 def test_what_must_not_be_mirrored_comes_out_again(tmp_path: Path):
     write(tmp_path, echo.claims_of_cell())
     same(read(tmp_path), read(EXPERIMENTS / "echo"))
-
-
-def test_what_the_thread_says_of_a_bottleneck_and_of_inference_comes_out_again(tmp_path: Path):
-    unfolded = order.reordered(*order.inference(folded=False))[1]
-    found = order.claims_of_inference(*order.reordered(*order.inference()), unfolded)
-    write(tmp_path, [*order.claims_of_bottleneck(), *found])
-    same(read(tmp_path), read(EXPERIMENTS / "nntrainer_order"))
 
 
 def test_the_thread_s_two_sorts_come_out_row_by_row():

@@ -58,7 +58,7 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness
         ("kill", Outcome.CRASHED, "killed by SIGKILL"),
         ("abort", Outcome.CRASHED, "killed by SIGABRT: .*terminate called without"),
         ("fill memory", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
-        ("fill disk", Outcome.DISK_FULL, "No space left"),
+        pytest.param("fill disk", Outcome.DISK_FULL, "No space left", marks=pytest.mark.slow),
         ("hang", Outcome.TIMEOUT, "no answer within 3 s"),
         ("wrong", Outcome.WRONG_RESULT, "is off by"),
     ],
