@@ -216,12 +216,22 @@ def test_what_no_input_can_be_and_changes_at_every_step_is_refused_with_name_val
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("change", CHANGES)
+FEW = (drop_p, attribute, closure_tensor, dictionary_entry, layer_replaced, forward_hook)
+"""Changes of each kind; the others are in the slow part of tests that take one way whatever changed."""
+
+
+def few_by_default(changes: list[Any]) -> list[Any]:
+    return [pytest.param(one, marks=() if one in FEW else pytest.mark.slow) for one in changes]
+
+
+@pytest.mark.parametrize("change", few_by_default(CHANGES))
 def test_other_shapes_eager_runs_a_changed_step_in_eager_and_goes_back(change: Any):
     assert train(change, every=1, steps=5, other_shapes="eager")[0] == 0.0
 
 
-@pytest.mark.parametrize("change", [c for c in CHANGES if c not in (closure_tensor, forward_hook, evaluation_mode)])
+@pytest.mark.parametrize(
+    "change", few_by_default([c for c in CHANGES if c not in (closure_tensor, forward_hook, evaluation_mode)])
+)
 def test_other_shapes_error_names_the_value(change: Any):
     with pytest.raises(PlanError, match="changed: the captured step holds for"):
         train(change, every=2, steps=5, other_shapes="error")

@@ -89,7 +89,7 @@ def captured(name: str) -> tuple[TrainGraph, str]:
     return program.graph, program.updates.across
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("kind", ["with gradient", pytest.param("at end", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ACROSS)
 def test_an_optimizer_that_looks_across_parameters_equals_eager_bit_for_bit(name: str, kind: str):
     workload, other = make(deep, optimizer=ACROSS[name]), make(deep, optimizer=ACROSS[name])
@@ -317,7 +317,7 @@ PREDICTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("place", ["with_gradient", "at_end"])
+@pytest.mark.parametrize("place", ["with_gradient", pytest.param("at_end", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PREDICTED)
 def test_no_step_of_eight_peaks_above_the_prediction_and_one_reaches_it(name: str, place: str):
     workload = make(wide, (4, 64), optimizer=PREDICTED[name])

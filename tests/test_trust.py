@@ -45,7 +45,7 @@ MORE: dict[str, dict[str, Any]] = {
 WORKLOADS = {name: {**TINY[name], **MORE[name]} for name in TINY}
 SLOW = pytest.mark.slow
 
-QUICK = ("resnet18", "gpt2", "lstm")
+QUICK = ("resnet18", "lstm")
 """Every kind of plan of these is in the default run; of the others the one that combines all kinds is."""
 
 DEEPER = ("resnet50", "resnet152")

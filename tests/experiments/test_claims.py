@@ -19,8 +19,8 @@ olla = script("model_olla/run.py")
 echo = script("echo/run.py")
 nets = script("monet/models.py")
 more = script("dtr/models.py")
-SLOW = ("dtr", "echo", "monet", "nntrainer_order", "sublinear")
-"""Half a minute to some minutes."""
+SIMULATED = ("model_olla", "dtr", "echo", "monet", "nntrainer_order", "sublinear")
+"""Seconds to some minutes."""
 
 
 AGAIN = "import pathlib, sys, run, autotune.claims; autotune.claims.write(pathlib.Path(sys.argv[1]), run.claims())"
@@ -37,10 +37,8 @@ def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:
             assert (now.ours.before or 0.0) == pytest.approx(then.ours.before or 0.0, rel=1e-3), now.text
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model_olla", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
 def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
     # in a process of its own, as it is run: the tracer finds a model's class by the name of its file
     subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path)], cwd=EXPERIMENTS / name, check=True)
