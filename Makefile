@@ -35,14 +35,14 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 unit: .venv/dev.stamp
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # pytest exits 5 when no test bears the marker
 slow: .venv/dev.stamp
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" && \
 		{ apt-get update && apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 </dev/null; } || true
 	@if command -v chromium >/dev/null; then marked="slow or browser"; else marked="slow"; echo "no chromium: no browser tests"; fi; \
-		echo "$(BIN)/pytest -n 2 -m '$$marked'"; $(BIN)/pytest -n 2 -m "$$marked" || [ $$? -eq 5 ]
+		echo "$(BIN)/pytest -n 2 --dist worksteal -m '$$marked'"; $(BIN)/pytest -n 2 --dist worksteal -m "$$marked" || [ $$? -eq 5 ]
 
 screenshots: .venv/dev.stamp
 	$(BIN)/python -m docs.screenshots

@@ -1,4 +1,6 @@
+import gc
 import os
+import sys
 
 from hypothesis import settings
 
@@ -8,3 +10,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # shared cores: a slow example says nothing about the code
 settings.register_profile("autotune", deadline=None, derandomize=True)
 settings.load_profile("autotune")
+
+# importing and collecting makes half a million objects that stay; to look through them again and again takes seconds
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    # the tracer times the guards of each capture for a log, with all caches flushed: a sixth of a small capture
+    if (guards := sys.modules.get("torch._dynamo.guards")) is not None:
+        guards.profile_guard_manager = lambda *_: 0.0

@@ -1,7 +1,6 @@
 """Count the ATen kernels of an eager step and of the captured step, by the layouts they read, and report what differs."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,12 +72,6 @@ def kernel_name(func: Any) -> str:
     """Name of an overload without its namespace, overload and in-place mark."""
     name = func._schema.name.split("::")[1]
     return name.removesuffix("_") if not name.startswith("__") and name != "_" else name
-
-
-def kernels_of(step: Callable[[], Any]) -> Kernels:
-    with Kernels() as kernels:
-        step()
-    return kernels
 
 
 ALLOWED = {

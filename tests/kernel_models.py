@@ -86,7 +86,7 @@ MODELS: dict[str, tuple[Factory, tuple[int, ...]]] = {
     "gru_bidirectional": (lambda: nn.GRU(8, 16, 2, dropout=0.3, bidirectional=True), (3, 5, 8)),
     "rnn_tanh": (lambda: nn.RNN(8, 16, 2, dropout=0.3), (3, 5, 8)),
     "rnn_relu": (lambda: nn.RNN(8, 16, 2, nonlinearity="relu"), (3, 5, 8)),
-    "lstm": (lambda: nn.LSTM(8, 16, 2, dropout=0.3), (3, 5, 8)),
+    "lstm_two_layers": (lambda: nn.LSTM(8, 16, 2, dropout=0.3), (3, 5, 8)),
     "lstm_without_bias": (lambda: nn.LSTM(8, 16, 2, bias=False), (3, 5, 8)),
     "lstm_projected": (lambda: nn.LSTM(8, 16, 2, proj_size=4), (3, 5, 8)),
     "gru_cells": (lambda: Cells(nn.GRUCell), (4, 2, 8)),

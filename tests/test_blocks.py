@@ -97,7 +97,11 @@ def test_every_layer_of_a_decoder_is_cut_at_the_residual_stream(dropout: bool):
 
 @pytest.mark.parametrize(
     ("name", "arguments", "least"),
-    [("gpt2", {"depth": 5}, 3), ("resnet50", {"depth": 3}, 2), ("lstm", {"tokens": 6}, 3)],
+    [
+        ("gpt2", {"depth": 5}, 3),
+        pytest.param("resnet50", {"depth": 3}, 2, marks=pytest.mark.slow),
+        ("lstm", {"tokens": 6}, 3),
+    ],
 )
 def test_repeats_are_found_in_captured_models(name: str, arguments: dict[str, int], least: int):
     graph = capture(ZOO[name](**{**TINY[name], **arguments}), name).graph

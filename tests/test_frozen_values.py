@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from autotune.apply import TrainStep
 from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.errors import CaptureError, PlanError
+from autotune.plan import Plan
 from autotune.planners import make_plan
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import batch_of, make
@@ -157,17 +159,21 @@ def subject_of() -> tuple[Any, Subject]:
     return workload, Subject(workload.model, workload.loss_fn)
 
 
+@cache
+def recomputing() -> Plan:
+    """A plan of the subject; each twin has the same graph."""
+    graph = capture(subject_of()[0]).graph
+    return make_plan(graph, {"recompute": {"planner": "segments", "count": 2}}, 0, Costs.unit(graph))
+
+
 def train(change: Callable[[Subject, int], None], every: int, steps: int, **options: Any) -> tuple[float, int]:
     """Steps beside eager with a change before every few; their largest difference, and the captures that it took."""
     (ours, subject), (other, twin) = subject_of(), subject_of()
     captures = 0
     worst = 0.0
-    plan = make_plan(
-        (graph := capture(ours).graph), {"recompute": {"planner": "segments", "count": 2}}, 0, Costs.unit(graph)
-    )
     with (
         warnings.catch_warnings(),
-        TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, plan, **options) as step,
+        TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, recomputing(), **options) as step,
     ):
         warnings.simplefilter("ignore")
         for number in range(steps):
@@ -210,12 +216,22 @@ def test_what_no_input_can_be_and_changes_at_every_step_is_refused_with_name_val
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("change", CHANGES)
+FEW = (drop_p, attribute, closure_tensor, dictionary_entry, layer_replaced, forward_hook)
+"""Changes of each kind; the others are in the slow part of tests that take one way whatever changed."""
+
+
+def few_by_default(changes: list[Any]) -> list[Any]:
+    return [pytest.param(one, marks=() if one in FEW else pytest.mark.slow) for one in changes]
+
+
+@pytest.mark.parametrize("change", few_by_default(CHANGES))
 def test_other_shapes_eager_runs_a_changed_step_in_eager_and_goes_back(change: Any):
     assert train(change, every=1, steps=5, other_shapes="eager")[0] == 0.0
 
 
-@pytest.mark.parametrize("change", [c for c in CHANGES if c not in (closure_tensor, forward_hook, evaluation_mode)])
+@pytest.mark.parametrize(
+    "change", few_by_default([c for c in CHANGES if c not in (closure_tensor, forward_hook, evaluation_mode)])
+)
 def test_other_shapes_error_names_the_value(change: Any):
     with pytest.raises(PlanError, match="changed: the captured step holds for"):
         train(change, every=2, steps=5, other_shapes="error")

@@ -107,7 +107,7 @@ def test_steps_equal_eager_in_the_same_format_bit_for_bit(arrives: str, tmp_path
     assert workload.model[0].weight.is_contiguous(memory_format=LAST)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])
 def test_convolution_nets_of_the_zoo_equal_eager_in_the_same_format(name: str):
     size = {"batch": 2, "size": 64, "width": 16}
     workload, other = load(name, size), in_channels_last(load(name, size))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from autotune.capture import capture
 from autotune.costs import Costs
 from autotune.errors import CaptureError, ConfigError
 from autotune.execute import Executor
-from autotune.graph import Role
+from autotune.graph import Role, TrainGraph
 from autotune.optimizer_copy import fingerprint, held_tensors, reached
 from autotune.optimizer_probe import independent
 from autotune.plan import Plan
@@ -81,13 +82,20 @@ def untouched(workload: Workload) -> Any:
     return everything(workload), objects, scalars, members, grads
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
+@cache
+def captured(name: str) -> tuple[TrainGraph, str]:
+    """The graph of a step, and why its optimizer is stepped whole; each twin has the same."""
+    program = capture(make(deep, optimizer=ACROSS[name]))
+    return program.graph, program.updates.across
+
+
+@pytest.mark.parametrize("kind", ["with gradient", pytest.param("at end", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ACROSS)
 def test_an_optimizer_that_looks_across_parameters_equals_eager_bit_for_bit(name: str, kind: str):
     workload, other = make(deep, optimizer=ACROSS[name]), make(deep, optimizer=ACROSS[name])
-    program = capture(workload)
-    assert program.updates.across
-    plan = make_plan(program.graph, SETTINGS[kind], 0, Costs.unit(program.graph))
+    graph, across = captured(name)
+    assert across
+    plan = make_plan(graph, SETTINGS[kind], 0, Costs.unit(graph))
     assert plan.recomputed
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan) as step:
         ours = run(lambda: step(workload.batch), 6)
@@ -309,7 +317,7 @@ PREDICTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("place", ["with_gradient", "at_end"])
+@pytest.mark.parametrize("place", ["with_gradient", pytest.param("at_end", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PREDICTED)
 def test_no_step_of_eight_peaks_above_the_prediction_and_one_reaches_it(name: str, place: str):
     workload = make(wide, (4, 64), optimizer=PREDICTED[name])

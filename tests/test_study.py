@@ -236,7 +236,15 @@ def test_answers_that_cannot_be_laid_out_are_measured_only_where_none_can(tmp_pa
     assert {trial.plan for trial in some.trials if trial.kind == "planner"} <= set(good)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.OUT_OF_MEMORY, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.DISK_FULL])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome.OUT_OF_MEMORY,
+        pytest.param(Outcome.TIMEOUT, marks=pytest.mark.slow),
+        pytest.param(Outcome.CRASHED, marks=pytest.mark.slow),
+        Outcome.DISK_FULL,
+    ],
+)
 def test_a_failure_is_told_complete_with_violated_memory_and_predicted_time(tmp_path, outcome):
     failing: list[str] = []
 

@@ -100,7 +100,7 @@ def test_gradients_are_seen_once_in_a_verified_step() -> None:
     assert sorted(seen) == sorted(name for name, _ in workload.model.named_parameters())
 
 
-@pytest.mark.parametrize("loss_scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("loss_scale", [1e-6, pytest.param(1.0, marks=pytest.mark.slow), 1e6])
 @pytest.mark.parametrize(
     ("made", "parameter"),
     [

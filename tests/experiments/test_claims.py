@@ -19,8 +19,8 @@ olla = script("model_olla/run.py")
 echo = script("echo/run.py")
 nets = script("monet/models.py")
 more = script("dtr/models.py")
-SLOW = ("dtr", "echo", "monet", "nntrainer_order", "sublinear")
-"""Half a minute to some minutes."""
+SIMULATED = ("model_olla", "dtr", "echo", "monet", "nntrainer_order", "sublinear")
+"""Seconds to some minutes."""
 
 
 AGAIN = "import pathlib, sys, run, autotune.claims; autotune.claims.write(pathlib.Path(sys.argv[1]), run.claims())"
@@ -37,10 +37,8 @@ def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:
             assert (now.ours.before or 0.0) == pytest.approx(then.ours.before or 0.0, rel=1e-3), now.text
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model_olla", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
 def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
     # in a process of its own, as it is run: the tracer finds a model's class by the name of its file
     subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path)], cwd=EXPERIMENTS / name, check=True)
@@ -65,6 +63,7 @@ def test_an_experiment_of_both_makes_what_is_simulated_or_measured_alone(name: s
     assert "--parts [{simulated,measured}" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
     ask = "import run; print(run.frontier(run.MODELS['vgg16'].make, 'vgg16', lambda _: ())[0])"
     done = subprocess.run(
@@ -77,13 +76,6 @@ def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
 def test_what_must_not_be_mirrored_comes_out_again(tmp_path: Path):
     write(tmp_path, echo.claims_of_cell())
     same(read(tmp_path), read(EXPERIMENTS / "echo"))
-
-
-def test_what_the_thread_says_of_a_bottleneck_and_of_inference_comes_out_again(tmp_path: Path):
-    unfolded = order.reordered(*order.inference(folded=False))[1]
-    found = order.claims_of_inference(*order.reordered(*order.inference()), unfolded)
-    write(tmp_path, [*order.claims_of_bottleneck(), *found])
-    same(read(tmp_path), read(EXPERIMENTS / "nntrainer_order"))
 
 
 def test_the_thread_s_two_sorts_come_out_row_by_row():

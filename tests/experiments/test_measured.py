@@ -6,7 +6,7 @@ import pytest
 
 from autotune.claims import Claim, Figure, Verdict, read, write
 from tests.experiments.scripts import EXPERIMENTS, script
-from tests.zoo.tiny import TINY
+from tests.harness.test_run import WORKLOADS
 
 sys.path.insert(0, str(EXPERIMENTS))
 measured = script("measured.py")
@@ -52,7 +52,6 @@ def test_an_overhead_that_was_measured_says_beside_what_and_where(name: str):
 
 @pytest.mark.slow
 def test_a_plan_is_run_beside_eager_and_keeps_its_share():
-    arguments = {**TINY["resnet18"], "size": 64, "batch": 8, "width": 16}
-    found = measured.measured("resnet18", arguments, 0.9)
+    found = measured.measured(f"{WORKLOADS}:wide", {"batch": 1 << 15}, 0.9)
     assert found.samples == measured.SAMPLES
     assert found.peak_bytes <= measured.SLACK * 0.9 * found.eager_bytes

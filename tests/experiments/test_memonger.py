@@ -54,6 +54,7 @@ def test_resnet_50_at_batch_32_takes_the_bytes_that_are_stored():
     assert without_seconds(run.larger(32, 224)) == without_seconds(STORED["larger"])
 
 
+@pytest.mark.slow
 def test_a_segmentation_net_takes_the_bytes_that_are_stored():
     assert without_seconds(run.segmentation(run.SEGMENTED)) == without_seconds(STORED["segmentation"])
 

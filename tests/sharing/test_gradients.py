@@ -148,7 +148,7 @@ def test_a_plan_that_computes_again_or_sends_away_is_refused():
         share(graph, Plan((0, 1, 2), (Swap(0, 0),), 1, "ssd"))
 
 
-@pytest.mark.parametrize("factory", ["resnet18", "lstm", "bert"])
+@pytest.mark.parametrize("factory", ["resnet18", "lstm", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_captured_step_shares_and_every_op_reads_what_the_same_ops_made(factory: str):
     graph = capture(ZOO[factory](**TINY[factory]), factory).graph
     plan = Greedy().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
