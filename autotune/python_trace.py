@@ -40,9 +40,10 @@ class PythonTrace:
     forward: fx.GraphModule
     """Called with the batch's tensors, then one tensor for each free input."""
     free: tuple[FreeInput, ...]
-    guards: Guards
     guards_without: Callable[[frozenset[str]], Guards]
-    """Build the guards anew, without those on some sources and their parts."""
+    """Build the guards, without those on some sources and their parts."""
+    sources: Sources
+    """How to read the sources."""
     side_effects: tuple[SideEffect, ...]
     inputs: frozenset[str]
     """Sources of the graph's inputs."""
@@ -63,11 +64,6 @@ class PythonTrace:
     def specialized(self) -> bool:
         """Whether an input of `dynamic` became a constant after all: an op took it as a plain number."""
         return any(constant.is_number for constant in self.symbols.replacements.values())
-
-    @property
-    def sources(self) -> Sources:
-        """How to read the sources."""
-        return self.guards.sources
 
 
 def trace_python(
@@ -103,7 +99,9 @@ def trace_python(
 
     def guards_without(names: frozenset[str]) -> Guards:
         hooks_count = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
-        with hooks_count, get_metrics_context(), dynamo_timed("guards"):
+        # torch times each set of guards for a log, with all caches flushed: a sixth of a small capture
+        untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", return_value=0.0)
+        with hooks_count, untimed, get_metrics_context(), dynamo_timed("guards"):
             return Guards(output.build_guards(step.forward.__code__, _hooks(names)).guard_manager, sources)
 
     inputs = graph.export_metadata.graph_input_idx_to_local_source
@@ -115,8 +113,8 @@ def trace_python(
     return PythonTrace(
         forward,
         tuple(free.values()),
-        guards_without(frozenset()),
         guards_without,
+        sources,
         tuple(effects),
         frozenset(source.name for source in inputs.values()),
         frozenset(inputs[at].name for at, node in enumerate(placeholders) if node.users and at in inputs),

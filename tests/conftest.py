@@ -1,6 +1,5 @@
 import gc
 import os
-import sys
 
 from hypothesis import settings
 
@@ -19,9 +18,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def pytest_runtest_setup() -> None:
-    # the tracer times the guards of each capture for a log, with all caches flushed: a sixth of a small capture
-    if (guards := sys.modules.get("torch._dynamo.guards")) is not None:
-        guards.profile_guard_manager = lambda *_: 0.0

@@ -16,7 +16,7 @@ from tests.planned import Case, difference, eager_trace, planned_trace, problem
 from tests.random_chains import Chain, chains
 from tests.random_models import draw, runs_in_eager, shrink
 
-MANY, FEW = 200, 8
+MANY, FEW = 300, 8
 
 
 @pytest.fixture(scope="module")
