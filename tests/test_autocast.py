@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autotune.apply import TrainStep
-from autotune.autocast import cached_casts
 from autotune.capture import capture
-from autotune.errors import CaptureError, ConfigError
+from autotune.costs import Costs
+from autotune.errors import CaptureError
+from autotune.planners import make_plan
 from autotune.profile import profile
-from autotune.workload import Workload, infer
+from autotune.workload import Workload
 from tests.eager import assert_equals_eager, eager_step
 from tests.kernel_counts import kernels_of, unexplained
 from tests.kernel_models import Cells
@@ -146,6 +146,25 @@ def checkpointed(net: Any, data: Tensor) -> Tensor:
         return net.head(net.a(made))
 
 
+class Pair(nn.Module):
+    """A layer whose kernel casts inside, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.head = nn.Bilinear(8, 8, 8), nn.Linear(8, 4)
+
+    def forward(self, data: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            first = torch.tanh(self.pair(data, data))
+        return self.head(self.pair(first, data))
+
+
+def inverted(net: Any, data: Tensor) -> Tensor:
+    """The kernel of a pseudo-inverse multiplies in the lower precision."""
+    with autocast():
+        return net.head(data @ torch.linalg.pinv(net.a.weight))
+
+
 def three_uses(net: Any, data: Tensor) -> Tensor:
     with autocast():
         return net.head(net.a(torch.tanh(net.a(net.b(torch.tanh(net.a(data)))))))
@@ -182,6 +201,7 @@ FORWARDS = (
     checkpointed,
     decorated,
     in_half,
+    inverted,
 )
 
 
@@ -201,6 +221,7 @@ CASES: dict[str, Callable[[], Workload]] = {
     "in_both": partial(make, partial(Net, shared), (6, 8), loss_fn=region_loss),
     "tied": partial(make, Tied, (6, 8), loss_fn=region_loss),
     "language": partial(make, Language, (3, 5), loss_fn=region_loss),
+    "pair": partial(make, Pair, (6, 8), loss_fn=region_loss),
     "cells": partial(make, partial(Cells, nn.GRUCell), (4, 2, 8), loss_fn=region_loss),
     "rnn_cells": partial(make, partial(Cells, nn.RNNCell), (4, 2, 8), loss_fn=region_loss),
     "attention": partial(
@@ -222,3 +243,100 @@ CASES["gru_bidirectional"] = partial(
 @pytest.mark.parametrize("name", CASES)
 def test_three_steps_end_at_eagers_bits(name: str):
     assert_equals_eager(CASES[name](), CASES[name](), steps=3)
+
+
+PLANNED = ("shared", "three_uses", "nested_regions", "checkpointed", "tied", "pair", "gru_called_2", "rnn_called_1")
+
+
+@pytest.mark.parametrize("planner", ["greedy", "segments"])
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_step_that_is_recomputed_ends_at_eagers_bits(name: str, planner: str):
+    workload = CASES[name]()
+    graph = capture(workload).graph
+    plan = make_plan(graph, {"recompute": {"planner": planner}}, 0, Costs.unit(graph))
+    assert_equals_eager(workload, CASES[name](), plan, steps=3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_step_under_a_random_plan_ends_at_eagers_bits(name: str, seed: int):
+    workload = CASES[name]()
+    program = capture(workload)
+    plan = random_plan(program.graph, profile(program), random.Random(seed))
+    assert_equals_eager(workload, CASES[name](), plan, steps=3)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "checkpointed"])  # what eager runs again is planned
+def test_the_kernels_of_a_step_are_eagers(name: str):
+    eager, traced = CASES[name](), CASES[name]()
+    eager_step(eager)  # optimizer state comes to be in the first step
+    expected = kernels_of(lambda: plain_step(eager))
+    with TrainStep(traced.model, traced.loss_fn, traced.optimizer, traced.batch) as step:
+        step(traced.batch)
+        found = kernels_of(lambda: step(traced.batch))
+    assert unexplained(expected, found, name) == {}
+
+
+def plain_step(workload: Workload) -> None:
+    """One eager step, without copies of the gradients."""
+    workload.loss_fn(workload.model, workload.batch).backward()
+    workload.optimizer.step()
+    workload.optimizer.zero_grad(set_to_none=True)
+
+
+def casts(workload: Workload, name: str) -> int:
+    """How often the forward casts a parameter of this name."""
+    graph = capture(workload).graph
+    value = next(value.id for value in graph.values if value.name == name)
+    return sum("_to_copy" in op.target and value in op.inputs for op in graph.ops)
+
+
+def test_a_weight_is_cast_once_in_a_region_for_all_its_readers():
+    assert casts(CASES["three_uses"](), "a.weight") == 1
+    assert casts(CASES["two_regions"](), "a.weight") == 2
+
+
+def test_a_weight_is_cast_for_each_reader_where_the_cache_is_off_or_the_user_casts():
+    assert casts(CASES["without_cache"](), "a.weight") == casts(CASES["explicit_casts"](), "a.weight") == 2
+    torch.set_autocast_cache_enabled(False)
+    try:
+        assert casts(CASES["shared"](), "a.weight") == 2
+        assert_equals_eager(CASES["shared"](), CASES["shared"](), steps=3)
+    finally:
+        torch.set_autocast_cache_enabled(True)
+
+
+def test_a_capture_in_a_region_leaves_no_cast_to_eager():
+    """There the end of the step's own region does not empty the cache."""
+    net, data = CASES["shared"]().model, torch.ones(2, 8)
+    expected = net(data)
+    with autocast():
+        capture(CASES["shared"]())
+        assert torch.equal(net(data), expected)
+        assert type(net.a(data)) is Tensor
+
+
+def test_a_capture_that_fails_leaves_eager_as_it_was():
+    before = torch.ones(2, 8), CASES["shared"]().model
+    expected = before[1](before[0])
+
+    def broken(model: nn.Module, batch: Any) -> Tensor:
+        with autocast():
+            model.a(batch[0])
+            raise ZeroDivisionError
+
+    with pytest.raises(CaptureError):
+        capture(make(partial(Net, shared), (6, 8), loss_fn=broken))
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.equal(before[1](before[0]), expected)
+    assert_equals_eager(CASES["shared"](), CASES["shared"](), steps=3)
+
+
+def test_a_bilinear_layer_under_another_dtype_is_another_op():
+    def loss(dtype: torch.dtype, model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            return model(batch[0]).float().square().mean()
+
+    graphs = [capture(make(Pair, loss_fn=partial(loss, dtype))).graph for dtype in (BF16, BF16, torch.float16)]
+    assert graphs[0].digest == graphs[1].digest != graphs[2].digest
+    assert sum("trilinear_under_bfloat16" in op.target for op in graphs[0].ops) == 1
