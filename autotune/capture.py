@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune import batch_norm, clips, dropout, recurrent, slices
+from autotune import autocast, batch_norm, clips, dropout, recurrent, slices
 from autotune.capture_checks import refuse_gradients_of_the_batch, refuse_parameter_hooks, refuse_reentrant_checkpoints
 from autotune.eager_kernels import eager_kernels
 from autotune.errors import AutotuneError, CaptureError
@@ -78,6 +78,7 @@ REWRITES: tuple[Callable[[fx.Graph], None], ...] = (
     clips.read_results,
     slices.fold_writes,
     recurrent.mark_regions,
+    autocast.cast_inside,
 )
 """Changes of the joint trace before it is read, in this order."""
 
@@ -162,6 +163,7 @@ def _trace(
         stack.enter_context(torch.no_grad())
     stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
     stack.enter_context(eager_kernels())
+    stack.enter_context(autocast.eager_autocast())
     # eager draws for results that nothing reads, too: the tracer's own removal of dead code keeps draws only with this
     stack.enter_context(torch._inductor.config.patch(fallback_random=True))
     try:
