@@ -40,7 +40,7 @@ from autotune.units import fmt_bytes
 from autotune.verify import STEPS, See, Verifier
 from autotune.workload import LossFn, Workload, infer
 from autotune.workload import check as check_workload
-from autotune.wrapped_optimizer import unwrapped
+from autotune.wrapped_optimizer import Bookkeeping, unwrapped
 
 OtherShapes = Literal["replan", "eager", "error"]
 
@@ -167,6 +167,7 @@ class TrainStep:
         if other_shapes not in ("replan", "eager", "error"):
             raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
         check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
+        self._bookkeeping = Bookkeeping(optimizer)
         optimizer = unwrapped(optimizer) if optimizer is not None else None
         if optimizer is not None:
             refuse_unreduced(model, reduces=before_update is not None)
@@ -231,6 +232,15 @@ class TrainStep:
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
         self._refuse_loop()
+        self._count_anew()
+        updates = (self._taken + 1) % self._accumulate == 0
+        self._bookkeeping.begin(updates=updates)
+        results = self._one(batch)
+        self._bookkeeping.end(updated=updates)
+        return results
+
+    def _one(self, batch: Any) -> Any:
+        """Run one step by the capture that holds for it, or in eager."""
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         if self._loss_fn is not None and has_parameter_hooks(self.model):
@@ -291,6 +301,7 @@ class TrainStep:
             with self._all_or_none():
                 self._update_all()
             self._taken = 0
+            self._bookkeeping.end(updated=True)
 
     def close(self) -> None:
         """Give the stores' space back. The model and the optimizer stay as they are."""
@@ -459,13 +470,13 @@ class TrainStep:
         if change is not None:
             if self._recaptures.first_time(change):
                 how = "runs in plain eager" if eager else "is captured again"
-                warnings.warn(f"{change}; the step {how} whenever it changes", stacklevel=3)
+                warnings.warn(f"{change}; the step {how} whenever it changes", stacklevel=4)
             return
         if not self._warned:
             how = "runs as it is traced" if self._file is None else "is planned anew with the same settings"
             how = "runs in plain eager" if eager else how
             made_for = _shapes(self._first)
-            warnings.warn(f"{self._what(signature)} {how}; the plan is for a batch of {made_for}", stacklevel=3)
+            warnings.warn(f"{self._what(signature)} {how}; the plan is for a batch of {made_for}", stacklevel=4)
         self._warned = True
 
     def _what(self, signature: tuple[Any, ...]) -> str:
