@@ -41,7 +41,7 @@ from autotune.units import fmt_bytes
 from autotune.verify import STEPS, See, Verifier
 from autotune.workload import LossFn, Workload, infer
 from autotune.workload import check as check_workload
-from autotune.wrapped_optimizer import unwrapped
+from autotune.wrapped_optimizer import Bookkeeping, unwrapped
 
 OtherShapes = Literal["replan", "eager", "error"]
 
@@ -168,6 +168,7 @@ class TrainStep:
         if other_shapes not in ("replan", "eager", "error"):
             raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
         check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
+        self._bookkeeping = Bookkeeping(optimizer)
         optimizer = unwrapped(optimizer) if optimizer is not None else None
         if optimizer is not None:
             refuse_unreduced(model, reduces=before_update is not None)
@@ -233,6 +234,15 @@ class TrainStep:
     def __call__(self, batch: Any) -> Any:
         """Run one step."""
         self._refuse_loop()
+        self._count_anew()
+        updates = (self._taken + 1) % self._accumulate == 0
+        self._bookkeeping.begin(updates=updates)
+        results = self._one(batch)
+        self._bookkeeping.end(updated=updates)
+        return results
+
+    def _one(self, batch: Any) -> Any:
+        """Run one step by the capture that holds for it, or in eager."""
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         called, hooked = self._signature(batch)
@@ -293,6 +303,7 @@ class TrainStep:
             with self._all_or_none():
                 self._update_all()
             self._taken = 0
+            self._bookkeeping.end(updated=True)
 
     def close(self) -> None:
         """Give the stores' space back. The model and the optimizer stay as they are."""
@@ -447,12 +458,12 @@ class TrainStep:
         if change is not None:
             if self._recaptures.first_time(change):
                 how = "runs in plain eager" if eager else "is captured again"
-                warnings.warn(f"{change}; the step {how} whenever it changes", stacklevel=3)
+                warnings.warn(f"{change}; the step {how} whenever it changes", stacklevel=4)
             return
         if not self._warned:
             how = "runs as it is traced" if self._file is None else "is planned anew with the same settings"
             how = "runs in plain eager" if eager else how
-            warnings.warn(f"{self._what(called)} {how}; the plan is for a batch of {self._first.shapes}", stacklevel=3)
+            warnings.warn(f"{self._what(called)} {how}; the plan is for a batch of {self._first.shapes}", stacklevel=4)
         self._warned = True
 
     def _what(self, called: Signature) -> str:

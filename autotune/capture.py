@@ -43,7 +43,7 @@ def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = fro
     step = _Step(workload, leaves, spec)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     tensors = unaliased(tensors)
-    with _quiet(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
+    with _quiet(), _modes_restored(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
         with _tensors_restored(workload.model):
             found, unrepeated, joint = _trace(stack, step, tensors, name, dynamic)
         graph = joint.graph_module.graph
@@ -118,6 +118,33 @@ def _tensors_restored(model: torch.nn.Module) -> Iterator[None]:
         for module, parameters, buffers in held:
             module._parameters.update(parameters)
             module._buffers.update(buffers)
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    """Leave grad mode and autocast as they were: a trace that fails within the step's own `with` never leaves that.
+
+    Autocast keeps the weights that it cast until the outermost one ends: one that never ends would keep them for ever.
+    """
+    grad, depth, cached = torch.is_grad_enabled(), _autocast_depth(), torch.is_autocast_cache_enabled()
+    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        if _autocast_depth() > depth:
+            while _autocast_depth() > depth:
+                torch.autocast_decrement_nesting()
+            torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(cached)
+        for kind, enabled, dtype in kinds:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+
+
+def _autocast_depth() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 _TENSOR = "<tensor>"

@@ -87,14 +87,23 @@ class Guards:
     def __init__(self, manager: Any, sources: Sources) -> None:
         self._manager = manager
         self.sources = sources
+        # Dynamo guards what a module has of its own, and takes it that its class stays
+        self._forwards: dict[type[torch.nn.Module], Any] = {
+            type(module): type(module).forward for module in sources.step.modules()
+        }
 
     def hold(self, tensors: list[torch.Tensor]) -> bool:
         """Check all of them for a step on the batch's tensors; some microseconds."""
+        if self._replaced() is not None:
+            return False
         with _without_modes():
             return bool(self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}))
 
     def change(self, tensors: list[torch.Tensor]) -> Change | None:
         """Find the first value that differs; None where all hold."""
+        if (kind := self._replaced()) is not None:
+            name = f"{kind.__qualname__}.forward"
+            return Change(f"{kind.__module__}.{name}", name, f"{name} being the same function", None, "")
         with _without_modes():
             found = self._manager.check_verbose({"self": self.sources.step, "tensors": tuple(tensors)})
         if found.result:
@@ -108,6 +117,10 @@ class Guards:
             now = None
         named = condition.replace(source, shown) if source else condition
         return Change(source, shown, _plain(named), now, own_line(found.user_stack or ()))
+
+    def _replaced(self) -> type[torch.nn.Module] | None:
+        """Return a class of the step's modules whose forward is another than when the step was captured."""
+        return next((kind for kind, own in self._forwards.items() if kind.forward is not own), None)
 
 
 _SPELLINGS = (

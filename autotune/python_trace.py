@@ -5,6 +5,7 @@ step. Tensors that the step finds outside of model and batch (in a closure, a gl
 graph, read again for each step, and so are the floats named in `dynamic`.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def trace_python(
         torch._dynamo.config.patch(
             replay_side_effects=False,
             side_effect_replay_policy="warn",
+            ignore_logger_methods=_logger_methods(),
             specialize_float=not dynamic,
             allow_unspec_int_on_nn_module=bool(dynamic),
         ),
@@ -124,6 +126,17 @@ def trace_python(
         "\n".join(node.format_node() for node in live.nodes if node.op != "placeholder" or node.users),
         graph.shape_env,
     )
+
+
+def _logger_methods() -> set[Callable[..., Any]]:
+    """Methods that a trace leaves out: Dynamo refuses loggers, and every model of `transformers` has some.
+
+    Libraries add methods of their own to the class, such as `warning_once`.
+    """
+    levels = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+    names = (name for name in dir(logging.Logger) if name.split("_")[0] in levels)
+    found: set[Callable[..., Any]] = {getattr(logging.Logger, name) for name in names}
+    return found.union(torch._dynamo.config.ignore_logger_methods)
 
 
 def _hooks(names: frozenset[str]) -> Any:
@@ -193,6 +206,8 @@ def _free_inputs(
         name = source.name
         if name.startswith("L['tensors']"):
             continue
+        if name.startswith(_FROM_NUMPY):
+            raise CaptureError(_refusal_of_numpy(name.removeprefix(_FROM_NUMPY).removesuffix(")"), sources))
         value = sources.value(name)
         if isinstance(value, torch.Tensor) and id(value) not in owned:
             if value.grad_fn is not None:
@@ -205,6 +220,20 @@ def _free_inputs(
             example = placeholders[position].meta["example_value"]
             found[position] = FreeInput(name, sources.shown(name), _float_reader(sources, name), example)
     return found
+
+
+_FROM_NUMPY = "___from_numpy("
+"""Dynamo's spelling of an array or a number of numpy, which it reads as a tensor made on the way."""
+
+
+def _refusal_of_numpy(name: str, sources: Sources) -> str:
+    value, shown = sources.value(name), sources.shown(name)
+    cure = (
+        f"a tensor, as torch.as_tensor({shown})"
+        if getattr(value, "shape", ())
+        else f"a Python number, as {shown}.item()"
+    )
+    return f"{shown} is a numpy.{type(value).__name__}, which a captured step cannot follow: make it {cure} before the step"
 
 
 def _tensor_reader(sources: Sources, name: str) -> Callable[[], torch.Tensor]:

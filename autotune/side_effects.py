@@ -161,7 +161,8 @@ def refuse_what_the_step_reads(traced: Traced, retrace: Retrace) -> tuple[SideEf
         if _is_as_before(effect, traced.sources):
             continue
         if _is_read(effect, traced, retrace):
-            raise CaptureError(_refusal(effect, traced.sources))
+            settled = _settles(effect, traced.sources, retrace)
+            raise CaptureError(_refusal(effect, traced.sources, settled=settled))
         unread.append(effect)
     return tuple(unread)
 
@@ -183,6 +184,15 @@ def _is_read(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
     return name in again.read or name in again.constants or again.branches
 
 
+def _settles(effect: SideEffect, sources: Sources, retrace: Retrace) -> bool:
+    """Whether a step that begins with what this one assigns leaves it there, as `config.problem_type` of `transformers`."""
+    if effect.container or type(effect.after) not in (bool, str) or not sources.exists(effect.source):
+        return False
+    with _assigned(sources, effect.source, effect.after):
+        again = [one for one in retrace(frozenset()).side_effects if one.source == effect.source]
+    return all(one.after == effect.after for one in again)
+
+
 def _is_read_container(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
     """Whether the step does anything else on the container that it leaves behind."""
     if any(one.startswith(f"{effect.source}[") for one in traced.read):
@@ -199,9 +209,11 @@ def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
     return effect.container and not effect.after and sources.exists(effect.source) and not sources.value(effect.source)
 
 
-def _refusal(effect: SideEffect, sources: Sources) -> str:
+def _refusal(effect: SideEffect, sources: Sources, *, settled: bool = False) -> str:
     name, at = sources.shown(effect.source), f" at {effect.line}" if effect.line else ""
-    if effect.container:
+    if settled:
+        cure = f"assign it before the first step, {name} = {effect.after!r}"
+    elif effect.container:
         cure = "keep its content in a buffer and change that in place"
     elif isinstance(effect.after, torch.Tensor):
         cure = f"change it in place: {name}.copy_(...)"

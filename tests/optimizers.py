@@ -23,7 +23,7 @@ class _Each(torch.optim.Optimizer):
 class GlobalNorm(_Each):
     """As LAMB with `max_grad_norm`: gradients above a norm over all of them are scaled down before moments take them."""
 
-    limit = 1.0
+    limit = 0.05
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -116,6 +116,65 @@ class Lookahead(torch.optim.Optimizer):
             for slow, parameter in zip(self.slow, fast, strict=True):
                 slow.lerp_(parameter, 0.5)
                 parameter.copy_(slow)
+
+
+class Centralized(_Each):
+    """Gradient centralization: each matrix's gradient loses its mean over the inputs, written in place."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group, parameter in self.each():
+            if parameter.grad.dim() > 1:
+                parameter.grad.sub_(parameter.grad.mean(dim=tuple(range(1, parameter.grad.dim())), keepdim=True))
+            parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+class SharedStep(_Each):
+    """Adam's bias correction by one step tensor in the group, that each `step()` moves once for all parameters."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group["step"] = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    moment = self.state[parameter].setdefault("moment", torch.zeros_like(parameter))
+                    moment.lerp_(parameter.grad, 0.1)
+                    parameter.sub_(moment / (1 - 0.9 ** group["step"]), alpha=group["lr"])
+
+
+class LayerTrust(_Each):
+    """LAMB by layers: one trust ratio for weight and bias, which lie side by side in the group."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        every = [parameter for _, parameter in self.each()]
+        for weight, bias in zip(every[::2], every[1::2], strict=False):
+            ratio = (weight.norm() ** 2 + bias.norm() ** 2).sqrt() / (
+                weight.grad.norm() ** 2 + bias.grad.norm() ** 2
+            ).sqrt().clamp(min=1e-12)
+            for parameter in (weight, bias):
+                parameter.sub_(parameter.grad * ratio.clamp(0.01, 10.0), alpha=0.1 * self.defaults["lr"])
+
+
+class SamOfLast(_Each):
+    """Sharpness-aware without a closure: the ascent of one step is that of the last one's gradients, over all of them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        norm = torch.stack([parameter.grad.norm() for _, parameter in self.each()]).norm().clamp(min=1e-12)
+        for group, parameter in self.each():
+            state = self.state[parameter]
+            if "ascent" in state:
+                parameter.sub_(state["ascent"])
+            parameter.sub_(parameter.grad, alpha=group["lr"])
+            state["ascent"] = parameter.grad * (0.05 / norm)
+            parameter.add_(state["ascent"])
 
 
 class Lars(_Each):
@@ -253,5 +312,8 @@ ACROSS: dict[str, Any] = {
     "later norm": LaterNorm,
     "by position": by_position,
     "writes gradients": WritesGradients,
+    "shared step": SharedStep,
+    "layer trust": LayerTrust,
+    "sam of last": SamOfLast,
     "unknown wrapper": lambda parameters: Renamed(torch.optim.AdamW(parameters, lr=0.1)),
 }

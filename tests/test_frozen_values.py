@@ -3,10 +3,12 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from enum import Enum
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -424,3 +426,148 @@ def test_a_second_model_in_the_closure_may_be_replaced_and_its_buffers_move():
     assert worst_difference(tensors(ours), tensors(other)) == 0.0
     for mine, theirs in zip(one[1:], two[1:], strict=True):
         assert worst_difference(dict(mine.state_dict()), dict(theirs.state_dict())) == 0.0
+
+
+class Phase(Enum):
+    WARM = 1
+    FULL = 2
+
+
+@dataclass
+class Options:
+    smoothing: float = 0.0
+    phase: Phase = Phase.WARM
+
+
+class Residual(nn.Module):
+    """A block that is left out for some rows."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.inner, self.rate = nn.Linear(8, 8), rate
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        kept = inputs.new_empty(len(inputs), 1).bernoulli_(1 - self.rate)
+        return inputs + self.inner(inputs) * kept / (1 - self.rate)
+
+
+class Configured(nn.Module):
+    """Reads a dataclass, an enum, nested containers, a function and an attribute of its class."""
+
+    scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Residual(0.1 * at) for at in range(3)), nn.Linear(8, 4)
+        self.options, self.config = Options(), {"weights": [1.0, 0.5]}
+        self.act: Callable[[Tensor], Tensor] = torch.relu
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = block(inputs)
+        made = self.head(self.act(inputs)) * self.config["weights"][1] * type(self).scale
+        return made * 2 if self.options.phase is Phase.FULL else made
+
+
+class Focal:
+    """A loss with state of its own."""
+
+    def __init__(self) -> None:
+        self.gamma, self.classes = 2.0, [1.0, 2.0, 1.0, 1.0]
+
+    def __call__(self, model: nn.Module, batch: Any, power: Any = None) -> Tensor:
+        weight, smoothing = torch.tensor(self.classes), model.options.smoothing
+        each = F.cross_entropy(model(batch[0]), batch[1], weight=weight, reduction="none", label_smoothing=smoothing)
+        return ((1 - torch.exp(-each)) ** self.gamma * each).mean() * (power[0] if power else 1.0)
+
+
+def rates(model: Any, _: Any, turn: int) -> None:
+    for at, block in enumerate(model.blocks):
+        block.rate = 0.1 * turn * at
+
+
+def phase(model: Any, _: Any, turn: int) -> None:
+    model.options.phase = Phase.FULL if turn % 2 else Phase.WARM
+
+
+def options_replaced(model: Any, _: Any, turn: int) -> None:
+    model.options = Options(smoothing=0.1 * turn)
+
+
+def nested_list(model: Any, _: Any, turn: int) -> None:
+    model.config["weights"][1] = 0.5 + turn
+
+
+def function_replaced(model: Any, _: Any, turn: int) -> None:
+    model.act = partial(F.leaky_relu, negative_slope=0.1 * turn)
+
+
+def class_attribute(model: Any, _: Any, turn: int) -> None:
+    type(model).scale = 1.0 + turn
+
+
+def forward_of_the_class(model: Any, _: Any, turn: int) -> None:
+    type(model.blocks[0]).forward = lambda self, inputs: inputs + self.inner(inputs) * turn
+
+
+def class_replaced(model: Any, _: Any, turn: int) -> None:
+    model.blocks[1].__class__ = type("Other", (Residual,), {"forward": lambda self, inputs: inputs * turn})
+
+
+def gamma(_: Any, loss: Any, turn: int) -> None:
+    loss.func.gamma = 2.0 + turn
+
+
+def list_of_weights(_: Any, loss: Any, turn: int) -> None:
+    loss.func.classes[0] = 1.0 + turn
+
+
+def keyword_of_partial(_: Any, loss: Any, turn: int) -> None:
+    loss.keywords["power"][0] = 1.0 + turn
+
+
+@pytest.mark.parametrize(
+    "change",
+    [rates, phase, options_replaced, nested_list, function_replaced, class_attribute, forward_of_the_class, class_replaced,
+     gamma, list_of_weights, keyword_of_partial],
+)  # fmt: skip
+def test_a_value_behind_other_objects_counts_from_the_next_step(change: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Configured, "scale", 1.0)  # set back afterwards
+    monkeypatch.setattr(Residual, "forward", Residual.forward)
+    forward, ends = Residual.forward, []
+    for planned in (False, True):
+        Configured.scale, Residual.forward = 1.0, forward  # type: ignore[method-assign]
+        workload = make(Configured, loss_fn=partial(Focal(), power=[1.0]))
+        step = (
+            TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
+            if planned
+            else lambda _, own=workload: eager_step(own)[0]
+        )
+        losses = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(26):
+                if number in (2, 14):
+                    change(workload.model, workload.loss_fn, 1 + number // 12)
+                torch.manual_seed(number)
+                losses.append(step(workload.batch).item())
+        ends.append((losses, tensors(workload)))
+    assert ends[0][0] == ends[1][0]
+    assert worst_difference(ends[0][1], ends[1][1]) == 0.0
+    assert ends[0][0][1] != ends[0][0][2]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (np.float64(0.5), r"^model\.scale is a numpy\.float64, .* as model\.scale\.item\(\) before the step$"),
+        (np.ones(4, np.float32), r"^model\.scale is a numpy\.ndarray, .* as torch\.as_tensor\(model\.scale\)"),
+    ],
+)
+def test_a_number_or_an_array_of_numpy_is_refused_by_name(made: Any, words: str):
+    workload = make(
+        Configured, loss_fn=lambda model, batch: (model.head(batch[0]) * torch.as_tensor(model.scale)).mean()
+    )
+    workload.model.scale = made
+    with pytest.raises(CaptureError, match=words):
+        capture(workload)

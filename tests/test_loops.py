@@ -1,10 +1,13 @@
 """A loop around the step does what it does around a plain step, or is refused by name."""
 
+import logging
 import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +21,9 @@ from autotune.errors import CaptureError, ConfigError
 from autotune.plan import Plan
 from autotune.planners import make_plan
 from autotune.workload import Workload
-from tests.eager import eager_step, tensors, worst_difference
-from tests.small import batch_of, make, mlp
+from tests.eager import assert_equals_eager, eager_step, tensors, worst_difference
+from tests.optimizers import AcceleratedOptimizer
+from tests.small import batch_of, labelled_loss, make, mlp
 
 
 def step_for(workload: Workload, plan: Any = None, **options: Any) -> TrainStep:
@@ -107,6 +111,109 @@ def test_a_loop_that_steps_the_remainder_itself_is_counted_anew():
         workload.optimizer.step()
         workload.optimizer.zero_grad()
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+class Accelerated(AcceleratedOptimizer):
+    """With what Accelerate says of an accumulation: over how many steps, and whether this one ends with an update."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        super().__init__(optimizer)
+        self.gradient_state = SimpleNamespace(num_steps=steps, sync_gradients=True)
+
+
+def accumulating(**options: Any) -> tuple[Workload, Accelerated, TrainStep]:
+    workload = make(mlp)
+    wrapped = Accelerated(workload.optimizer, 2)
+    return workload, wrapped, TrainStep(workload.model, workload.loss_fn, wrapped, workload.batch, **options)
+
+
+def test_a_step_that_updates_while_the_accelerator_accumulates_is_refused():
+    workload, wrapped, step = accumulating()
+    wrapped.gradient_state.sync_gradients = False
+    with pytest.raises(ConfigError, match=r"accumulates over 2 steps .*: pass accumulate=2, and divide the loss by 2"):
+        step(workload.batch)
+
+
+@pytest.mark.parametrize(
+    ("updated", "cleared"),
+    [("flush", True), ("flush", False), ("the loop's own step", True), ("forgotten", True), ("forgotten", False)],
+)
+def test_a_remainder_with_which_the_accelerator_updates_is_never_lost(updated: str, cleared: bool):
+    workload, wrapped, step = accumulating(accumulate=2)
+    for synchronizes in (False, True, True):  # three steps an epoch
+        wrapped.gradient_state.sync_gradients = synchronizes
+        step(workload.batch)
+    if updated == "flush":
+        step.flush()
+    elif updated == "the loop's own step":
+        workload.optimizer.step()
+    if cleared:
+        workload.optimizer.zero_grad()
+    wrapped.gradient_state.sync_gradients = False
+    if updated == "forgotten":
+        with pytest.raises(ConfigError, match=r"and nothing did: call flush\(\)"):
+            step(workload.batch)
+    else:
+        step(workload.batch)
+
+
+class LightningOptimizer(AcceleratedOptimizer):
+    """Counts updates, as Lightning's in manual optimization."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.begun = self.ended = 0
+
+    def _on_before_step(self) -> None:
+        self.begun += 1
+
+    def _on_after_step(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"verify": True}, {"other_shapes": "eager"}])
+def test_lightnings_global_step_counts_each_update_once(options: Any):
+    workload = make(mlp)
+    wrapped = LightningOptimizer(workload.optimizer)
+    step = TrainStep(workload.model, workload.loss_fn, wrapped, workload.batch, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size in (6, 6, 3, 6, 6):
+            step(batch_of(size, 8))
+    step.flush()
+    assert wrapped.begun == wrapped.ended == (3 if "accumulate" in options else 5)
+
+
+def stops_in_a_region(region: Any) -> Any:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        with region():
+            chosen = batch[0][batch[0] > 0]
+        return model(batch[0]).mean() * chosen.sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("region", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_a_capture_that_fails_within_no_grad_or_autocast_leaves_neither_on(region: Any):
+    with pytest.raises(CaptureError):
+        capture(make(mlp, loss_fn=stops_in_a_region(region)))
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
+
+
+LOGGER = logging.getLogger("library")
+
+
+def logged(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Log as `transformers` does when a model is asked for its loss."""
+    LOGGER.info("default loss")
+    return labelled_loss(model, batch)
+
+
+def test_a_step_may_log():
+    assert_equals_eager(make(mlp, loss_fn=logged), make(mlp, loss_fn=logged))
 
 
 def offloading(workload: Workload) -> Plan:

@@ -28,6 +28,7 @@ from tests.eager import eager_step
 from tests.optimizers import (
     ACROSS,
     AcceleratedOptimizer,
+    Centralized,
     GlobalNorm,
     Langevin,
     Lars,
@@ -152,6 +153,18 @@ def test_a_trust_ratio_per_parameter_looks_across_nothing():
     assert independent(Lars(parameters())) == ""
 
 
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_gradients_centralized_in_place_are_each_parameters_own(kind: str):
+    workload, other = make(deep, optimizer=Centralized), make(deep, optimizer=Centralized)
+    program = capture(workload)
+    assert program.updates.across == ""
+    plan = make_plan(program.graph, SETTINGS[kind], 0, Costs.unit(program.graph))
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan) as step:
+        ours = run(lambda: step(workload.batch), 4)
+    assert ours == run(lambda: eager_step(other)[0], 4)
+    assert everything(workload) == everything(other)
+
+
 def test_each_reason_names_what_was_seen():
     reasons = {name: independent(made(parameters())) for name, made in ACROSS.items()}
     assert reasons == {
@@ -166,6 +179,9 @@ def test_each_reason_names_what_was_seen():
         "later norm": "its update of one parameter depends on others",
         "by position": "its update of one parameter depends on others",
         "writes gradients": "its update of one parameter depends on others",
+        "shared step": "its step changes 'step', for all parameters at once",
+        "layer trust": "its update of one parameter depends on others",
+        "sam of last": "its update of one parameter depends on others",
         "unknown wrapper": "it holds another optimizer (AdamW)",
     }
 

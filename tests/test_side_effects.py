@@ -147,6 +147,28 @@ def test_the_refusal_of_a_buffer_names_the_spelling_that_works():
         capture(make(CounterInTheLoss))
 
 
+class ProblemType(Base):
+    """As classifiers of `transformers`, which find out their kind of problem in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = ""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.kind:
+            self.kind = "single_label"
+        made = self.head(inputs)
+        return made if self.kind == "single_label" else made.sigmoid()
+
+
+def test_what_the_first_step_settles_is_refused_with_the_assignment_that_settles_it():
+    with pytest.raises(CaptureError, match=r"assign it before the first step, model\.kind = 'single_label'$"):
+        capture(make(ProblemType))
+    workload, other = make(ProblemType), make(ProblemType)
+    workload.model.kind = "single_label"
+    assert_equals_eager(workload, other)
+
+
 class BufferInPlace(Base):
     """The spelling that the refusals name."""
 
