@@ -35,9 +35,7 @@ def assert_plans_change_nothing(seed: int, stores: Mapping[str, Path]) -> None:
     """Compare a seed's step under two plans with eager; a failure shows the step's source."""
     source = draw(seed)
     try:
-        found = problem(
-            Case(f"seed{seed}", source.workload, source.batch, source.autocast), random.Random(seed), stores
-        )
+        found = problem(Case(f"seed{seed}", source.workload, source.batch), random.Random(seed), stores)
     except Exception as error:
         error.add_note(f"of random_models.draw({seed}):\n{source}")
         raise
