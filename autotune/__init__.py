@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.apply import TrainStep
-    from autotune.workload import Workload
+    from autotune.runtime.train_step import TrainStep
+    from autotune.workloads.workload import Workload
 
     __version__: str
 
@@ -15,11 +15,11 @@ def __getattr__(name: str) -> Any:
     # `autotune --help` answers in 0.3 s: torch, which takes seconds to import, waits until a name needs it
     match name:
         case "TrainStep":
-            from autotune.apply import TrainStep
+            from autotune.runtime.train_step import TrainStep
 
             return TrainStep
         case "Workload":
-            from autotune.workload import Workload
+            from autotune.workloads.workload import Workload
 
             return Workload
         case "__version__":

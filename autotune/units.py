@@ -8,6 +8,8 @@ from autotune.errors import ConfigError
 
 _BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SECOND_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+PAGE_BYTES = 4096
+"""Slots of a store are whole pages."""
 
 
 def fmt_bytes(nbytes: float) -> str:
@@ -40,3 +42,8 @@ def parse_seconds(text: str) -> float:
     if match is None:
         raise ConfigError(f"cannot read {text!r} as a time; write 90s, 10m or 1.5h")
     return float(match[1]) * _SECOND_UNITS[match[2]]
+
+
+def mib(nbytes: float | None) -> str:
+    """Mebibytes with one decimal, without the unit."""
+    return "-" if nbytes is None else f"{nbytes / 2**20:.1f}"

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from autotune import planfile
-from autotune.measurement import Device
-from autotune.nightly.record import Home, identity
-from autotune.planfile import PlanFile
-from autotune.table import mib
-from autotune.units import fmt_seconds
+from autotune.nightly.history import Home, identity
+from autotune.records import plan_file as planfile
+from autotune.records.device import Device
+from autotune.records.plan_file import PlanFile
+from autotune.units import fmt_seconds, mib
 from dashboards.logged import Logged
 
 

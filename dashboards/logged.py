@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
-from autotune.mlflow_store import connect, faults, tracking_uri
+from autotune.report.mlflow_store import connect, faults, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

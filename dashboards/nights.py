@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from autotune.nightly.history import Home, Night, Verdict
 from autotune.nightly.pages import COLUMNS, row
-from autotune.nightly.record import Home, Night, Verdict
 
 HEAD = ("night", *COLUMNS)
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import ConfigError
-from autotune.measurement import Measurement
-from autotune.plan import Plan
+from autotune.ir.plan import Plan
 from autotune.planners import KINDS
-from autotune.run_dir import Records
-from autotune.simulate import Estimate
-from autotune.table import mib, words
-from autotune.trial import Trial
-from autotune.units import fmt_bytes, fmt_seconds
-from autotune.walk import Walk
+from autotune.predict.simulate import Estimate
+from autotune.predict.step_view import Walk
+from autotune.records.measurement import Measurement
+from autotune.records.trial import Trial
+from autotune.report.tables import words
+from autotune.study.recorded_run import Records
+from autotune.units import fmt_bytes, fmt_seconds, mib
 
 
 @dataclass(frozen=True)

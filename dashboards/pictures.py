@@ -7,9 +7,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from autotune.charts import BLACK, BLUE, GREEN, GREY, MARKS, MIB, ORANGE, PURPLE, SKY, VERMILION, Dot, unbeaten
-from autotune.claims import Verdict as Claimed
-from autotune.nightly.record import Verdict
+from autotune.nightly.history import Verdict
+from autotune.report.charts import BLACK, BLUE, GREEN, GREY, MARKS, MIB, ORANGE, PURPLE, SKY, VERMILION, Dot, unbeaten
+from autotune.report.claims import Verdict as Claimed
 from dashboards.nights import Point
 from dashboards.reproductions import Beside
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.claims import HEAD, Claim, Verdict, experiments, read, rows
+from autotune.report.claims import HEAD, Claim, Verdict, experiments, read, rows
 from dashboards.found import Broken, attempt
 
 __all__ = ["HEAD", "Beside", "beside", "claims", "counted", "rows"]

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import report, table
-from autotune.charts import Dot
-from autotune.measurement import Outcome
-from autotune.run_dir import Records, at_work
-from autotune.trial import Trial
+from autotune.records.measurement import Outcome
+from autotune.records.run_dir import at_work
+from autotune.records.trial import Trial
+from autotune.report import html as report
+from autotune.report import tables as table
+from autotune.report.charts import Dot
+from autotune.study.recorded_run import Records
 from autotune.units import fmt_seconds, parse_seconds
 
 COLUMNS = (

@@ -9,8 +9,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from autotune.devices import this_device
-from autotune.records import to_json
+from autotune.measure.device.this_device import this_device
+from autotune.records.json_codec import to_json
 
 HERE = Path(__file__).parent
 

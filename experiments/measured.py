@@ -10,12 +10,12 @@ from typing import Any
 
 from simulated import planned
 
-from autotune.claims import RESULT, Claim, Figure, read, write
-from autotune.devices import this_device
-from autotune.harness.run import Harness
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.planfile import WorkloadRef
+from autotune.ir.plan import Plan
+from autotune.measure.device.this_device import this_device
+from autotune.measure.harness import Harness
+from autotune.records.measurement import Measurement, Outcome
+from autotune.report.claims import RESULT, Claim, Figure, read, write
+from autotune.workloads.reference import WorkloadRef
 
 SAMPLES = 4
 """Steps of each side, in blocks that take turns."""

@@ -9,16 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from autotune.capture import capture
-from autotune.costs import Costs
-from autotune.graph import Op, Phase, Role, TrainGraph, Value
-from autotune.plan import Plan, check
+from autotune.capture.program import Program, Read, View
+from autotune.capture.tracer import capture
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.planners.auto import FIRST
-from autotune.program import Program, Read, View
-from autotune.schedule import lower
-from autotune.simulate import Estimate, simulate
-from autotune.workload import Workload
+from autotune.predict.simulate import Estimate, simulate
+from autotune.workloads.workload import Workload
 
 FLOPS_PER_SECOND = 100e9
 BYTES_PER_SECOND = 8e9

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from autotune.harness.child import Child
-from autotune.harness.messages import Failed
+from autotune.measure.child import Child
+from autotune.measure.messages import Failed
 
 EAGER = "eager"
 BESIDE = 2

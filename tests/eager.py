@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from autotune.apply import TrainStep
-from autotune.plan import Plan
-from autotune.workload import Workload
+from autotune.ir.plan import Plan
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 
 
 def eager_step(workload: Workload) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -4,14 +4,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from autotune.costs import Costs, StoreCost
-from autotune.graph import TrainGraph
-from autotune.harness.run import Prepared
-from autotune.judge import RACED, hopeless, plan_hash
-from autotune.measurement import Device, Measurement, Outcome
-from autotune.plan import Plan
-from autotune.schedule import lower
-from autotune.simulate import simulate
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.early_stop import RACED, hopeless
+from autotune.measure.survey import Prepared
+from autotune.predict.simulate import simulate
+from autotune.records.device import Device
+from autotune.records.measurement import Measurement, Outcome
+from autotune.study.verdicts.ranking import plan_hash
 from tests.graphs import training_chain
 
 FLOOR_BYTES = 1_000_000

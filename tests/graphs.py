@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from autotune.errors import PlanError
-from autotune.graph import Op, Phase, Role, TrainGraph, Value
-from autotune.plan import InPlace, Plan, Swap, check, events
-from autotune.schedule import around, away, layer_runs
+from autotune.ir.check import check
+from autotune.ir.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.ir.plan import InPlace, Plan, Swap, events
+from autotune.ir.schedule import around, away, layer_runs
 
 
 class Builder:

@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.apply import TrainStep
-from autotune.bounds import peak_lower_bound
-from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
-from autotune.execute import Executor, open_slots
-from autotune.graph import TrainGraph
-from autotune.knobs import Choice, Float, Int, Knob, KnobValue
-from autotune.plan import Plan
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
-from autotune.profile import allocations, profile
-from autotune.program import Program
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, resident_bytes, simulate
-from autotune.space import search_space
-from autotune.stores import open_store
-from autotune.trial import Settings
-from autotune.workload import Workload
+from autotune.planners.knobs import Choice, Float, Int, Knob, KnobValue, Settings
+from autotune.planners.space import search_space
+from autotune.predict.bounds import peak_lower_bound
+from autotune.predict.simulate import peak_bytes, resident_bytes, simulate
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload_slots import open_slots
+from autotune.runtime.op_profiler import allocations, profile
+from autotune.runtime.stores import open_store
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 
 STEPS = 4
 EFFORT = 2000

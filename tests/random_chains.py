@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from autotune.workload import Workload
+from autotune.workloads.workload import Workload
 from tests.small import batch_of
 
 SIDE = 6

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.workload import Workload
+from autotune.workloads.workload import Workload
 from tests.random_nodes import CLASSES, EXTRAS, LOSSES, NODES, OPTIMIZERS
 
 FEWEST, MOST = 4, 25

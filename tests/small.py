@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.workload import Workload
+from autotune.workloads.workload import Workload
 
 Batch = tuple[Tensor, Tensor]
 

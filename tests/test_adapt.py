@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.adapt import QUIET, STEPS, UNSETTLED, Adapter, Variant, variants
-from autotune.costs import Costs, StoreCost
-from autotune.graph import Phase, TrainGraph
-from autotune.measurement import Lanes
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Offload, Prefetch, Run, lower
 from autotune.planners.offload.window import Window
-from autotune.schedule import Offload, Prefetch, Run, lower
-from autotune.simulate import peak_bytes, spans
+from autotune.predict.simulate import peak_bytes, spans
+from autotune.records.measurement import Lanes
+from autotune.runtime.window_adapter import QUIET, STEPS, UNSETTLED, Adapter, Variant, variants
 from tests.graphs import plans, training_chain
 
 DECISION = UNSETTLED + STEPS

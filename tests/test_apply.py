@@ -13,22 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune import planfile
-from autotune.apply import TrainStep
-from autotune.arena import Arena
-from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError, StoreError
-from autotune.graph import Role
-from autotune.plan import Plan, early_updates
-from autotune.planfile import PlanFile, WorkloadRef
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Role
+from autotune.ir.plan import Plan, early_updates
+from autotune.ir.schedule import lower
 from autotune.planners import make_plan
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.stores import SwapStore, open_store
-from autotune.trial import Settings
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.arena import Arena
+from autotune.runtime.stores import SwapStore, open_store
+from autotune.runtime.train_step import TrainStep
 from autotune.units import fmt_bytes
-from autotune.workload import Workload
+from autotune.workloads.reference import WorkloadRef
+from autotune.workloads.workload import Workload
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import batch_of, labelled_loss, make, mlp, normalized, sgd
 
@@ -290,7 +291,7 @@ def test_a_batch_planned_anew_for_clipping_is_planned_with_its_updates_at_the_en
         asked.append(settings)
         return make_plan(graph, settings, *rest)
 
-    monkeypatch.setattr("autotune.apply.make_plan", spy)
+    monkeypatch.setattr("autotune.runtime.train_step.make_plan", spy)
     workload, _ = pair()
     step = step_for(workload, plan_file(workload), before_update=lambda: None)
     with warnings.catch_warnings():
@@ -416,7 +417,7 @@ def free_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def costed(costs: Costs, *_: Any) -> Costs:
         return replace(costs, stores={"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
 
-    monkeypatch.setattr("autotune.apply.measured", costed)
+    monkeypatch.setattr("autotune.runtime.train_step.measured", costed)
 
 
 @pytest.mark.parametrize("other_shapes", ["replan", "eager"])
@@ -445,7 +446,7 @@ def test_shapes_that_take_turns_hold_one_store_and_one_arena_and_while_another_i
         held.discard(id(arena))
         arena_rest(arena)
 
-    monkeypatch.setattr("autotune.apply.open_store", opened)
+    monkeypatch.setattr("autotune.runtime.train_step.open_store", opened)
     monkeypatch.setattr(Arena, "step", stepping)
     monkeypatch.setattr(Arena, "rest", resting)
 
@@ -456,7 +457,7 @@ def test_shapes_that_take_turns_hold_one_store_and_one_arena_and_while_another_i
 
         return call
 
-    monkeypatch.setattr("autotune.apply.capture", alone(capture))
+    monkeypatch.setattr("autotune.runtime.train_step.capture", alone(capture))
     monkeypatch.setattr(TrainStep, "_eager", alone(TrainStep._eager))
     workload, other = pair()
     file = plan_file(workload, {**OFFLOAD, "allocator": {"planner": "arena"}})

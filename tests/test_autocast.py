@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
+from autotune.ir.costs import Costs
 from autotune.planners import make_plan
-from autotune.profile import profile
-from autotune.workload import Workload
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 from tests.eager import assert_equals_eager, eager_step
 from tests.kernel_counts import Kernels, unexplained
 from tests.kernel_models import Cells

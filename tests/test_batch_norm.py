@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune import batch_norm
-from autotune.capture import capture
-from autotune.graph import Op, TrainGraph
-from autotune.plan import Plan
-from autotune.schedule import Free, Run, lower
+from autotune.capture.rewrites import batch_norm
+from autotune.capture.tracer import capture
+from autotune.ir.graph import Op, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Free, Run, lower
 from tests.eager import assert_equals_eager
 from tests.small import make, normalized
 

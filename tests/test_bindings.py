@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from autotune.bindings import Bindings
-from autotune.program import Meta, Read, View
+from autotune.capture.bindings import Bindings
+from autotune.capture.program import Meta, Read, View
 
 aten = torch.ops.aten
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.blocks import Block, find
-from autotune.capture import capture
-from autotune.costs import Costs
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.plan import Plan
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.recompute.repeats import Block, find
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.zoo import ZOO
+from autotune.workloads.zoo import ZOO
 from tests.graphs import Builder, chain, random_graph, random_order, training_chain
 from tests.planners import synthetic
 from tests.zoo.tiny import TINY

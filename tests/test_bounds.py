@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune import bounds, reach
-from autotune.bounds import peak_lower_bound, seconds_lower_bound
-from autotune.costs import Costs, StoreCost
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.plan import Plan
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.predict import bounds
+from autotune.predict import reachability as reach
+from autotune.predict.bounds import peak_lower_bound, seconds_lower_bound
+from autotune.predict.simulate import peak_bytes, simulate
 from tests.graphs import Builder, chain, plans, random_graph, training_chain
 from tests.planners import synthetic
 from tests.planners.recompute.oracle import least_seconds, lowest_peak

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.calibration import ENOUGH, bars, past_runs, trial_seconds
-from autotune.measurement import Device, Measurement, Outcome
-from autotune.records import to_json
-from autotune.simulate import Estimate
-from autotune.trial import Settings, Trial, append
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import Estimate
+from autotune.records.device import Device
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, append
+from autotune.study.offline.calibration import ENOUGH, bars, past_runs, trial_seconds
 
 DEVICE = Device("cpu", "Intel(R) Xeon(R) CPU @ 2.20GHz", 2**34, 2, "2.13.0")
 ARENA: Settings = {"allocator": {"planner": "arena"}}

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.program import reads
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
-from autotune.graph import Op, Phase, Role, TrainGraph
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Op, Phase, Role, TrainGraph
 from autotune.planners import make_plan
-from autotune.profile import allocations
-from autotune.program import reads
-from autotune.workload import Workload
+from autotune.runtime.op_profiler import allocations
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 from tests.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.small import Tied, batch_of, labelled_loss, make, mlp, normalized, sgd
 
@@ -374,7 +374,7 @@ def test_parameters_may_be_called_as_the_steps_own_inputs():
 
 def test_another_process_captures_the_same_digest():
     code = (
-        "from autotune.capture import capture\nfrom tests.small import make, normalized\n"
+        "from autotune.capture.tracer import capture\nfrom tests.small import make, normalized\n"
         "print(capture(make(normalized, (2, 3, 8, 8))).graph.digest)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -2,7 +2,7 @@
 
 import re
 
-from autotune.charts import Panel, lanes, memory
+from autotune.report.charts import Panel, lanes, memory
 
 MIB = 2**20
 COLOURS = {"parameters": "#0072b2", "activations": "#009e73"}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.claims import (
+from autotune.errors import ConfigError
+from autotune.report.claims import (
     BEGIN,
     END,
     RESULT,
@@ -20,7 +21,6 @@ from autotune.claims import (
     rows,
     write,
 )
-from autotune.errors import ConfigError
 
 CLAIM = Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(10.4), tolerance=0.05)
 

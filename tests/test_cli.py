@@ -14,23 +14,27 @@ from typing import Any
 
 import pytest
 
-from autotune import cli, device_profile, planfile
-from autotune.commands.measure import failure, match_plan
-from autotune.commands.plan import make
-from autotune.config import Config, load_config
-from autotune.costs import Costs, StoreCost
-from autotune.device_profile import DeviceProfile
-from autotune.doctor import Finding
+from autotune.cli import main as cli
+from autotune.cli.commands.measure import failure
+from autotune.cli.doctor import Finding
 from autotune.errors import CaptureError, ConfigError, InfeasibleError, PlanError
-from autotune.harness.run import Prepared
-from autotune.interrupts import locked
-from autotune.measurement import Device, Measurement, Outcome
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
-from autotune.records import to_json
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.study import CONFIRMATIONS
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.device import profile as device_profile
+from autotune.measure.device.profile import DeviceProfile
+from autotune.measure.survey import Prepared
+from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config, load_config
+from autotune.records.device import Device
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile, match_plan
+from autotune.records.run_dir import locked
+from autotune.study.plan_by_estimate import make
+from autotune.study.session import CONFIRMATIONS
+from autotune.workloads.reference import WorkloadRef
 from tests.graphs import training_chain
 
 MIB = 2**20
@@ -141,8 +145,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """No children, and no MLflow, which has tests of its own and takes seconds to import."""
-    monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
-    monkeypatch.setattr("autotune.tracking.Tracker", FakeTracker)
+    monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
+    monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
 
 
 @pytest.fixture
@@ -195,11 +199,13 @@ def files(where: Path) -> Iterator[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys\nfrom autotune.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    code = (
+        "import sys\nfrom autotune.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    )
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
-    assert "autotune.cli" in loaded
+    assert "autotune.cli.main" in loaded
     assert not loaded & HEAVY
 
 
@@ -315,7 +321,7 @@ def test_of_two_runs_begun_at_once_under_one_name_the_second_leaves_the_firsts_d
                 first.enter_context(locked(here / "runs/one"))
                 (here / "runs/one/graph.json").write_text("the first's")
 
-        monkeypatch.setattr("autotune.harness.run.Harness", Second)
+        monkeypatch.setattr("autotune.measure.harness.Harness", Second)
         assert run("tune", "chain", "--name", "one")[0] == 75
         assert (here / "runs/one/graph.json").read_text() == "the first's"
 
@@ -327,7 +333,7 @@ def test_a_run_that_fails_before_its_first_trial_leaves_no_directory(
         def prepare(self) -> Prepared:
             raise CaptureError("the step cannot be captured")
 
-    monkeypatch.setattr("autotune.harness.run.Harness", Fails)
+    monkeypatch.setattr("autotune.measure.harness.Harness", Fails)
     assert run("tune", "chain", "--name", "one")[0] == CaptureError.exit_code
     assert not list(files(here))
 
@@ -348,7 +354,7 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_only_with_v(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("autotune.commands.show.run", fail)
+    monkeypatch.setattr("autotune.cli.commands.show.run", fail)
     code, out, err = run("show", "plan.json")
     assert (code, out) == (1, "")
     assert err == ("error: a fault of autotune's own: RuntimeError: first line; run again with -v for the traceback\n")
@@ -362,7 +368,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotune.commands.show.run", interrupt)
+    monkeypatch.setattr("autotune.cli.commands.show.run", interrupt)
     assert run("show", "plan.json") == (130, "", "error: interrupted\n")
 
 
@@ -370,7 +376,7 @@ def test_doctor_ends_with_2_and_the_name_of_what_is_bad(
     monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     found = [Finding("torch", "ok", "2.13"), Finding("runs", "warn", "nearly full", "free space")]
-    monkeypatch.setattr("autotune.doctor.findings", lambda stores: found)
+    monkeypatch.setattr("autotune.cli.doctor.findings", lambda stores: found)
     assert run("doctor") == (0, "ok   torch  2.13\nwarn runs   nearly full\n            -> free space\n", "")
     found.append(Finding("store ssd", "bad", "no directory", "create it"))
     code, out, err = run("doctor", "--json")
@@ -394,7 +400,9 @@ def test_probe_writes_a_profile_under_its_silicon_or_where_it_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     asked = []
-    monkeypatch.setattr("autotune.probe.probe", lambda kind, stores: asked.append((kind, stores)) or PROFILE)
+    monkeypatch.setattr(
+        "autotune.measure.device.probe.probe", lambda kind, stores: asked.append((kind, stores)) or PROFILE
+    )
     (here / "fast").mkdir()
     code, out, _ = run("device", "probe", "--store", "ssd=fast")
     assert (code, asked) == (0, [("cpu", {"ssd": Path("fast")})])
@@ -451,7 +459,7 @@ def never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         def survey(self) -> Prepared:
             return PREPARED
 
-    monkeypatch.setattr("autotune.harness.run.Harness", Surveyor)
+    monkeypatch.setattr("autotune.measure.harness.Harness", Surveyor)
 
 
 @pytest.mark.usefixtures("never_runs")
@@ -771,14 +779,14 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
         def baseline(self) -> Measurement:
             return FakeHarness.measure(self, Plan.traced(GRAPH))
 
-    monkeypatch.setattr("autotune.harness.run.Harness", Interrupted)
+    monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
     got, _, err = run("tune", "chain", "--budget", "60%", "--name", "one")
     assert got == code
     assert err.splitlines()[-1] == "error: interrupted; go on with: autotune resume runs/one"
     kept = (here / "runs/one/trials.jsonl").read_bytes()
     assert kept.count(b"\n") == (2 if number == signal.SIGINT else 1)  # the first Ctrl-C lets the trial end
     assert (here / "runs/one/report.html").exists()
-    monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
+    monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     assert run("resume", "runs/one", "--trials", "5")[0] == 0
     assert (here / "runs/one/trials.jsonl").read_bytes().startswith(kept)
 
@@ -794,7 +802,7 @@ def test_a_resumed_run_interrupted_in_its_capture_keeps_its_trials_and_says_so(
 
     assert run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")[0] == 0
     kept = (here / "runs/one/trials.jsonl").read_bytes()
-    monkeypatch.setattr("autotune.harness.run.Harness", Interrupted)
+    monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
     code, _, err = run("resume", "runs/one")
     assert (code, err.splitlines()[-1]) == (130, "error: interrupted; go on with: autotune resume runs/one")
     assert (here / "runs/one/trials.jsonl").read_bytes() == kept

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.capture import capture
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.workload import Workload
+from autotune.capture.tracer import capture
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.workloads.workload import Workload
 from tests.eager import assert_equals_eager
 from tests.small import make
 

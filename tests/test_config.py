@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune import yamlfile
-from autotune.config import Config, dump, load_config
 from autotune.errors import ConfigError
-from autotune.planfile import WorkloadRef
+from autotune.records import yaml_file as yamlfile
+from autotune.records.config import Config, dump, load_config
+from autotune.workloads.reference import WorkloadRef
 
 CONFIGS = sorted(path for path in (Path(__file__).parents[1] / "configs").glob("*.yaml") if path.stem != "nightly")
 
@@ -30,7 +30,7 @@ def refusal(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_of_the_project_names_a_workload_that_takes_its_arguments(path):
-    from autotune.zoo import ZOO
+    from autotune.workloads.zoo import ZOO
 
     config = load_config(str(path))
     assert path.stem == config.workload

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune import confirm
-from autotune.confirm import LEAST_ROUNDS, MOST_ROUNDS, Word, confirmed, contenders, due, fallback
-from autotune.judge import Rules, not_run
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.trial import Trial
+from autotune.ir.plan import Plan
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
+from autotune.study.verdicts import confirm
+from autotune.study.verdicts.confirm import LEAST_ROUNDS, MOST_ROUNDS, Word, confirmed, contenders, due, fallback
+from autotune.study.verdicts.ranking import Rules, not_run
 from tests.nightly.fakes import NOISE, recorded
 from tests.test_judge import estimate
 

@@ -1,6 +1,6 @@
 """What ops cost, of what each was measured to take alone."""
 
-from autotune.costs import Costs
+from autotune.ir.costs import Costs
 from tests.graphs import Builder
 
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import autotune
-from autotune import cli
-from autotune.commands import dashboard
+from autotune.cli import main as cli
+from autotune.cli.commands import dashboard
 from tests.browser import ROOT, environment
 
 SERVES = """
@@ -69,7 +69,9 @@ def start(tmp_path: Path, fakes: Path) -> Iterator[Start]:
     """Begin the command in a process of its own; whatever is left of it ends with the test."""
     begun: list[subprocess.Popen[str]] = []
 
-    def call(*arguments: str, code: str = "import autotune.cli; autotune.cli.main()") -> "subprocess.Popen[str]":
+    def call(
+        *arguments: str, code: str = "import autotune.cli.main; autotune.cli.main.main()"
+    ) -> "subprocess.Popen[str]":
         path = os.pathsep.join((str(fakes), environment()["PYTHONPATH"]))
         process = subprocess.Popen(
             [sys.executable, "-c", HEEDS + code, "dashboard", "--no-open", *arguments],
@@ -208,10 +210,10 @@ def test_a_child_that_does_not_listen_is_killed_with_what_it_started(start: Star
 
 def test_without_optuna_dashboard_the_rest_runs_and_the_pip_line_is_told(start: Start) -> None:
     hidden = """
-import importlib.util, autotune.cli
+import importlib.util, autotune.cli.main
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name: None if name == "optuna_dashboard" else find(name)
-autotune.cli.main()
+autotune.cli.main.main()
 """
     found = told(start("--json", code=hidden))
     assert found["optuna"] is None
@@ -220,7 +222,7 @@ autotune.cli.main()
 
 
 def test_a_tracking_server_of_the_user_s_is_linked_and_none_is_started(start: Start, monkeypatch) -> None:
-    code = "import os; os.environ['MLFLOW_TRACKING_URI'] = 'https://tracking.example/'; import autotune.cli; autotune.cli.main()"
+    code = "import os; os.environ['MLFLOW_TRACKING_URI'] = 'https://tracking.example/'; import autotune.cli.main; autotune.cli.main.main()"
     process = start("--json", code=code)
     assert told(process)["mlflow"] == "https://tracking.example"
     commands = [" ".join(child.cmdline()) for child in children(process)]

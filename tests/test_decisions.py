@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from autotune.costs import Costs, StoreCost
-from autotune.decisions import INPLACE, KINDS, OFFLOAD, RECOMPUTE, UPDATE, Decision, decisions
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, Swap
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
-from autotune.walk import Walk
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap
+from autotune.ir.schedule import lower
+from autotune.predict.simulate import peak_bytes, simulate
+from autotune.predict.step_view import Walk
+from autotune.report.decision_savings import INPLACE, KINDS, OFFLOAD, RECOMPUTE, UPDATE, Decision, decisions
 from tests.graphs import Builder, plans, training_chain
 
 

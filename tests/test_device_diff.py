@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.device_diff import PLANS_HOLD, TUNE_ANEW, Difference, differences
-from autotune.device_profile import DeviceProfile
+from autotune.measure.device.diff import PLANS_HOLD, TUNE_ANEW, Difference, differences
+from autotune.measure.device.profile import DeviceProfile
 from tests.test_device_profile import PROFILE
 
 QUIET = replace(PROFILE, noise_seconds=(1.0,) * 8, store_spread={"ssd": 0.0})

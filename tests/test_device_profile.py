@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.costs import StoreCost
-from autotune.device_profile import DeviceProfile, find, place, read, spread, write
 from autotune.errors import ConfigError
-from autotune.measurement import Device
+from autotune.ir.costs import StoreCost
+from autotune.measure.device.profile import DeviceProfile, find, place, read, spread, write
+from autotune.records.device import Device
 
 DEVICE = Device("cpu", "Intel(R) Xeon(R) CPU @ 2.20GHz", 2**34, 2, "2.13.0+cpu", "Linux 6.1")
 PROFILE = DeviceProfile(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.devices import cpu_flags, cpu_name, cpu_quota, this_device, usable_cores
 from autotune.errors import ConfigError
+from autotune.measure.device.this_device import cpu_flags, cpu_name, cpu_quota, this_device, usable_cores
 
 THREADED = """processor\t: 0
 model name\t: Some CPU @ 2.5GHz
@@ -79,7 +79,7 @@ def test_a_quota_is_read_from_either_version_of_cgroups(
 
 
 def test_this_cpu_is_known_without_importing_torch() -> None:
-    code = "import sys; from autotune.devices import this_device; this_device(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from autotune.measure.device.this_device import this_device; this_device(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

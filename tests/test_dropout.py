@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autotune import dropout
-from autotune.capture import capture
+from autotune.capture.rewrites import dropout
+from autotune.capture.tracer import capture
 from tests.small import make, mlp
 
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.eager_kernels import eager_kernels
-from autotune.program import Program
-from autotune.workload import Workload
-from autotune.zoo import ZOO
+from autotune.capture.eager_kernels import eager_kernels
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
 from tests.eager import assert_equals_eager, tensors, worst_difference
 from tests.kernel_counts import ALLOWED, Kernels, other_layouts, unexplained
 from tests.kernel_models import MODELS, Of, square_loss

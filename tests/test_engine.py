@@ -13,18 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
-from autotune.engine import Engine
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
 from autotune.errors import PlanError, StoreError
-from autotune.execute import Executor, offloaded, open_slots
-from autotune.graph import Phase, Role
-from autotune.plan import Plan
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Phase, Role
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Run, Schedule, lower
 from autotune.planners.offload.window import Window
-from autotune.program import Program
-from autotune.schedule import Run, Schedule, lower
-from autotune.stores import open_store
-from autotune.workload import Workload
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload_engine import Engine
+from autotune.runtime.offload_slots import offloaded, open_slots
+from autotune.runtime.stores import open_store
+from autotune.workloads.workload import Workload
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import make
 

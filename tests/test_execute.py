@@ -11,19 +11,20 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
-from autotune.execute import Executor, open_slots, own_bytes
-from autotune.graph import Role
-from autotune.plan import Plan
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Role
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Free, Offload, Prefetch, Run, Schedule, lower
 from autotune.planners import make_plan
-from autotune.profile import allocations, profile
-from autotune.program import Program
-from autotune.schedule import Free, Offload, Prefetch, Run, Schedule, lower
-from autotune.simulate import simulate, timeline
-from autotune.stores import open_store
-from autotune.trial import Settings
-from autotune.workload import load
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import simulate, timeline
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload_slots import open_slots, own_bytes
+from autotune.runtime.op_profiler import allocations, profile
+from autotune.runtime.stores import open_store
+from autotune.workloads.factory import load
 from tests.graphs import Builder
 
 MODELS: dict[str, dict[str, Any]] = {

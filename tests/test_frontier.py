@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.calibration import GRAIN_BYTES
-from autotune.candidates import Candidate
-from autotune.config import load_config
-from autotune.costs import Costs
-from autotune.frontier import FEWEST, forecast, frontier, point, traced
-from autotune.measurement import Outcome
-from autotune.plan import Plan
-from autotune.space import chosen_space
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.planners.candidates import Candidate
+from autotune.planners.space import chosen_space
+from autotune.records.config import load_config
+from autotune.records.measurement import Outcome
+from autotune.study.offline.calibration import GRAIN_BYTES
+from autotune.study.offline.forecast import FEWEST, forecast, frontier, point, traced
 from tests.graphs import training_chain
 from tests.test_calibration import ARENA, EXPECTED, measured
 

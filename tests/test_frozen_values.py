@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from autotune import apply
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, PlanError
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
 from autotune.planners import make_plan
+from autotune.runtime import train_step as apply
+from autotune.runtime.train_step import TrainStep
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import batch_of, make
 

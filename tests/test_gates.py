@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from autotune import gates
+from autotune.runtime.verification import gates
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INF, NAN = math.inf, math.nan

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 
 from autotune.errors import CaptureError
-from autotune.graph import Role, TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import Plan
 from tests.graphs import Builder, chain, graphs, random_order, training_chain
 
 

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import load_config
-from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
-from autotune.handback import check_plans, impossible, why_none
-from autotune.judge import Rules
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.trial import Trial
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.records.config import load_config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
+from autotune.study.outcome import check_plans, impossible, why_none
+from autotune.study.verdicts.ranking import Rules
 from tests.graphs import training_chain
 from tests.test_judge import estimate
 

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune import slices
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
-from autotune.inplace import KERNELS, Kernel, overwriting
-from autotune.plan import Plan
+from autotune.capture.inplace_kernels import KERNELS, Kernel, overwriting
+from autotune.capture.program import Call, Read
+from autotune.capture.rewrites import slices
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
 from autotune.planners import make_plan
-from autotune.profile import allocations
-from autotune.program import Call, Read
+from autotune.runtime.op_profiler import allocations
+from autotune.runtime.train_step import TrainStep
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import make, normalized
 

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.judge import (
+from autotune.ir.plan import Plan
+from autotune.measure.early_stop import hopeless
+from autotune.predict.simulate import Estimate
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
+from autotune.study.verdicts.ranking import (
     TIE,
     Rules,
     aim_bytes,
     baseline_step_bytes,
-    hopeless,
     judge,
     leader,
     noise,
@@ -22,10 +26,6 @@ from autotune.judge import (
     wastes,
     winner,
 )
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.simulate import Estimate
-from autotune.trial import Trial
 from tests.nightly.fakes import NOISE, recorded
 
 RULES = Rules(budget_bytes=1000, floor_bytes=500, tolerance=0.0, baseline_seconds=10.0)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.judge import plan_hash, was_run
-from autotune.measurement import Outcome
-from autotune.study import tune
-from autotune.trial import load
+from autotune.records.measurement import Outcome
+from autotune.records.trial import load
+from autotune.study.session import tune
+from autotune.study.verdicts.ranking import plan_hash, was_run
 from tests.harness.test_run import harness, kill_at_its_turn
 from tests.test_study import configured, lines, stored
 
@@ -22,10 +22,10 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 
-from autotune import trial
-from autotune.judge import plan_hash, was_run
-from autotune.ledger import Ledger
-from autotune.study import tune
+from autotune.records import trial
+from autotune.study.verdicts.ranking import plan_hash, was_run
+from autotune.study.ledger import Ledger
+from autotune.study.session import tune
 from tests.fake_runner import FakeRunner
 from tests.test_study import configured
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune import landscape
 from autotune.errors import ConfigError
-from autotune.judge import plan_hash
-from autotune.landscape import Landscape, apart, nearest, of_run, read, write
-from autotune.measurement import Outcome
-from autotune.trial import Settings, load
+from autotune.planners.knobs import Settings
+from autotune.records.measurement import Outcome
+from autotune.records.trial import load
+from autotune.study.offline import landscape
+from autotune.study.offline.landscape import Landscape, apart, nearest, of_run, read, write
+from autotune.study.verdicts.ranking import plan_hash
 from tests.fake_runner import FakeRunner
 from tests.test_study import run
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune import live
-from autotune.config import Config
-from autotune.costs import Costs
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.progress import Finished, Measuring, Phase, Resolved
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.trial import Trial
+from autotune.cli import live
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.predict.simulate import simulate
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
+from autotune.study.events import Finished, Measuring, Phase, Resolved
 from tests.graphs import training_chain
 
 GRAPH = training_chain(4, nbytes=2**20)

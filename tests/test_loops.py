@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
-from autotune.plan import Plan
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
 from autotune.planners import make_plan
-from autotune.workload import Workload
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 from tests.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.optimizers import AcceleratedOptimizer
 from tests.small import batch_of, labelled_loss, make, mlp
@@ -292,7 +292,7 @@ import os, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from autotune.apply import TrainStep
+from autotune.runtime.train_step import TrainStep
 from autotune.errors import ConfigError
 from tests.small import batch_of, make, mlp
 rank = int(sys.argv[1])

@@ -3,7 +3,9 @@ import dataclasses
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.measurement import Budget, Device, Measurement, Outcome
+from autotune.records.budget import Budget
+from autotune.records.device import Device
+from autotune.records.measurement import Measurement, Outcome
 
 
 def test_a_percentage_is_a_share_of_the_baselines_step_bytes():

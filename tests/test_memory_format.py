@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import planfile
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, PlanError
-from autotune.memory_format import choices, convert_batch, convert_model
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import make_plan
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.workload import Workload, load
+from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load
+from autotune.workloads.memory_format import choices, convert_batch, convert_model
+from autotune.workloads.reference import WorkloadRef
+from autotune.workloads.workload import Workload
 from tests.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.small import batch_of, make, mlp, normalized
 

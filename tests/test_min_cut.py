@@ -4,7 +4,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.min_cut import FREE, Network
+from autotune.predict.min_cut import FREE, Network
 
 
 def cost(edges: list[tuple[int, int, int]], side: tuple[bool, ...]) -> int:

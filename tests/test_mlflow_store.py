@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.mlflow_store import connect, rehome, tracking_uri
+from autotune.report.mlflow_store import connect, rehome, tracking_uri
 
 
 def test_the_address_given_comes_before_the_users_and_that_before_our_file(tmp_path, monkeypatch):

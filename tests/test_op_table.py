@@ -1,10 +1,10 @@
 from hypothesis import given, settings
 
-from autotune.costs import Costs
-from autotune.graph import Role, TrainGraph
-from autotune.op_table import op_rows, op_table
-from autotune.plan import InPlace, Plan
-from autotune.simulate import peak_bytes
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import InPlace, Plan
+from autotune.predict.simulate import peak_bytes
+from autotune.report.op_table import op_rows, op_table
 from tests.graphs import Builder, chain, plans
 from tests.planners.order.nets import bottleneck
 

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.optimizers.optimizer_copy import fingerprint, held_tensors, reached
+from autotune.capture.optimizers.optimizer_probe import independent
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
-from autotune.execute import Executor
-from autotune.graph import Role, TrainGraph
-from autotune.optimizer_copy import fingerprint, held_tensors, reached
-from autotune.optimizer_probe import independent
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import make_plan
-from autotune.profile import allocations, profile
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.workload import Workload
+from autotune.predict.simulate import simulate
+from autotune.runtime.executor import Executor
+from autotune.runtime.op_profiler import allocations, profile
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 from tests.eager import eager_step
 from tests.optimizers import (
     ACROSS,

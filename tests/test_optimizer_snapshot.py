@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.apply import TrainStep
-from autotune.harness.eager import Eager
-from autotune.harness.messages import Spec
-from autotune.optimizer_copy import fingerprint, held_tensors, holders
-from autotune.optimizer_snapshot import OptimizerSnapshot
-from autotune.workload import Workload
+from autotune.capture.optimizers.optimizer_copy import fingerprint, held_tensors, holders
+from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
+from autotune.measure.messages import Spec
+from autotune.measure.worker.eager import Eager
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 from tests.eager import eager_step, tensors, worst_difference
 from tests.optimizers import ACROSS
 from tests.small import make, mlp

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune import reach
-from autotune.bounds import peak_lower_bound
-from autotune.costs import Costs
-from autotune.order_bound import least_live, live_bytes, must_live, must_live_near, order_lower_bound
-from autotune.ordering import Ordering, ordering
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
 from autotune.planners.inplace.greedy import Greedy
-from autotune.simulate import peak_bytes
+from autotune.predict import reachability as reach
+from autotune.predict.bounds import peak_lower_bound
+from autotune.predict.order_bounds import least_live, live_bytes, must_live, must_live_near, order_lower_bound
+from autotune.predict.ordering import Ordering, ordering
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, random_graph, random_order, random_plan, training_chain
 from tests.test_bounds import random_costs
 from tests.test_ordering import problem

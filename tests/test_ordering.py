@@ -3,11 +3,11 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.ordering import Ordering, backwards, ordering
-from autotune.plan import Plan
-from autotune.simulate import peak_bytes
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.predict.ordering import Ordering, backwards, ordering
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, chain, random_graph, random_order
 
 randoms = st.randoms(use_true_random=False)

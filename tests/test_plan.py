@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import PlanError
-from autotune.graph import Role, TrainGraph
-from autotune.plan import InPlace, Plan, Swap, check, events
+from autotune.ir.check import check
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import InPlace, Plan, Swap, events
 from tests.graphs import Builder, chain, random_graph, random_plan, takes, training_chain
 
 

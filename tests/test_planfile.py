@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from autotune import planfile
-from autotune.console import describe
+from autotune.cli.console import describe
 from autotune.errors import ConfigError
-from autotune.measurement import Device, Measurement, Outcome
-from autotune.plan import Plan, Swap
-from autotune.planfile import PlanFile, WorkloadRef
-from autotune.simulate import Estimate
+from autotune.ir.plan import Plan, Swap
+from autotune.predict.simulate import Estimate
+from autotune.records import plan_file as planfile
+from autotune.records.device import Device
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile
+from autotune.workloads.reference import WorkloadRef
 
 FILE = PlanFile(
     workload=WorkloadRef("resnet18", {"batch": 10, "dropout": 0.1, "sizes": [1, 2]}),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import devices
-from autotune import probe as probing
-from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
-from autotune.measurement import Device
-from autotune.probe import Bench, bench, copy_rates, matmul_flops, noise_seconds, probe, store_costs
+from autotune.ir.costs import Costs, StoreCost
+from autotune.measure.device import probe as probing
+from autotune.measure.device import this_device as devices
+from autotune.measure.device.probe import Bench, bench, copy_rates, matmul_flops, noise_seconds, probe, store_costs
+from autotune.records.device import Device
 
 
 class FakeGpu:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune import profile as profiling
-from autotune.capture import capture
-from autotune.profile import profile
-from autotune.program import Program
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.runtime import op_profiler as profiling
+from autotune.runtime.op_profiler import profile
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import make, mlp, normalized
 

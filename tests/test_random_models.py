@@ -10,8 +10,8 @@ import torch
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from autotune.capture import capture
-from autotune.plan import Plan
+from autotune.capture.tracer import capture
+from autotune.ir.plan import Plan
 from tests.planned import Case, difference, eager_trace, planned_trace, problem
 from tests.random_chains import Chain, chains
 from tests.random_models import draw, runs_in_eager, shrink

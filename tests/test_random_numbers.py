@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
 from autotune.planners import make_plan
+from autotune.runtime.train_step import TrainStep
 from tests.eager import eager_step, tensors, worst_difference
 from tests.kernel_models import Of
 from tests.small import make

@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import charts, cli, errors, planfile
-from autotune.config import Config
+from autotune import errors
+from autotune.cli import main as cli
 from autotune.planners import KINDS
-from autotune.zoo import ZOO
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.report import charts
+from autotune.workloads.zoo import ZOO
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import batch_of, make, normalized
 from tests.test_apply import IMAGES, plan_file
@@ -105,7 +108,7 @@ def test_the_table_leaves_no_command_out(answer: Callable[..., str]):
 
 def test_shell_blocks_ask_for_what_they_say(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., str]):
     asked: list[Config] = []
-    monkeypatch.setattr("autotune.commands.tune.run", lambda config, **_: asked.append(config))
+    monkeypatch.setattr("autotune.cli.commands.tune.run", lambda config, **_: asked.append(config))
     monkeypatch.chdir(ROOT)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for path, *words in shell_commands():

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
-from autotune.graph import TrainGraph
-from autotune.measurement import Device, Measurement, Outcome
-from autotune.plan import Plan, Swap
-from autotune.records import from_json, to_json
-from autotune.trial import Trial
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap
+from autotune.records.device import Device
+from autotune.records.json_codec import from_json, to_json
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
 from tests.graphs import graphs, training_chain
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.regions import Region
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
 from autotune.planners import make_plan
-from autotune.profile import profile
-from autotune.regions import Region
+from autotune.runtime.op_profiler import profile
 from tests.eager import assert_equals_eager
 from tests.kernel_models import MODELS, square_loss
 from tests.small import make

@@ -2,22 +2,9 @@
 
 import pytest
 
-from autotune.regress import (
-    ASSUMED_SPREAD,
-    LEAST_SPREAD,
-    Cause,
-    Change,
-    Conditions,
-    Standing,
-    better,
-    cause,
-    change,
-    decided,
-    differences,
-    look,
-    more_bytes,
-    spread,
-)
+from autotune.nightly.diagnosis import Cause, Conditions, cause, differences
+from autotune.nightly.verdict import ASSUMED_SPREAD, LEAST_SPREAD, Standing, better, decided, look, more_bytes, spread
+from autotune.study.verdicts.statistics import Change, change
 
 STEADY = [1.0, 1.001, 0.999, 1.002, 0.998, 1.0]
 WILD = [1.0, 1.4, 0.7, 1.2, 0.9, 1.0]

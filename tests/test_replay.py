@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune import replay as replays
 from autotune.errors import ConfigError
-from autotune.judge import to_beat
-from autotune.landscape import Landscape, of_run
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.replay import Answers, Recorded, replay
+from autotune.ir.plan import Plan
+from autotune.records.measurement import Measurement, Outcome
+from autotune.study.offline import replay as replays
+from autotune.study.offline.landscape import Landscape, of_run
+from autotune.study.offline.replay import Answers, Recorded, replay
+from autotune.study.verdicts.ranking import to_beat
 from tests.test_study import run
 
 MOST = 6
@@ -37,7 +37,7 @@ def test_it_is_the_studys_own_search(known: Landscape, monkeypatch: pytest.Monke
         begun.append(config.sampler)
         raise replays.Enough
 
-    monkeypatch.setattr("autotune.study.tune", tune)
+    monkeypatch.setattr("autotune.study.session.tune", tune)
     assert replay(known, "gp", 0, MOST).found == ()
     assert begun == ["gp"]
 

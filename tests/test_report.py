@@ -12,20 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from autotune import cli
-from autotune.costs import Costs, StoreCost
-from autotune.decisions import decisions
+from autotune.cli import main as cli
 from autotune.errors import ConfigError
-from autotune.graph import TrainGraph
-from autotune.measurement import Device, Lanes, Measurement, Outcome
-from autotune.plan import Plan, Swap, check, events
-from autotune.records import to_json
-from autotune.report import render, write_report
-from autotune.run_dir import Records, runs_of
-from autotune.schedule import Run, away, layer_runs, lower
-from autotune.simulate import simulate
-from autotune.trial import Trial, append
-from autotune.walk import Walk
+from autotune.ir.check import check
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap, events
+from autotune.ir.schedule import Run, away, layer_runs, lower
+from autotune.predict.simulate import simulate
+from autotune.predict.step_view import Walk
+from autotune.records.device import Device
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Lanes, Measurement, Outcome
+from autotune.records.run_dir import runs_of
+from autotune.records.trial import Trial, append
+from autotune.report.decision_savings import decisions
+from autotune.report.html import render, write_report
+from autotune.study.recorded_run import Records
 from tests.graphs import chain, training_chain
 
 MIB = 2**20

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune import cli
-from autotune.claims import BEGIN, END, RESULT, Claim, Figure, into_page, read, write
-from autotune.claims import experiments as experiments_of
-from autotune.commands import reproduce
+from autotune.cli import main as cli
+from autotune.cli.commands import reproduce
+from autotune.report.claims import BEGIN, END, RESULT, Claim, Figure, into_page, read, write
+from autotune.report.claims import experiments as experiments_of
 
 HELD = Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(10.0), headline=True)
 ROOT = Path(__file__).parents[1]

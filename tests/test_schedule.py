@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 
 from autotune.errors import PlanError
-from autotune.graph import TrainGraph
-from autotune.plan import InPlace, Plan, Swap
-from autotune.schedule import Free, Offload, Prefetch, Run, away, layer_runs, lower
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import InPlace, Plan, Swap
+from autotune.ir.schedule import Free, Offload, Prefetch, Run, away, layer_runs, lower
 from tests.graphs import Builder, chain, plans, training_chain
 
 

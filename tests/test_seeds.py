@@ -6,18 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from autotune import device_profile, planfile
-from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.measure.device import profile as device_profile
 from autotune.planners import KINDS, defaults
-from autotune.records import to_json
-from autotune.seeds import Seeds, read
-from autotune.simulate import Estimate
-from autotune.space import search_space
-from autotune.trial import Settings, Trial, append
+from autotune.planners.knobs import Settings
+from autotune.planners.space import search_space
+from autotune.predict.simulate import Estimate
+from autotune.records import plan_file as planfile
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile
+from autotune.records.trial import Trial, append
+from autotune.study.seeds import Seeds, read
+from autotune.workloads.reference import WorkloadRef
 from tests.test_device_profile import DEVICE, PROFILE
 
 FAST, SLOW = StoreCost(2e9, 2e9, 1e9, 1e9), StoreCost(1e9, 0.5e9, 1e9, 1e9)

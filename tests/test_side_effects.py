@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
+from autotune.runtime.train_step import TrainStep
 from tests.eager import assert_equals_eager, eager_step
 from tests.small import make
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, Swap, events
-from autotune.schedule import Offload, Prefetch, Run, layer_runs, lower
-from autotune.simulate import peak_bytes, resident_bytes, simulate, slab_bytes, spans, timeline
-from autotune.walk import Walk
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap, events
+from autotune.ir.schedule import Offload, Prefetch, Run, layer_runs, lower
+from autotune.predict.simulate import peak_bytes, resident_bytes, simulate, slab_bytes, spans, timeline
+from autotune.predict.step_view import Walk
 from tests.graphs import Builder, chain, plans, training_chain
 
 SSD = StoreCost(50.0, 25.0, 20.0, 10.0)

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
+from autotune.ir.costs import Costs
 from autotune.planners import make_plan
-from autotune.profile import allocations, profile
+from autotune.runtime.op_profiler import allocations, profile
 from tests.eager import assert_equals_eager
 from tests.kernel_models import square_loss
 from tests.small import make, normalized
@@ -109,7 +109,7 @@ def test_a_foreign_exception_while_the_trace_is_read_names_the_op(monkeypatch):
     def fail(*arguments):
         raise KeyError("val")
 
-    monkeypatch.setattr("autotune.joint_trace.JointTrace._add_op", fail)
+    monkeypatch.setattr("autotune.capture.joint_graph.JointTrace._add_op", fail)
     with pytest.raises(CaptureError, match=r"Writes.*conv.*KeyError"):
         capture(of(scale))
 

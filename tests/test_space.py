@@ -8,9 +8,10 @@ import optuna
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.knobs import Choice, Float, Int
 from autotune.planners import KINDS, build
-from autotune.space import conditional, make_sampler, parameters, preset, search_space, suggest
+from autotune.planners.knobs import Choice, Float, Int
+from autotune.planners.space import preset, search_space
+from autotune.study.optuna_space import conditional, make_sampler, parameters, suggest
 
 FLAT = {"recompute": {"greedy": {"greed": Float(0.5, 2.0)}}, "offload": {"keep": {}}}
 

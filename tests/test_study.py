@@ -13,18 +13,19 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune import planfile
-from autotune.bounds import seconds_lower_bound
-from autotune.candidates import Planned
-from autotune.config import Config, load_config
 from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, StoreError
-from autotune.interrupts import locked
-from autotune.judge import NOTABLE, RACED, TIE, noise, plan_hash, was_run
-from autotune.measurement import Outcome
-from autotune.plan import Plan
-from autotune.progress import Event, Finished, Measuring, Phase, Resolved
-from autotune.study import Result, tune
-from autotune.trial import Trial, load
+from autotune.ir.plan import Plan
+from autotune.measure.early_stop import RACED
+from autotune.planners.candidates import Planned
+from autotune.predict.bounds import seconds_lower_bound
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config, load_config
+from autotune.records.measurement import Outcome
+from autotune.records.run_dir import locked
+from autotune.records.trial import Trial, load
+from autotune.study.events import Event, Finished, Measuring, Phase, Resolved
+from autotune.study.session import Result, tune
+from autotune.study.verdicts.ranking import NOTABLE, TIE, noise, plan_hash, was_run
 from tests.fake_runner import FLOOR_BYTES, FakeRunner
 from tests.graphs import training_chain
 
@@ -205,8 +206,8 @@ def test_planners_are_asked_again_where_all_that_they_answered_was_charged_too_m
     def only_the_smallest_wastes_nothing(runner: FakeRunner) -> None:
         runner.waste = 0.0 if len(runner.measured) == 1 else 0.05
 
-    monkeypatch.setattr("autotune.study.PLANNED", 1)
-    monkeypatch.setattr("autotune.space.find_spec", lambda _: None)  # windows take CP-SAT seconds each
+    monkeypatch.setattr("autotune.study.session.PLANNED", 1)
+    monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)  # windows take CP-SAT seconds each
     runner = FakeRunner(before_measure=only_the_smallest_wastes_nothing)
     planners = {"recompute": ["greedy"], "reorder": ["keep"], "order": ["traced"], "update": ["at_end"]}
     result = run(tmp_path, runner, budget="70%", trials=8, planners=planners)
@@ -570,7 +571,7 @@ def test_a_locked_directory_names_the_process_and_exits_75(tmp_path):
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from autotune.study import tune
+from autotune.study.session import tune
 from tests.fake_runner import FakeRunner
 from tests.test_study import configured
 

@@ -21,17 +21,19 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as artifact_cache
 
-from autotune import cli, table
-from autotune.config import Config
-from autotune.confirm import document
+from autotune.cli import main as cli
 from autotune.errors import ConfigError
-from autotune.measurement import Measurement, Outcome
-from autotune.mlflow_store import ENVIRONMENT
-from autotune.plan import Plan
-from autotune.report import write_report
-from autotune.study import Result, tune
-from autotune.tracking import CONFIRMED, Tracker, _metrics, experiment_name, notable
-from autotune.trial import Trial
+from autotune.ir.plan import Plan
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
+from autotune.report import tables as table
+from autotune.report.html import write_report
+from autotune.report.mlflow_log import CONFIRMED, Tracker, _metrics, experiment_name, notable
+from autotune.report.mlflow_store import ENVIRONMENT
+from autotune.study.session import Result, tune
+from autotune.study.verdicts.confirm import document
+from autotune.units import mib
 from tests.fake_runner import DEVICE, FakeRunner
 from tests.test_study import configured
 
@@ -198,10 +200,10 @@ def test_every_figure_of_a_trials_row_is_a_metric_of_its_run(logged):
     for row in rows:
         found = logged.children[row.trial.number].data.metrics
         cells = dict(zip(table.COLUMNS, row.cells, strict=True))
-        foreseen = f"~{table.mib(found['estimate_peak_bytes'])}" if "estimate_peak_bytes" in found else "-"
+        foreseen = f"~{mib(found['estimate_peak_bytes'])}" if "estimate_peak_bytes" in found else "-"
         seconds, ratio = found.get("step_seconds"), found.get("time_ratio")
-        assert cells["peak MiB"] == (table.mib(found["step_peak_bytes"]) if "step_peak_bytes" in found else foreseen)
-        assert cells["charged MiB"] == table.mib(found.get("step_charged_bytes"))
+        assert cells["peak MiB"] == (mib(found["step_peak_bytes"]) if "step_peak_bytes" in found else foreseen)
+        assert cells["charged MiB"] == mib(found.get("step_charged_bytes"))
         assert cells["step ms"] == ("-" if seconds is None else f"{1e3 * seconds:.1f}")
         assert cells["ratio"] == ("-" if ratio is None else f"{ratio:.3f}")
 
@@ -251,7 +253,7 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     assert len(study.trials) == len(logged.result.trials)
 
     gone_on: list[Config] = []
-    monkeypatch.setattr("autotune.commands.tune._tune", lambda config, where, *, json: gone_on.append(config))
+    monkeypatch.setattr("autotune.cli.commands.tune._tune", lambda config, where, *, json: gone_on.append(config))
     with pytest.raises(SystemExit):
         cli.main(["resume", "moved/kept/first"])
     artifact_cache.clear()  # as in another process: this one remembers where it wrote for each run

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune import trial as trials
 from autotune.errors import ConfigError
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan, Swap
-from autotune.simulate import Estimate
-from autotune.trial import Trial
+from autotune.ir.plan import Plan, Swap
+from autotune.predict.simulate import Estimate
+from autotune.records import trial as trials
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial
 
 FULL = Trial(
     number=1,

@@ -11,21 +11,23 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs, StoreCost
-from autotune.execute import Executor, open_slots
-from autotune.graph import Role, TrainGraph
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Offload, Prefetch, lower
 from autotune.planners import make_plan
+from autotune.planners.knobs import Settings
 from autotune.planners.offload.window import Window
-from autotune.schedule import Offload, Prefetch, lower
-from autotune.simulate import simulate
-from autotune.stores import STORES, open_store
-from autotune.trial import Settings
-from autotune.workload import load
-from autotune.zoo import ZOO
+from autotune.predict.simulate import simulate
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload_slots import open_slots
+from autotune.runtime.stores import STORES, open_store
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load
+from autotune.workloads.reference import WorkloadRef
+from autotune.workloads.zoo import ZOO
 from tests.eager import eager_step, tensors, worst_difference
 from tests.zoo.tiny import TINY
 

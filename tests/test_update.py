@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
 from autotune.planners import make_plan
-from autotune.workload import Workload
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 from tests.eager import eager_step, tensors, worst_difference
 from tests.small import make, mlp, normalized, sgd
 

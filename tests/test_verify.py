@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune import apply
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, NumericsError
+from autotune.ir.costs import Costs
 from autotune.planners import make_plan
-from autotune.workload import Workload, load
+from autotune.runtime import train_step as apply
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load
+from autotune.workloads.workload import Workload
 from tests.eager import eager_step, tensors, worst_difference
 from tests.harness import seeded
 from tests.small import Tied, make, mlp, normalized

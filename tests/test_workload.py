@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError
-from autotune.workload import Workload, check, load
+from autotune.workloads.factory import load
+from autotune.workloads.workload import Workload, check
 
 GOOD = """
     import torch
@@ -238,9 +239,7 @@ def test_an_optimizer_of_some_of_the_parameters_is_the_users_choice():
 
 
 def test_neither_the_package_nor_a_config_imports_torch():
-    code = (
-        "import sys, autotune, autotune.config; dir(autotune); autotune.__version__; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, autotune, autotune.records.config; dir(autotune); autotune.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from autotune.profile import _ready, _undisturbed
-from autotune.program import Program
+from autotune.capture.program import Program
+from autotune.runtime.op_profiler import _ready, _undisturbed
 
 
 def too_small(program: Program) -> list[str]:

@@ -1,4 +1,9 @@
-"""Lay buffers of known size and life side by side in as few bytes as possible."""
+"""Lay buffers of known size and life side by side in as few bytes as possible.
+
+In: `Buffers`: sizes and lives, of whatever.
+Out: a `Layout`: an offset for each buffer.
+Read first: `buffers`.
+"""
 
 import math
 from dataclasses import replace

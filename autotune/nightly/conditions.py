@@ -6,9 +6,9 @@ import platform
 import subprocess
 from importlib.metadata import distributions
 
-from autotune.measurement import Device
-from autotune.regress import Conditions
-from autotune.tracking import git_sha
+from autotune.nightly.diagnosis import Conditions
+from autotune.records.device import Device
+from autotune.records.provenance import git_sha
 
 
 def conditions(device: Device | None, graph_digest: str, *, baseline_seconds: float | None, busy: float) -> Conditions:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from autotune import yamlfile
-from autotune.config import Config, Section, checked
 from autotune.errors import ConfigError
+from autotune.records import yaml_file as yamlfile
+from autotune.records.config import Config, Section, checked
 from autotune.units import parse_seconds
 
 RESERVED = "nights"

@@ -4,34 +4,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune import planfile
-from autotune.commands.measure import match_plan
 from autotune.errors import AutotuneError, PlanError, StoreError
-from autotune.handback import Result
-from autotune.interrupts import Interrupts, Stopped
 from autotune.nightly.conditions import busy_share, conditions
 from autotune.nightly.config import Entry, Nightly
-from autotune.nightly.record import Home, Night, Verdict, good_nights, identity, medians, on_record
+from autotune.nightly.diagnosis import Cause, Conditions, cause
+from autotune.nightly.history import Home, Night, Verdict, good_nights, identity, medians, on_record
 from autotune.nightly.rounds import Borrowed, Rounds, Seen
-from autotune.planfile import PlanFile
-from autotune.regress import (
-    Cause,
-    Change,
-    Conditions,
-    Finding,
-    Standing,
-    better,
-    cause,
-    change,
-    decided,
-    look,
-    more_bytes,
-    percent,
-)
-from autotune.runner import Runner
+from autotune.nightly.verdict import Finding, Standing, better, decided, look, more_bytes
+from autotune.records import plan_file as planfile
+from autotune.records.plan_file import PlanFile, match_plan
+from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.outcome import Result
+from autotune.study.runner import Runner
+from autotune.study.verdicts.statistics import Change, change, percent
 
 Search = Callable[..., Result]
-"""`search(config, runner, run_dir)`: `autotune.study.tune` with somebody who listens."""
+"""`search(config, runner, run_dir)`: `autotune.study.session.tune` with somebody who listens."""
 
 VERIFY, DUEL = 0.5, 0.3
 """Of the entry's time that is left, for one look at the champion, and for one comparison."""

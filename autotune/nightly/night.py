@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ConfigError
-from autotune.interrupts import Interrupts, Stopped, locked
 from autotune.nightly.config import RESERVED, Entry, Nightly
 from autotune.nightly.entry import EntryNight, Search
+from autotune.nightly.history import Home, Night, Verdict
 from autotune.nightly.pages import write_results
-from autotune.nightly.record import Home, Night, Verdict
 from autotune.nightly.results import Results
-from autotune.runner import Runner
+from autotune.records.run_dir import locked
+from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.runner import Runner
 
 Open = Callable[[Entry, Path], contextlib.AbstractContextManager[Runner]]
 """`open(entry, log_dir)`: the runner of an entry, closed with the context."""

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from autotune.handback import write_json
-from autotune.nightly.record import Night, Verdict
+from autotune.nightly.history import Night, Verdict
 from autotune.nightly.results import Results, failure
-from autotune.records import to_json
-from autotune.table import mib
+from autotune.records.json_codec import to_json
+from autotune.records.run_dir import write_json
+from autotune.units import mib
 
 COLUMNS = ("entry", "verdict", "time", "beside its record", "charged MiB", "cause", "detail")
 SCHEMA = 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, InconclusiveError, OutOfTimeError, RegressionError
-from autotune.nightly.record import Night, Verdict
+from autotune.nightly.history import Night, Verdict
 
 SEVERITY = (
     Verdict.REGRESSION, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PROMOTED, Verdict.NEW, Verdict.SAME,

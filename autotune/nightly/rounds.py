@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.harness.run import Prepared
-from autotune.interrupts import Interrupts
-from autotune.judge import Rules, judge
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.planfile import PlanFile
-from autotune.regress import turns
-from autotune.runner import Runner
+from autotune.ir.plan import Plan
+from autotune.measure.survey import Prepared
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile
+from autotune.study.interrupts import Interrupts
+from autotune.study.runner import Runner
+from autotune.study.verdicts.ranking import Rules, judge
+from autotune.study.verdicts.statistics import turns
 
 ROUNDS = 2
 """Fresh processes that a verdict comes from, at least."""

@@ -2,25 +2,30 @@
 
 To add one: a file in its kind's folder with a frozen dataclass whose fields are its knobs, and a line in that folder's
 dict. The search space, the command line, the report and the contract tests take it from there.
+
+In: a graph, a budget in bytes, and costs.
+Out: a checked `Plan`.
+Read first: `base`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-from autotune.costs import Costs
 from autotune.errors import ConfigError
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.allocator import ALLOCATORS
-from autotune.planners.contract import Planner
+from autotune.planners.base import Planner
 from autotune.planners.inplace import INPLACES
+from autotune.planners.knobs import Settings
 from autotune.planners.offload import OFFLOADS
 from autotune.planners.order import ORDERS
 from autotune.planners.recompute import RECOMPUTES
 from autotune.planners.reorder import REORDERS
 from autotune.planners.update import UPDATES
-from autotune.trial import Settings
 
 KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
     "order": ORDERS,

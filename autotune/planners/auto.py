@@ -4,14 +4,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.knobs import Choice, KnobValue
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import KINDS, build, foreseen
-from autotune.schedule import lower
-from autotune.simulate import Estimate, peak_bytes, simulate
-from autotune.trial import Settings
+from autotune.planners.knobs import Choice, KnobValue, Settings
+from autotune.predict.simulate import Estimate, peak_bytes, simulate
 
 FIRST = {
     "order": "traced",

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from autotune.costs import Costs
-from autotune.graph import Op, TrainGraph, Value
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Op, TrainGraph, Value
 
 
 def unfold(graph: TrainGraph, order: Sequence[int], costs: Costs) -> tuple[TrainGraph, Costs]:

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from autotune.costs import Costs
-from autotune.devices import this_device
-from autotune.graph import TrainGraph
-from autotune.harness.child import Child
-from autotune.harness.messages import Spec
-from autotune.plan import Plan
-from autotune.records import from_json, to_json
-from autotune.schedule import lower
-from autotune.simulate import simulate
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.child import Child
+from autotune.measure.device.this_device import this_device
+from autotune.measure.messages import Spec
+from autotune.predict.simulate import simulate
+from autotune.records.json_codec import from_json, to_json
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ import torch
 from models import Pair, Recurrent, cifar_resnet, densenet121
 from torch import nn
 
-from autotune.claims import Claim, Figure
-from autotune.workload import Workload
+from autotune.report.claims import Claim, Figure
+from autotune.workloads.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measured import claim_of, measured, run

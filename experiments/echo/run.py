@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 from models import Translator, products, translation_loss
 
-from autotune.claims import Claim, Figure
-from autotune.graph import Phase, TrainGraph
-from autotune.plan import Plan, check
-from autotune.simulate import peak_bytes
-from autotune.workload import Workload
-from autotune.zoo import ZOO
+from autotune.ir.check import check
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.predict.simulate import peak_bytes
+from autotune.report.claims import Claim, Figure
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measured import claim_of, measured, run

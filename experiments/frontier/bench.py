@@ -10,9 +10,9 @@ from typing import Any
 
 from peers import PEERS, ROUNDED, Compiled
 
-from autotune.harness.child import Child
-from autotune.harness.messages import Spec
-from autotune.harness.reference import Reference
+from autotune.measure.child import Child
+from autotune.measure.messages import Spec
+from autotune.measure.worker.reference import Reference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from turns import How, Variant, in_turns

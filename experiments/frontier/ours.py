@@ -7,16 +7,15 @@ from typing import Any, Self
 from bench import Bench
 from summary import SLACK
 
-from autotune import space
-from autotune.candidates import Candidate
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.harness.messages import Failed
-from autotune.plan import Plan
-from autotune.planners import KINDS
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.measure.messages import Failed
+from autotune.planners import KINDS, space
 from autotune.planners.auto import Plans, leaders
-from autotune.records import from_json, to_json
-from autotune.space import search_space
+from autotune.planners.candidates import Candidate
+from autotune.planners.space import search_space
+from autotune.records.json_codec import from_json, to_json
 from autotune.units import fmt_bytes
 
 TRIES = 3

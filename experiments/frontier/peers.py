@@ -18,9 +18,9 @@ import torch._inductor.config
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 from autotune.errors import ConfigError
-from autotune.workload import LossFn, Workload
-from autotune.zoo import ZOO
-from autotune.zoo.lstm import Looped
+from autotune.workloads.workload import LossFn, Workload
+from autotune.workloads.zoo import ZOO
+from autotune.workloads.zoo.lstm import Looped
 
 BLOCKS = (
     "ResNetBasicLayer",

@@ -21,11 +21,11 @@ from ours import Ours
 from peers import PEERS
 from summary import summarize
 
-from autotune.devices import this_device
-from autotune.harness.messages import Failed
-from autotune.harness.procedure import UNMEASURED_STEPS
-from autotune.plan import Plan
-from autotune.records import to_json
+from autotune.ir.plan import Plan
+from autotune.measure.device.this_device import this_device
+from autotune.measure.messages import Failed
+from autotune.measure.worker.bench import UNMEASURED_STEPS
+from autotune.records.json_codec import to_json
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from turns import How, reason

@@ -16,12 +16,14 @@ from unittest import mock
 import numpy as np
 import torch
 
-from autotune import apply, workload
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.guards import Guards
-from autotune.plan import Plan
-from autotune.signature import ModelState, model_state
+from autotune.capture.python.guards import Guards
+from autotune.capture.signature import ModelState, model_state
+from autotune.capture.tracer import capture
+from autotune.ir.plan import Plan
+from autotune.runtime import train_step as apply
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads import workload
+from autotune.workloads.factory import load
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -65,7 +67,7 @@ def main() -> None:
 def measure(name: str, arguments: dict[str, Any], pairs: int) -> dict[str, Any]:
     """Time steps with and without the checks in turns, and the checks alone."""
     torch.manual_seed(0)
-    made = workload.load(name, arguments)
+    made = load(name, arguments)
     with TrainStep(made.model, made.loss_fn, made.optimizer, made.batch, _plan(made)) as step:
         for _ in range(4):  # an arena records two steps
             step(made.batch)

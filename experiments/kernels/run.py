@@ -42,8 +42,8 @@ def workload(name: str, sizes: str):
     import torch
     from torch import nn
 
-    from autotune.workload import Workload
-    from autotune.zoo import ZOO
+    from autotune.workloads.workload import Workload
+    from autotune.workloads.zoo import ZOO
     from tests.kernel_models import UNet, square_loss
     from tests.zoo.tiny import TINY
 
@@ -62,9 +62,9 @@ def workload(name: str, sizes: str):
 
 
 def child(name: str, sizes: str, blocks: int, seconds: float) -> None:
-    from autotune.apply import TrainStep
-    from autotune.capture import capture
-    from autotune.plan import Plan
+    from autotune.capture.tracer import capture
+    from autotune.ir.plan import Plan
+    from autotune.runtime.train_step import TrainStep
 
     eager, traced = workload(name, sizes), workload(name, sizes)
 

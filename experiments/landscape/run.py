@@ -13,18 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune import landscape, study
-from autotune.config import Config
-from autotune.costs import Costs
-from autotune.harness.run import Harness, Prepared, Surveyed
-from autotune.judge import plan_hash
-from autotune.layout.of_plan import with_layout
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.progress import Event, Finished
-from autotune.schedule import lower
-from autotune.simulate import Estimate, simulate
-from autotune.table import mib, verdict
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.harness import Harness
+from autotune.measure.survey import Prepared, Surveyed
+from autotune.predict.plan_layout import with_layout
+from autotune.predict.simulate import Estimate, simulate
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.report.tables import verdict
+from autotune.study import session as study
+from autotune.study.events import Event, Finished
+from autotune.study.offline import landscape
+from autotune.study.verdicts.ranking import plan_hash
+from autotune.units import mib
 
 HERE = Path(__file__).parent
 FRONTIER = HERE.parent / "frontier" / "results"

@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from autotune import arena
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.devices import this_device
-from autotune.layout import WORK, Buffers, Layout, check_layout, csvfile, lay_out
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
+from autotune.capture.tracer import capture
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.layout import WORK, Buffers, Layout, check_layout, lay_out
+from autotune.layout import csv_file as csvfile
+from autotune.measure.device.this_device import this_device
 from autotune.planners import make_plan
-from autotune.profile import profile
-from autotune.records import to_json
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
-from autotune.trial import Settings
-from autotune.workload import load
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import peak_bytes, simulate
+from autotune.records.json_codec import to_json
+from autotune.records.plan_file import PlanFile
+from autotune.runtime import arena
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load
+from autotune.workloads.reference import WorkloadRef
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {

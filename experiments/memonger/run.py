@@ -18,26 +18,28 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.capture import capture
-from autotune.claims import RESULT, Claim, Figure, read, write
-from autotune.costs import Costs
-from autotune.devices import this_device
-from autotune.graph import Role, TrainGraph
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import Plan
 from autotune.layout import Buffers, lay_out
-from autotune.plan import Plan
+from autotune.measure.device.this_device import this_device
 from autotune.planners.inplace.greedy import Greedy
-from autotune.records import to_json
-from autotune.sharing.gradients import blob_bytes, gradients, made_forward, net_of, share
-from autotune.sharing.net import Net, held_bytes, lives
-from autotune.sharing.objects import exact, greedy
-from autotune.sharing.orders import depth_first, longest_chain_first
-from autotune.sharing.recycle import recycle, recycle_largest_first
-from autotune.workload import Workload
-from autotune.zoo import ZOO
+from autotune.records.json_codec import to_json
+from autotune.report.claims import RESULT, Claim, Figure, read, write
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measured import PARTS
 from simulated import picture
+
+from experiments.memonger.sharing.gradients import blob_bytes, gradients, made_forward, net_of, share
+from experiments.memonger.sharing.net import Net, held_bytes, lives
+from experiments.memonger.sharing.objects import exact, greedy
+from experiments.memonger.sharing.orders import depth_first, longest_chain_first
+from experiments.memonger.sharing.recycle import recycle, recycle_largest_first
 
 HERE = Path(__file__).parent
 PUBLISHED = {"gradients": (7497, 5010), "with activations": (4800, 4330)}

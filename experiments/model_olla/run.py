@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from autotune.claims import Claim, Figure, write
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.layout import Buffers, check_layout, lay_out
 from autotune.planners.order.best import best_order
-from autotune.simulate import Estimate
+from autotune.predict.simulate import Estimate
+from autotune.report.claims import Claim, Figure, write
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from simulated import captured, classified, drawn, picture, planned, traced

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from models import GoogLeNet, UNet, mobilenet_v2, vgg16
 
-from autotune.claims import Claim, Figure
-from autotune.workload import Workload
-from autotune.zoo import ZOO
+from autotune.report.claims import Claim, Figure
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measured import claim_of, measured, run

@@ -24,21 +24,22 @@ from typing import Any
 
 import torch
 
-from autotune.arena import Arena
-from autotune.capture import capture
-from autotune.claims import RESULT, Claim, Figure, read, write
-from autotune.costs import StoreCost
-from autotune.devices import this_device
-from autotune.execute import Executor, offloaded, open_slots
-from autotune.measurement import busy
-from autotune.plan import Plan
+from autotune.capture.tracer import capture
+from autotune.ir.costs import StoreCost
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.device.this_device import this_device
 from autotune.planners.offload.window import Window
-from autotune.profile import profile
-from autotune.records import to_json
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes
-from autotune.stores import SwapStore, measured, open_store
-from autotune.workload import load
+from autotune.predict.simulate import peak_bytes
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import busy
+from autotune.report.claims import RESULT, Claim, Figure, read, write
+from autotune.runtime.arena import Arena
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload_slots import offloaded, open_slots
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.stores import SwapStore, measured, open_store
+from autotune.workloads.factory import load
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measured import PARTS

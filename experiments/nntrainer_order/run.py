@@ -10,19 +10,20 @@ from pathlib import Path
 
 import torch
 
-from autotune.claims import Claim, Figure, write
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.op_table import OpRow, op_rows
-from autotune.ordering import ordering
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Run, lower
 from autotune.planners import KINDS, foreseen
 from autotune.planners.order.best import best_order
 from autotune.planners.order.exact import search
-from autotune.schedule import Run, lower
-from autotune.simulate import Estimate, timeline
-from autotune.workload import Workload
-from autotune.zoo import ZOO
+from autotune.predict.ordering import ordering
+from autotune.predict.simulate import Estimate, timeline
+from autotune.report.claims import Claim, Figure, write
+from autotune.report.op_table import OpRow, op_rows
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from simulated import Made, captured, drawn, picture, planned, traced

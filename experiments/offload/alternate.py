@@ -18,15 +18,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.arena import Arena
-from autotune.capture import capture
-from autotune.execute import Executor, open_slots
-from autotune.measurement import busy
-from autotune.plan import Plan
-from autotune.records import from_json, to_json
-from autotune.schedule import lower
-from autotune.stores import open_store
-from autotune.workload import load
+from autotune.capture.tracer import capture
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.records.json_codec import from_json, to_json
+from autotune.records.measurement import busy
+from autotune.runtime.arena import Arena
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload_slots import open_slots
+from autotune.runtime.stores import open_store
+from autotune.workloads.factory import load
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from turns import interval

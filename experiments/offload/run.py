@@ -22,24 +22,25 @@ from typing import Any
 
 from alternate import ROUNDS, alternate, told
 
-from autotune.apply import TrainStep
-from autotune.capture import capture
-from autotune.costs import Costs
-from autotune.devices import this_device
-from autotune.graph import TrainGraph
-from autotune.harness.run import Harness
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.device.this_device import this_device
+from autotune.measure.harness import Harness
 from autotune.planners import make_plan
 from autotune.planners.auto import auto
-from autotune.profile import profile
-from autotune.records import from_json, to_json
-from autotune.schedule import lower
-from autotune.simulate import Estimate, peak_bytes, simulate
-from autotune.stores import measured
-from autotune.trial import Settings
-from autotune.workload import load
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import Estimate, peak_bytes, simulate
+from autotune.records.json_codec import from_json, to_json
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.stores import measured
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load
+from autotune.workloads.reference import WorkloadRef
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

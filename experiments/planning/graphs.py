@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.costs import Costs
-from autotune.graph import Op, Phase, Role, TrainGraph, Value
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Op, Phase, Role, TrainGraph, Value
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import simulated
@@ -36,7 +36,7 @@ def graphs() -> dict[str, dict[str, Callable[[], Made]]]:
 
 def captured(model: str, **arguments: Any) -> Made:
     """A ready workload's step, captured on fake tensors."""
-    from autotune.zoo import ZOO
+    from autotune.workloads.zoo import ZOO
 
     return simulated.captured(partial(ZOO[model], **arguments), model)
 

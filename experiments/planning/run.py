@@ -20,17 +20,18 @@ from typing import Any, cast
 
 from graphs import graphs, random_training, randwire
 
-from autotune.costs import Costs
-from autotune.devices import this_device
 from autotune.errors import AutotuneError
-from autotune.graph import TrainGraph
-from autotune.order_bound import order_lower_bound
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.device.this_device import this_device
 from autotune.planners import KINDS, make_plan
 from autotune.planners.auto import FIRST, auto
 from autotune.planners.order.best import best_order
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
+from autotune.predict.order_bounds import order_lower_bound
+from autotune.predict.simulate import peak_bytes, simulate
 
 HERE = Path(__file__).parent
 SHARES = (0.75, 0.5, 0.0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from autotune.workload import Workload
-from autotune.zoo import ZOO
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontier"))
 from peers import Compiled

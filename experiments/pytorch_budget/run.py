@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.claims import RESULT, Claim, Figure, write
-from autotune.devices import this_device
+from autotune.measure.device.this_device import this_device
+from autotune.report.claims import RESULT, Claim, Figure, write
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontier"))

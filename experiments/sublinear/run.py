@@ -12,13 +12,14 @@ from pathlib import Path
 
 from torch import nn
 
-from autotune.claims import Claim, Figure
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import KINDS
 from autotune.planners.recompute.segments import Segments
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.workload import Workload
+from autotune.predict.simulate import simulate
+from autotune.report.claims import Claim, Figure
+from autotune.workloads.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measured import claim_of, measured, run

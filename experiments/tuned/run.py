@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.measurement import Measurement
-from autotune.records import from_json
+from autotune.records.json_codec import from_json
+from autotune.records.measurement import Measurement
 
 HERE = Path(__file__).parent
 RUNS: dict[str, tuple[str, list[str]]] = {

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.apply import TrainStep
-from autotune.arena import MANY_RECORDINGS, Arena
-from autotune.capture import capture
-from autotune.plan import Plan
-from autotune.workload import Workload
+from autotune.capture.tracer import capture
+from autotune.ir.plan import Plan
+from autotune.runtime.arena import MANY_RECORDINGS, Arena
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the arena is compiled with g++")
 
@@ -99,9 +99,9 @@ def warned():
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("autotune.arena").addHandler(handler)
+    logging.getLogger("autotune.runtime.arena").addHandler(handler)
     yield lines
-    logging.getLogger("autotune.arena").removeHandler(handler)
+    logging.getLogger("autotune.runtime.arena").removeHandler(handler)
 
 
 def test_a_replayed_step_has_no_misses_and_mallocs_bits():
@@ -383,7 +383,7 @@ MEASURED = """
     from pathlib import Path
     import torch
     from torch import nn
-    from autotune.arena import Arena
+    from autotune.runtime.arena import Arena
 
     def status(key):
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -420,7 +420,7 @@ def test_the_process_is_charged_for_the_block_and_with_malloc_for_more():
 def test_memory_of_an_arena_at_rest_goes_back():
     out, _ = run_child("""
         import psutil, torch
-        from autotune.arena import Arena
+        from autotune.runtime.arena import Arena
         arena, own = Arena(), psutil.Process()
         for _ in range(3):
             with arena.step():
@@ -442,7 +442,7 @@ def test_memory_of_an_arena_at_rest_goes_back():
 def test_kept_memory_serves_the_next_request_of_as_many_bytes_with_its_pages():
     out, _ = run_child("""
         import psutil, resource, threading, torch
-        from autotune.arena import kept_memory
+        from autotune.runtime.arena import kept_memory
         torch.ones(1)
         own = psutil.Process()
         def faults(count):
@@ -473,7 +473,7 @@ def test_kept_memory_serves_the_next_request_of_as_many_bytes_with_its_pages():
 
 HOLDING = """
     import psutil, torch
-    from autotune.arena import Arena
+    from autotune.runtime.arena import Arena
     MIB = 2**20
     arena, own, outlives = Arena(), psutil.Process(), []
     def step(early=False, output=0):
@@ -547,7 +547,7 @@ def test_what_outlives_the_step_lies_outside_and_the_block_holds_so_much_less():
 def test_a_storage_gets_memory_that_goes_back_as_soon_as_it_is_freed_whatever_malloc_would_keep():
     out, _ = run_child("""
         import psutil, torch
-        from autotune.arena import Arena
+        from autotune.runtime.arena import Arena
         arena, own = Arena(), psutil.Process()
         holes = [torch.zeros(2**18) for _ in range(64)]  # a MiB each
         del holes[::2]
@@ -590,7 +590,7 @@ def test_without_a_compiler_the_plan_runs_with_one_warning(tmp_path):
 LOADING = """
     import threading, torch
     from torch.utils.data import DataLoader, TensorDataset
-    from autotune.arena import Arena
+    from autotune.runtime.arena import Arena
     arena, stop = Arena(), threading.Event()
     def step(rows):
         with arena.step():

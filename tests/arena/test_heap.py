@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.arena import Arena
+from autotune.runtime.arena import Arena
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the arena is compiled with g++")
 
@@ -46,7 +46,7 @@ STEP = """
     import ctypes, random
     from pathlib import Path
     import torch
-    from autotune.arena import Arena
+    from autotune.runtime.arena import Arena
 
     def status(key):
         lines = Path("/proc/self/status").read_text().splitlines()

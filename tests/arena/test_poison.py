@@ -40,8 +40,8 @@ SCENARIOS = (
 MODELS = """
     from dataclasses import replace
     import torch
-    from autotune.apply import TrainStep
-    from autotune.zoo import ZOO
+    from autotune.runtime.train_step import TrainStep
+    from autotune.workloads.zoo import ZOO
     from tests.zoo.tiny import TINY
     for name in ("mobilenet_v2", "gpt2", "lstm"):
         one, other = (ZOO[name](**TINY[name]) for _ in range(2))
@@ -62,7 +62,7 @@ MODELS = """
 
 FAULTS = """
     import ctypes, torch
-    from autotune.arena import Arena
+    from autotune.runtime.arena import Arena
     arena = Arena()
     for number in range(3):  # recorded, recorded, replayed
         with arena.step():
@@ -103,7 +103,7 @@ def run(script: str, *, asan: bool) -> subprocess.CompletedProcess[str]:
     begin = f"""
         import os
         os.environ.pop("LD_PRELOAD", None)  # the compiler needs none of it
-        from autotune.arena import build
+        from autotune.runtime.arena import build
         build.FLAGS = {PATTERN + (ASAN if asan else ())}
         assert build.library() is not None
     """

@@ -5,13 +5,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from autotune import planfile
-from autotune.config import Config
-from autotune.handback import write_json, write_plan
-from autotune.judge import Rules
-from autotune.nightly.record import Home, Night, Verdict, identity
-from autotune.regress import Cause, Change
-from autotune.run_dir import Records
+from autotune.nightly.diagnosis import Cause
+from autotune.nightly.history import Home, Night, Verdict, identity
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.run_dir import write_json
+from autotune.study.outcome import write_plan
+from autotune.study.recorded_run import Records
+from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.statistics import Change
 from tests.nightly.fakes import CHAMPION, plan_file
 from tests.test_report import DEVICE, FLOOR, full_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.run_dir import at_work
+from autotune.records.run_dir import at_work
 from dashboards.found import Broken, attempt, called, look, parted, stamp
 from dashboards.studies import read, standing
 from tests.dashboards import made

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from autotune.config import Config
 from autotune.errors import ConfigError
-from autotune.progress import Ready
-from autotune.run_dir import Records
-from autotune.tracking import Tracker
+from autotune.records.config import Config
+from autotune.report.mlflow_log import Tracker
+from autotune.study.events import Ready
+from autotune.study.recorded_run import Records
 from dashboards.champions import of_logged, of_study, once
 from dashboards.logged import studies
 from tests.dashboards import made

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from autotune.claims import Claim, Figure, write
+from autotune.report.claims import Claim, Figure, write
 from dashboards.page import plain
 from tests.dashboards import made
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.run_dir import Records
+from autotune.study.recorded_run import Records
 from dashboards.pairs import Side, alive, budgets, choices, decisions, figures, side, timelines
 from tests.dashboards import made
 

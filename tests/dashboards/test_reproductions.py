@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from autotune.claims import RESULT, Claim, Figure, write
+from autotune.report.claims import RESULT, Claim, Figure, write
 from dashboards.reproductions import beside, claims, counted
 
 HELD = Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(5.0), sense="at most")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.doctor import Finding, findings, kernel, software
-from autotune.doctor.software import Torch
+from autotune.cli.doctor import Finding, findings, kernel, software
+from autotune.cli.doctor.software import Torch
 
 TORCH = Torch("2.13.0+cpu", "", 0, "", (1.0, 1.01, 0.99, 1.0, 1.0))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.doctor import gpu
-from autotune.doctor.software import Torch
+from autotune.cli.doctor import gpu
+from autotune.cli.doctor.software import Torch
 
 GIB = 2**30
 

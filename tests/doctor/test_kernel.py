@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.doctor import kernel
+from autotune.cli.doctor import kernel
 
 GIB = 2**20
 """In the kernel's KiB."""
@@ -124,7 +124,7 @@ def test_a_memory_cgroup_that_is_not_writable_says_what_limits_become(monkeypatc
     def refuse(self: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("autotune.doctor.kernel.OwnCgroup.remove", refuse)
+    monkeypatch.setattr("autotune.cli.doctor.kernel.OwnCgroup.remove", refuse)
     found = kernel.cgroup()
     assert found.status == "warn"
     assert "not writable" in found.detail

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from autotune.doctor import software
-from autotune.doctor.software import Torch
+from autotune.cli.doctor import software
+from autotune.cli.doctor.software import Torch
 
 QUIET = Torch("2.13.0+cpu", "", 0, "", (1.0,) * 20)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.claims import Figure, Verdict, read, write
+from autotune.report.claims import Figure, Verdict, read, write
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.zoo.tiny import TINY
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.claims import Claim, experiments, read, write
-from autotune.plan import Plan
-from autotune.simulate import peak_bytes
+from autotune.ir.plan import Plan
+from autotune.predict.simulate import peak_bytes
+from autotune.report.claims import Claim, experiments, read, write
 from tests.experiments.scripts import EXPERIMENTS, script
 
 order = script("nntrainer_order/run.py")
@@ -23,7 +23,7 @@ SIMULATED = ("model_olla", "dtr", "echo", "monet", "nntrainer_order", "sublinear
 """Seconds to some minutes."""
 
 
-AGAIN = "import pathlib, sys, run, autotune.claims; autotune.claims.write(pathlib.Path(sys.argv[1]), run.claims())"
+AGAIN = "import pathlib, sys, run, autotune.report.claims; autotune.report.claims.write(pathlib.Path(sys.argv[1]), run.claims())"
 
 
 def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError
-from autotune.harness.messages import Failed
-from autotune.measurement import Outcome
-from autotune.plan import Plan
-from autotune.zoo import ZOO
+from autotune.ir.plan import Plan
+from autotune.measure.messages import Failed
+from autotune.records.measurement import Outcome
+from autotune.workloads.zoo import ZOO
 from tests.experiments.scripts import script
 from tests.graphs import training_chain
 from tests.zoo.tiny import TINY

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.landscape import Landscape, read
-from autotune.replay import Replayed, replay
+from autotune.study.offline.landscape import Landscape, read
+from autotune.study.offline.replay import Replayed, replay
 from tests.experiments.scripts import EXPERIMENTS, script
 
 RESULTS = EXPERIMENTS / "landscape" / "results"

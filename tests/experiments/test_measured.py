@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from autotune.claims import Claim, Figure, Verdict, read, write
+from autotune.report.claims import Claim, Figure, Verdict, read, write
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.harness.test_run import WORKLOADS
 

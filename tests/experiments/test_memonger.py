@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from autotune.claims import Verdict, read, write
-from autotune.sharing.net import held_bytes
+from autotune.report.claims import Verdict, read, write
+from experiments.memonger.sharing.net import held_bytes
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.graphs import training_chain
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from autotune.capture import capture
-from autotune.claims import Verdict, read, write
-from autotune.costs import Costs, StoreCost
-from autotune.measurement import Measurement, Outcome
-from autotune.plan import Plan
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import make_plan
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
-from autotune.workload import load
+from autotune.predict.simulate import peak_bytes, simulate
+from autotune.records.measurement import Measurement, Outcome
+from autotune.report.claims import Verdict, read, write
+from autotune.workloads.factory import load
 from tests.experiments.scripts import EXPERIMENTS, script
 from tests.graphs import training_chain
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.plan import Plan, check
-from autotune.simulate import peak_bytes
+from autotune.ir.check import check
+from autotune.ir.plan import Plan
+from autotune.predict.simulate import peak_bytes
 from tests.experiments.scripts import script
 
 graphs = script("planning/graphs.py")

@@ -1,7 +1,7 @@
 """What is told of tuned steps is what the tool itself tells."""
 
-from autotune.measurement import Measurement, Outcome
-from autotune.records import to_json
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Measurement, Outcome
 from tests.experiments.scripts import script
 
 run = script("tuned/run.py")

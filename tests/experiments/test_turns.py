@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.harness.messages import Failed
-from autotune.measurement import Outcome
+from autotune.measure.messages import Failed
+from autotune.records.measurement import Outcome
 from tests.experiments.scripts import EXPERIMENTS, script
 
 sys.path.insert(0, str(EXPERIMENTS))

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune import Workload
-from autotune.capture import capture
-from autotune.harness import procedure
-from autotune.program import Program, reads
-from autotune.workload import load
+from autotune.capture.program import Program, reads
+from autotune.capture.tracer import capture
+from autotune.measure.worker import bench as procedure
+from autotune.workloads.factory import load
 from tests.small import make, mlp
 
 torch.set_num_threads(1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from autotune.harness import children
-from autotune.harness.allocator import allocator_environment
-from autotune.harness.child import Child
-from autotune.harness.children import Children
-from autotune.harness.messages import Spec
+from autotune.measure import children
+from autotune.measure.allocator_env import allocator_environment
+from autotune.measure.child import Child
+from autotune.measure.children import Children
+from autotune.measure.messages import Spec
 
 GROWS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from autotune.errors import NumericsError
-from autotune.harness import procedure
-from autotune.harness.limit import outcome_of
-from autotune.harness.messages import Failed, Spec
-from autotune.harness.procedure import Bench
-from autotune.harness.run import Harness
-from autotune.measurement import Outcome
-from autotune.plan import Plan
-from autotune.planfile import WorkloadRef
+from autotune.ir.plan import Plan
+from autotune.measure.harness import Harness
+from autotune.measure.limits import outcome_of
+from autotune.measure.messages import Failed, Spec
+from autotune.measure.worker import bench as procedure
+from autotune.measure.worker.bench import Bench
+from autotune.records.measurement import Outcome
+from autotune.workloads.reference import WorkloadRef
 from tests.zoo.tiny import TINY
 
 SEEDED = str(Path(__file__).with_name("seeded.py"))
@@ -76,7 +76,7 @@ class Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No processes; generators and the capture that a workload replaces are put back."""
-    monkeypatch.setattr("autotune.harness.run.Children", Here)
+    monkeypatch.setattr("autotune.measure.harness.Children", Here)
     monkeypatch.setattr(procedure, "capture", procedure.capture)
     python, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

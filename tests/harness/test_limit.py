@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import StoreError
-from autotune.harness.limit import limit_cgroup, limit_data, limit_fraction, oom_kills, outcome_of, says_no_memory
-from autotune.measurement import Outcome
-from autotune.meters.cgroup import Cgroup, OwnCgroup
+from autotune.measure.limits import limit_cgroup, limit_data, limit_fraction, oom_kills, outcome_of, says_no_memory
+from autotune.measure.meters.cgroup import Cgroup, OwnCgroup
+from autotune.records.measurement import Outcome
 
 MIB = 2**20
 
@@ -78,7 +78,7 @@ def test_the_stores_bytes_are_taken_off_what_the_process_may_still_have(tmp_path
 def test_a_process_gets_what_is_left_and_then_a_memory_error() -> None:
     script = (
         "import psutil\n"
-        "from autotune.harness.limit import limit_data\n"
+        "from autotune.measure.limits import limit_data\n"
         "now = psutil.Process().memory_info().rss\n"
         "limit_data(now + (100 << 20), now)\n"
         "kept = bytearray(80 << 20)\n"

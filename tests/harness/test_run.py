@@ -15,19 +15,19 @@ import psutil
 import pytest
 
 from autotune.errors import ConfigError, PlanError
-from autotune.harness.child import Child
-from autotune.harness.messages import Failed, Spec
-from autotune.harness.procedure import Bench
-from autotune.harness.run import Harness
-from autotune.measurement import Outcome
-from autotune.meters.cgroup import remove_stale
-from autotune.plan import Plan
-from autotune.planfile import WorkloadRef
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.child import Child
+from autotune.measure.harness import Harness
+from autotune.measure.messages import Failed, Spec
+from autotune.measure.meters.cgroup import remove_stale
+from autotune.measure.worker.bench import Bench
 from autotune.planners import make_plan
-from autotune.records import to_json
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.trial import Settings
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import simulate
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Outcome
+from autotune.workloads.reference import WorkloadRef
 from tests.harness.test_limit import needs_cgroup
 
 WORKLOADS = str(Path(__file__).with_name("workloads.py"))
@@ -309,7 +309,7 @@ def test_a_plan_that_nobody_could_check_says_so(tmp_path: Path) -> None:
 
 
 def test_without_cgroups_the_child_limits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.harness.child._own_cgroup", lambda _: None)
+    monkeypatch.setattr("autotune.measure.child._own_cgroup", lambda _: None)
     with harness(tmp_path, "wide", TALL, limit_bytes=LIMIT) as runner:
         seen = runner.baseline()
     assert (seen.outcome, seen.limit) == (Outcome.OUT_OF_MEMORY, "rlimit (emulated)")
@@ -318,8 +318,8 @@ def test_without_cgroups_the_child_limits_itself(tmp_path: Path, monkeypatch: py
 COORDINATOR = """
 import sys
 from pathlib import Path
-from autotune.harness.run import Harness
-from autotune.planfile import WorkloadRef
+from autotune.measure.harness import Harness
+from autotune.workloads.reference import WorkloadRef
 folder = Path(sys.argv[2])
 (folder / "switch").write_text("hang")
 Harness(WorkloadRef(sys.argv[1] + ":switched", {"switch": str(folder / "switch")}), log_dir=folder / "logs").baseline()

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.layout import csvfile, lay_out
+from autotune.layout import csv_file as csvfile
+from autotune.layout import lay_out
 
 
 def test_what_is_written_is_read_again(tmp_path):

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from autotune.costs import Costs
+from autotune.ir.costs import Costs
+from autotune.ir.plan import InPlace, Plan
+from autotune.ir.schedule import lower
 from autotune.layout import check_layout, lay_out
-from autotune.layout.of_plan import buffers_of, layout_of, tenants, with_layout
-from autotune.plan import InPlace, Plan
-from autotune.schedule import lower
-from autotune.simulate import simulate, timeline
+from autotune.predict.plan_layout import buffers_of, layout_of, tenants, with_layout
+from autotune.predict.simulate import simulate, timeline
 from tests.graphs import chain, plans, training_chain
 
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
-from autotune.meters import METERS, Meter, Repeated, best_meter
-from autotune.meters.cgroup import Cgroup, CgroupMeter, OwnCgroup, remove_stale
-from autotune.meters.cuda import CudaMeter
-from autotune.meters.held import HeldMeter
-from autotune.meters.nvml import NvmlMeter
-from autotune.meters.rss import RssMeter
+from autotune.measure.meters import METERS, Meter, Repeated, best_meter
+from autotune.measure.meters.cgroup import Cgroup, CgroupMeter, OwnCgroup, remove_stale
+from autotune.measure.meters.cuda import CudaMeter
+from autotune.measure.meters.held import HeldMeter
+from autotune.measure.meters.nvml import NvmlMeter
+from autotune.measure.meters.rss import RssMeter
 from tests.harness.test_limit import needs_cgroup
 
 MIB = 2**20
@@ -310,8 +310,8 @@ def test_each_meter_by_name_is_one() -> None:
 
 SEES = """
 import json, mmap, sys
-from autotune.meters.cgroup import OwnCgroup
-from autotune.meters import METERS
+from autotune.measure.meters.cgroup import OwnCgroup
+from autotune.measure.meters import METERS
 from contextlib import ExitStack
 def fill():
     block = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -339,6 +339,6 @@ def test_64_mib_that_come_and_go_are_seen_within_1_mib(name: str) -> None:
 
 @needs_cgroup
 def test_an_own_cgroup_is_gone_afterwards() -> None:
-    script = "from autotune.meters.cgroup import OwnCgroup\nwith OwnCgroup() as own: print(own.path)"
+    script = "from autotune.measure.meters.cgroup import OwnCgroup\nwith OwnCgroup() as own: print(own.path)"
     seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not Path(seen.stdout.strip()).exists()

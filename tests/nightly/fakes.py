@@ -12,22 +12,23 @@ from typing import Any
 
 import pytest
 
-from autotune import planfile
-from autotune.config import Config
-from autotune.handback import Result
-from autotune.judge import plan_hash
-from autotune.measurement import Measurement, Outcome
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.nightly.config import Entry, Nightly
+from autotune.nightly.diagnosis import Conditions
+from autotune.nightly.history import Home, Night
 from autotune.nightly.night import Job, run_night
-from autotune.nightly.record import Home, Night
 from autotune.nightly.results import Results
-from autotune.plan import Plan
-from autotune.planfile import PlanFile, WorkloadRef
-from autotune.regress import Conditions
-from autotune.runner import Runner
-from autotune.schedule import lower
-from autotune.simulate import simulate
-from autotune.trial import Trial
+from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile
+from autotune.records.trial import Trial
+from autotune.study.outcome import Result
+from autotune.study.runner import Runner
+from autotune.study.verdicts.ranking import plan_hash
+from autotune.workloads.reference import WorkloadRef
 from tests.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
 from tests.graphs import training_chain
 

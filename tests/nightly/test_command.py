@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autotune import cli, planfile
-from autotune.measurement import Measurement
+from autotune.cli import main as cli
+from autotune.ir.plan import Plan
 from autotune.nightly.conditions import conditions
-from autotune.plan import Plan
-from autotune.regress import BLOCK
+from autotune.records import plan_file as planfile
+from autotune.records.measurement import Measurement
+from autotune.study.verdicts.statistics import BLOCK
 from tests.test_cli import DEVICE, FakeHarness, FakeTracker
 
 Run = Callable[..., tuple[int, str, str]]
@@ -33,11 +34,11 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config of one entry, on a quiet machine, whose nights begin on other days."""
     days = iter(range(100))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("autotune.harness.run.Harness", FakeHarness)
-    monkeypatch.setattr("autotune.tracking.Tracker", Tracker)
+    monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
+    monkeypatch.setattr("autotune.report.mlflow_log.Tracker", Tracker)
     monkeypatch.setattr(Tracker, "tags", [])
     monkeypatch.setattr("autotune.nightly.entry.busy_share", lambda: 0.0)
-    monkeypatch.setattr("autotune.commands.nightly.begun", lambda: f"2026-11-2{next(days)}")
+    monkeypatch.setattr("autotune.cli.commands.nightly.begun", lambda: f"2026-11-2{next(days)}")
     (tmp_path / "night.yaml").write_text(NIGHT)
     return Path("runs/nightly")
 
@@ -89,7 +90,7 @@ def test_three_nights_find_keep_and_miss_a_champion(night: Path, run: Run, monke
     kinds = [json.loads(line)["kind"] for line in seeded]
     assert kinds[:3] == ["baseline", "smallest", "seed"]
     assert json.loads(seeded[2])["settings"] == champion.settings
-    monkeypatch.setattr("autotune.harness.run.Harness", Slow)
+    monkeypatch.setattr("autotune.measure.harness.Harness", Slow)
     code, out, err = run("nightly", "night.yaml", "--json")
     assert code == 3
     assert err.splitlines()[-1].startswith("error: night 2026-11-22: regression of chain (")
@@ -120,7 +121,7 @@ def test_resume_without_a_night_is_2_and_a_bad_config_names_its_line(night: Path
 
 
 def test_a_sample_is_a_block_of_the_harness():
-    from autotune.harness.procedure import BLOCK_STEPS
+    from autotune.measure.worker.bench import BLOCK_STEPS
 
     assert BLOCK == BLOCK_STEPS
 

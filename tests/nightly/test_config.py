@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config import Config, dump, load_config
 from autotune.errors import ConfigError
 from autotune.nightly.config import load_night
+from autotune.records.config import Config, dump, load_config
 
 COMMITTED = Path(__file__).parents[2] / "configs" / "nightly.yaml"
 
 
 def test_every_entry_of_the_project_names_a_workload_that_takes_its_arguments():
-    from autotune.zoo import ZOO
+    from autotune.workloads.zoo import ZOO
 
     night = load_night(COMMITTED)
     assert len(night.entries) >= 2

@@ -11,17 +11,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autotune import planfile
 from autotune.errors import CaptureError, InfeasibleError, LockedError, StoreError
-from autotune.interrupts import locked
-from autotune.measurement import Outcome
+from autotune.ir.plan import Plan
+from autotune.nightly.diagnosis import Cause, Conditions
+from autotune.nightly.history import Home, Verdict, identity
 from autotune.nightly.night import latest
 from autotune.nightly.pages import document
-from autotune.nightly.record import Home, Verdict, identity
 from autotune.nightly.results import failure
-from autotune.plan import Plan
-from autotune.records import append_line
-from autotune.regress import Cause, Conditions
+from autotune.records import plan_file as planfile
+from autotune.records.json_codec import append_line
+from autotune.records.measurement import Outcome
+from autotune.records.run_dir import locked
 from tests.graphs import training_chain
 from tests.nightly.fakes import CHALLENGER, CHAMPION, NOISE, Bench, FakeSearch, made, plan_file, recorded
 

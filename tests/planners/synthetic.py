@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from autotune.costs import Costs
-from autotune.graph import Phase, Role, TrainGraph
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role, TrainGraph
 from tests.graphs import Builder
 
 FLOPS_PER_SECOND = 100e9

@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners import auto as module
 from autotune.planners.auto import auto
-from autotune.schedule import lower
-from autotune.simulate import Estimate, peak_bytes, simulate
+from autotune.predict.simulate import Estimate, peak_bytes, simulate
 from tests.graphs import random_graph, training_chain
 from tests.planners import synthetic
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
-from autotune.graph import TrainGraph
-from autotune.knobs import Choice, KnobValue
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners import KINDS
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
+from autotune.planners.knobs import Choice, KnobValue
+from autotune.predict.simulate import peak_bytes, simulate
 from tests.graphs import random_graph, random_order, random_plan, training_chain
 
 STORES = {

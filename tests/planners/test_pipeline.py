@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
 from autotune.errors import ConfigError
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.knobs import Choice, Float, Int
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners import KINDS, build, defaults, make_plan
+from autotune.planners.knobs import Choice, Float, Int
 from autotune.planners.offload.window import Window
 from autotune.planners.order.list_by_bytes import ListByBytes
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, random_graph, training_chain
 
 SSD = {"ssd": StoreCost(50.0, 25.0, 20.0, 10.0)}

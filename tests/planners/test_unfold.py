@@ -3,12 +3,13 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners.order import ORDERS
 from autotune.planners.unfold import fold, unfold
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
+from autotune.predict.simulate import peak_bytes, simulate
 from tests.graphs import chain, random_graph, random_order, random_plan
 
 

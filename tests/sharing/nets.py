@@ -8,7 +8,7 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from autotune.sharing.net import Net, NetOp
+from experiments.memonger.sharing.net import Net, NetOp
 
 
 class Toy:

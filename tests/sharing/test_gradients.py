@@ -5,18 +5,18 @@ import random
 import pytest
 from hypothesis import given
 
-from autotune.capture import capture
-from autotune.costs import Costs
+from autotune.capture.tracer import capture
 from autotune.errors import PlanError
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.plan import InPlace, Plan, Swap
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import InPlace, Plan, Swap
+from autotune.ir.schedule import handed_over
 from autotune.planners.inplace.greedy import Greedy
-from autotune.schedule import handed_over
-from autotune.sharing.gradients import blob_bytes, gradients, made_forward, net_of, share
-from autotune.sharing.net import lives
-from autotune.sharing.objects import exact
-from autotune.simulate import peak_bytes
-from autotune.zoo import ZOO
+from autotune.predict.simulate import peak_bytes
+from autotune.workloads.zoo import ZOO
+from experiments.memonger.sharing.gradients import blob_bytes, gradients, made_forward, net_of, share
+from experiments.memonger.sharing.net import lives
+from experiments.memonger.sharing.objects import exact
 from tests.graphs import Builder, chain, graphs, random_order, training_chain
 from tests.sharing.nets import renamed, run, same, some_order
 from tests.zoo.tiny import TINY

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from autotune.errors import PlanError
-from autotune.sharing.net import ALIAS, Net, NetOp, held_bytes, lives
-from autotune.sharing.objects import Life
+from experiments.memonger.sharing.net import ALIAS, Net, NetOp, held_bytes, lives
+from experiments.memonger.sharing.objects import Life
 from tests.sharing.nets import nets, renamed, run, same
 
 

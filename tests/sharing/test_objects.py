@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.layout import Buffers, lay_out
-from autotune.sharing.net import held_bytes, lives
-from autotune.sharing.objects import Life, Objects, exact, greedy, least_sizes
-from autotune.sharing.orders import depth_first, longest_chain_first
+from experiments.memonger.sharing.net import held_bytes, lives
+from experiments.memonger.sharing.objects import Life, Objects, exact, greedy, least_sizes
+from experiments.memonger.sharing.orders import depth_first, longest_chain_first
 from tests.layout.test_layout import FOUR
 from tests.sharing.nets import Toy, blobs, renamed, run, same
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 
-from autotune.sharing.net import Net, NetOp
-from autotune.sharing.orders import depth_first, longest_chain_first
+from experiments.memonger.sharing.net import Net, NetOp
+from experiments.memonger.sharing.orders import depth_first, longest_chain_first
 from tests.sharing.nets import nets, run
 
 

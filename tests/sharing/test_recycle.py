@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.sharing.net import Net, NetOp, held_bytes
-from autotune.sharing.recycle import PREFIX, recycle, recycle_largest_first
+from experiments.memonger.sharing.net import Net, NetOp, held_bytes
+from experiments.memonger.sharing.recycle import PREFIX, recycle, recycle_largest_first
 from tests.sharing.nets import Toy, all_orders, blobs, nets, random_bytes, renamed, run, same, some_order
 from tests.sharing.test_net import net
 

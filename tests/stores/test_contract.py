@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError, StoreError
-from autotune.stores import FOR, STORES, SwapStore, open_store, slab
+from autotune.runtime.stores import FOR, STORES, SwapStore, open_store
+from autotune.runtime.stores import slab_file as slab
 
 MIB = 2**20
 TMPFS = Path("/dev/shm")
@@ -361,7 +362,7 @@ def test_wrong_keys_and_tensors_are_refused_by_name(opener: Opener) -> None:
 
 
 def test_naming_the_stores_imports_no_torch() -> None:
-    code = "import sys; from autotune.stores import STORES; sys.exit('torch' in sys.modules)"
+    code = "import sys; from autotune.runtime.stores import STORES; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

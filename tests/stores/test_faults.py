@@ -21,10 +21,11 @@ import pytest
 import torch
 
 from autotune.errors import StoreError
-from autotune.harness.limit import outcome_of
-from autotune.measurement import Outcome
-from autotune.stores import open_store, slab
-from autotune.stores.slab import Transfer
+from autotune.measure.limits import outcome_of
+from autotune.records.measurement import Outcome
+from autotune.runtime.stores import open_store
+from autotune.runtime.stores import slab_file as slab
+from autotune.runtime.stores.slab_file import Transfer
 
 MIB = 2**20
 
@@ -359,7 +360,7 @@ def test_both_ways_to_ask_for_the_page_cache_agree(tmp_path: Path) -> None:
 
 WRITER = """
 import sys, torch
-from autotune.stores import open_store
+from autotune.runtime.stores import open_store
 store = open_store("ssd", sys.argv[1], {0: 12 * 2**20})
 tensor = torch.ones(3 * 2**20)
 store.put(0, tensor).result()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.costs import Costs
-from autotune.engine import Engine
 from autotune.errors import ConfigError, StoreError
-from autotune.stores import FOR, STORES, measured, open_store
-from autotune.stores.host import HostStore
+from autotune.ir.costs import Costs
+from autotune.runtime.offload_engine import Engine
+from autotune.runtime.stores import FOR, STORES, measured, open_store
+from autotune.runtime.stores.pinned_host import HostStore
 
 
 class FakeStream:

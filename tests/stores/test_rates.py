@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import StoreError
-from autotune.stores import STORES, SwapStore, rates
-from autotune.stores.rates import contention, probe
-from autotune.stores.slab import padded
+from autotune.runtime.stores import STORES, SwapStore
+from autotune.runtime.stores import probe as rates
+from autotune.runtime.stores.probe import contention, probe
+from autotune.runtime.stores.slab_file import padded
 
 MIB = 2**20
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError
-from autotune.workload import Workload, check
-from autotune.zoo import ZOO
+from autotune.workloads.workload import Workload, check
+from autotune.workloads.zoo import ZOO
 from tests.zoo.tiny import TINY
 
 ROOT = Path(__file__).parents[2]

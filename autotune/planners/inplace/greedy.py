@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.knobs import Knob
-from autotune.plan import InPlace, Plan, events
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import InPlace, Plan, events
+from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)

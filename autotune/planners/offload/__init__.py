@@ -1,6 +1,11 @@
-"""Which values leave for a store. The first is the default."""
+"""Which values leave for a store. The first is the default.
 
-from autotune.planners.contract import Planner
+In: a plan, a budget, and costs of stores.
+Out: the plan with values that leave.
+Read first: `window`.
+"""
+
+from autotune.planners.base import Planner
 from autotune.planners.offload.keep import Keep
 from autotune.planners.offload.window import Window
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.knobs import Knob
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)

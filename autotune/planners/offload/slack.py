@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, Swap, events
-from autotune.schedule import Run, around, away, layer_runs, lower
-from autotune.simulate import simulate, timeline
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap, events
+from autotune.ir.schedule import Run, around, away, layer_runs, lower
+from autotune.predict.simulate import simulate, timeline
 
 
 def stretched(graph: TrainGraph, plan: Plan, limit_bytes: int, costs: Costs) -> Plan:

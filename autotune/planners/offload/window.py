@@ -8,15 +8,15 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from autotune.costs import Costs
 from autotune.errors import ConfigError
-from autotune.graph import Role, TrainGraph, Value
-from autotune.knobs import Choice, Float, Int, Knob
-from autotune.plan import MAY_LEAVE, Plan, Swap, events
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Role, TrainGraph, Value
+from autotune.ir.plan import MAY_LEAVE, Plan, Swap, events
+from autotune.ir.schedule import Run, around, away, layer_runs, lower
+from autotune.planners.knobs import Choice, Float, Int, Knob
 from autotune.planners.offload.keep import Keep
 from autotune.planners.offload.slack import stretched
-from autotune.schedule import Run, around, away, layer_runs, lower
-from autotune.simulate import peak_bytes, timeline
+from autotune.predict.simulate import peak_bytes, timeline
 
 Bytes = npt.NDArray[np.int64]
 _SLACK = 1 / 500

@@ -1,6 +1,11 @@
-"""In which order ops run, each once. The first is the default."""
+"""In which order ops run, each once. The first is the default.
 
-from autotune.planners.contract import Planner
+In: a graph and a plan.
+Out: the plan with another order.
+Read first: `traced`.
+"""
+
+from autotune.planners.base import Planner
 from autotune.planners.order.beam import Beam
 from autotune.planners.order.best import Best
 from autotune.planners.order.depth_first import DepthFirst

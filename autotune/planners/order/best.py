@@ -4,19 +4,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.knobs import Int, Knob
-from autotune.order_bound import must_live, must_live_near
-from autotune.ordering import Ordering, ordering
-from autotune.plan import Plan
-from autotune.planners.contract import refuse_later_decisions
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.base import refuse_later_decisions
+from autotune.planners.knobs import Int, Knob
 from autotune.planners.order.beam import beams
 from autotune.planners.order.depth_first import depth_first
 from autotune.planners.order.exact import Ordered, search, solve
 from autotune.planners.order.list_by_bytes import lists
 from autotune.planners.order.longest_path import longest_paths
 from autotune.planners.order.lowest import lowest
+from autotune.predict.order_bounds import must_live, must_live_near
+from autotune.predict.ordering import Ordering, ordering
 
 EFFORT = 30_000
 WINDOWS = (24, 48, 96, 192)

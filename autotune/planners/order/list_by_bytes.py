@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.knobs import Knob
-from autotune.ordering import Ordering, backwards, ordering
-from autotune.plan import Plan
-from autotune.planners.contract import refuse_later_decisions
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.base import refuse_later_decisions
+from autotune.planners.knobs import Knob
 from autotune.planners.order.lowest import lowest
+from autotune.predict.ordering import Ordering, backwards, ordering
 
 
 @dataclass(frozen=True, slots=True)

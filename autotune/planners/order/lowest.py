@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from autotune.graph import Phase, TrainGraph
-from autotune.ordering import Ordering
-from autotune.plan import Plan
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.predict.ordering import Ordering
 
 SLACK = 1000
 """The peak may rise by one part in so many for the sake of recomputation."""

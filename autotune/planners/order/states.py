@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autotune.ordering import Ordering
+from autotune.predict.ordering import Ordering
 
 Path = tuple[int, "Path"] | None
 """The ops that ran, the last first."""

@@ -1,6 +1,11 @@
-"""Which results are thrown away and computed again. The first is the default."""
+"""Which results are thrown away and computed again. The first is the default.
 
-from autotune.planners.contract import Planner
+In: a graph, a plan and a budget.
+Out: the plan with ops that run again.
+Read first: `greedy`.
+"""
+
+from autotune.planners.base import Planner
 from autotune.planners.recompute.blocks import Blocks
 from autotune.planners.recompute.greedy import Greedy
 from autotune.planners.recompute.keep import Keep

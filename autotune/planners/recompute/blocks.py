@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from autotune.blocks import Block, Places, find
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import TrainGraph
-from autotune.knobs import Float, Knob
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.knobs import Float, Knob
+from autotune.planners.recompute.block_options import Option, Piece, options, whole
 from autotune.planners.recompute.chain import Choice, cheapest, lowest_limit
+from autotune.planners.recompute.editable_order import Runs, refuse_offload
 from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.options import Option, Piece, options, whole
-from autotune.planners.recompute.runs import Runs, refuse_offload
+from autotune.planners.recompute.repeats import Block, Places, find
 from autotune.planners.recompute.search import Search, begin, usual_work
 
 GROUPS = (2, 3, 4, 6, 8, 12, 16)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune import native
-from autotune.planners.recompute.runs import Runs
+from autotune.planners.recompute.editable_order import Runs
 
 _I64, _F64, _INT, _VOID = ctypes.c_int64, ctypes.c_double, ctypes.c_int, ctypes.c_void_p
 _SOURCES = ("search.cpp", "order.hpp", "timeline.hpp")

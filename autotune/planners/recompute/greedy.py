@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autotune.bounds import peak_lower_bound
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.knobs import Float, Int, Knob
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.knobs import Float, Int, Knob
+from autotune.planners.recompute.cpsat import refine
+from autotune.planners.recompute.editable_order import refuse_offload
 from autotune.planners.recompute.per_block import checkpointed
-from autotune.planners.recompute.runs import refuse_offload
 from autotune.planners.recompute.search import Search, begin, usual_work
-from autotune.planners.recompute.windows import refine
+from autotune.predict.bounds import peak_lower_bound
 
 RESTARTS = 12
 SEEDED = 5000

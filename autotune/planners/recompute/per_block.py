@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import Phase, TrainGraph
-from autotune.knobs import Int, Knob
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.knobs import Int, Knob
 from autotune.planners.recompute.segments import lowest_replay, replayed
 
 DEEPEST = 4

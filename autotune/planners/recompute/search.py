@@ -4,12 +4,12 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.planners.recompute.compiled import Compiled, library
-from autotune.planners.recompute.evict import Eviction, undo
-from autotune.planners.recompute.improve import improve
-from autotune.planners.recompute.runs import Runs
+from autotune.planners.recompute.editable_order import Runs
+from autotune.planners.recompute.eviction import Eviction, undo
+from autotune.planners.recompute.local_moves import improve
 
 WORK, WORK_PER_RUN, MORE_PER_RUN = 600_000, 600, 50
 """Changes that all moves of one plan weigh: so many for each run, from `WORK` on fewer."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import Phase, TrainGraph
-from autotune.knobs import Int, Knob
-from autotune.plan import Plan
-from autotune.planners.recompute.runs import refuse_offload, spoilers
-from autotune.simulate import peak_bytes
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.knobs import Int, Knob
+from autotune.planners.recompute.editable_order import refuse_offload, spoilers
+from autotune.predict.simulate import peak_bytes
 
 
 @dataclass(frozen=True, slots=True)

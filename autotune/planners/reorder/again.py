@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import TrainGraph
-from autotune.knobs import Int, Knob
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.knobs import Int, Knob
 from autotune.planners.order import ORDERS
-from autotune.planners.recompute.runs import refuse_offload
+from autotune.planners.recompute.editable_order import refuse_offload
 from autotune.planners.recompute.search import Search, begin, usual_work
 from autotune.planners.unfold import fold, unfold
 

@@ -1,6 +1,11 @@
-"""When each parameter is updated. The first is the default."""
+"""When each parameter is updated. The first is the default.
 
-from autotune.planners.contract import Planner
+In: a graph and a plan.
+Out: the plan with updates placed.
+Read first: `at_end`.
+"""
+
+from autotune.planners.base import Planner
 from autotune.planners.update.at_end import AtEnd
 from autotune.planners.update.with_gradient import WithGradient
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import Phase, TrainGraph
-from autotune.knobs import Knob
-from autotune.plan import Plan
-from autotune.planners.contract import refuse_later_decisions
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.base import refuse_later_decisions
+from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autotune.costs import Costs
-from autotune.graph import Op, Phase, TrainGraph
-from autotune.knobs import Int, Knob
-from autotune.plan import Plan
-from autotune.planners.contract import refuse_later_decisions
-from autotune.schedule import Run, lower
-from autotune.simulate import peak_bytes, timeline
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Op, Phase, TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Run, lower
+from autotune.planners.base import refuse_later_decisions
+from autotune.planners.knobs import Int, Knob
+from autotune.predict.simulate import peak_bytes, timeline
 
 ROUNDS = 3
 """In which updates are held back: what waits then makes others higher."""

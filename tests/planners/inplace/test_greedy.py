@@ -5,14 +5,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import TrainGraph
-from autotune.plan import InPlace, Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import InPlace, Plan
+from autotune.ir.schedule import Run, lower
 from autotune.planners.inplace.greedy import Greedy
 from autotune.planners.inplace.never import Never
-from autotune.schedule import Run, lower
-from autotune.simulate import timeline
+from autotune.predict.simulate import timeline
 from tests.graphs import Builder, random_graph, random_plan, takes
 
 

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, Swap, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap
+from autotune.ir.schedule import lower
 from autotune.planners.offload.slack import stretched
-from autotune.schedule import lower
-from autotune.simulate import peak_bytes, simulate
+from autotune.predict.simulate import peak_bytes, simulate
 from tests.graphs import Builder, random_graph, random_plan
 
 SSD = StoreCost(50.0, 25.0, 20.0, 10.0)

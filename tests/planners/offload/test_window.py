@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs, StoreCost
-from autotune.graph import Role, TrainGraph
-from autotune.plan import Plan, Swap, events
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import Plan, Swap, events
+from autotune.ir.schedule import away, layer_runs, lower
 from autotune.planners.offload.keep import Keep
 from autotune.planners.offload.window import Window
-from autotune.schedule import away, layer_runs, lower
-from autotune.simulate import peak_bytes, simulate
+from autotune.predict.simulate import peak_bytes, simulate
 from tests.graphs import Builder, random_graph, random_plan, training_chain
 
 SSD = StoreCost(50.0, 25.0, 20.0, 10.0)

@@ -2,7 +2,7 @@
 
 import random
 
-from autotune.graph import Phase, TrainGraph
+from autotune.ir.graph import Phase, TrainGraph
 from tests.graphs import Builder
 
 

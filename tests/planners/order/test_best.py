@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
-from autotune.ordering import ordering
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
 from autotune.planners.order import ORDERS
 from autotune.planners.order.best import Best, best_order
 from autotune.planners.order.exact import Exact
-from autotune.simulate import peak_bytes
+from autotune.predict.ordering import ordering
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import chain, random_graph, random_order
 from tests.planners import synthetic
 from tests.planners.order.nets import alexnet, randwire

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.ordering import ordering
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.order.exact import Exact, pieces_of, search, solve
-from autotune.simulate import peak_bytes
+from autotune.predict.ordering import ordering
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, chain, random_graph, random_order, training_chain
 from tests.planners.order.nets import bottleneck, randwire, xla_seven
 from tests.test_order_bound import optimum

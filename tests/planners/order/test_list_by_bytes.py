@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import Role, TrainGraph
-from autotune.plan import Plan, Swap
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.plan import Plan, Swap
 from autotune.planners.order.list_by_bytes import ListByBytes
 from autotune.planners.order.traced import Traced
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, chain, random_graph, training_chain
 from tests.test_bounds import topological_orders
 

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import TrainGraph
-from autotune.ordering import ordering
-from autotune.plan import Plan, Swap, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, Swap
 from autotune.planners.order import ORDERS
 from autotune.planners.order.beam import Beam, beam
 from autotune.planners.order.depth_first import DepthFirst, depth_first
 from autotune.planners.order.longest_path import longest_first
-from autotune.simulate import peak_bytes
+from autotune.predict.ordering import ordering
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, chain, random_graph
 from tests.planners.order.nets import bottleneck, randwire
 from tests.planners.order.test_list_by_bytes import binary_tree

@@ -1,11 +1,11 @@
 import pytest
 
-from autotune.costs import Costs
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.ordering import ordering
-from autotune.plan import Plan
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.order import ORDERS
-from autotune.simulate import peak_bytes
+from autotune.predict.ordering import ordering
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder
 
 

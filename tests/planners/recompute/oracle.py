@@ -2,8 +2,8 @@
 
 import heapq
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 
 
 def least_seconds(

@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.blocks import Places, find
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.planners.recompute.block_options import Piece, options
 from autotune.planners.recompute.blocks import Blocks, Chain, by_chain
+from autotune.planners.recompute.editable_order import Runs
 from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.options import Piece, options
-from autotune.planners.recompute.runs import Runs
+from autotune.planners.recompute.repeats import Places, find
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import chain, random_graph, random_order, training_chain
 from tests.planners import synthetic
 

@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.plan import Plan, Swap, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import Plan, Swap
+from autotune.ir.schedule import lower
 from autotune.planners.recompute.greedy import Greedy
 from autotune.planners.recompute.segments import Segments
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.schedule import lower
-from autotune.simulate import Estimate, peak_bytes, simulate
+from autotune.predict.simulate import Estimate, peak_bytes, simulate
 from tests.graphs import Builder, chain, random_graph, training_chain
 from tests.planners import synthetic
 from tests.planners.recompute.oracle import least_seconds, lowest_peak

@@ -3,13 +3,14 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.costs import Costs
-from autotune.graph import Phase, TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.recompute.greedy import Greedy
 from autotune.planners.recompute.per_block import PerBlock, named_blocks
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, training_chain
 
 

@@ -4,12 +4,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
-from autotune.planners.recompute.runs import Runs
-from autotune.schedule import Run, lower
-from autotune.simulate import timeline
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Run, lower
+from autotune.planners.recompute.editable_order import Runs
+from autotune.predict.simulate import timeline
 from tests.graphs import random_graph, random_plan
 
 

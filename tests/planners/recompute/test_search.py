@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune import native
-from autotune.costs import Costs
-from autotune.graph import TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.recompute import compiled, greedy
 from autotune.planners.recompute.compiled import Compiled
+from autotune.planners.recompute.editable_order import Runs
 from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.runs import Runs
 from autotune.planners.recompute.search import Plain, Search, begin
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, random_graph, random_plan, training_chain
 from tests.planners import synthetic
 from tests.planners.recompute.test_runs import during

@@ -1,9 +1,10 @@
-from autotune.costs import Costs
-from autotune.graph import Phase
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase
+from autotune.ir.plan import Plan
 from autotune.planners.recompute.segments import Segments
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import training_chain
 from tests.planners import synthetic
 

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
-from autotune.plan import Plan, check
-from autotune.planners.recompute import greedy, windows
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.planners.recompute import cpsat as windows
+from autotune.planners.recompute import greedy
+from autotune.planners.recompute.cpsat import Window, refine
 from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.windows import Window, refine
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, random_graph, random_plan, training_chain
 
 

@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import Phase, Role
-from autotune.plan import Plan, Swap, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role
+from autotune.ir.plan import Plan, Swap
+from autotune.ir.schedule import lower
 from autotune.planners.recompute.greedy import Greedy
 from autotune.planners.reorder.again import Again
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.schedule import lower
-from autotune.simulate import Estimate, peak_bytes, simulate
+from autotune.predict.simulate import Estimate, peak_bytes, simulate
 from tests.graphs import Builder, random_graph, random_plan, training_chain
 from tests.planners import synthetic
 

@@ -1,12 +1,13 @@
 import pytest
 
-from autotune.costs import Costs
 from autotune.errors import PlanError
-from autotune.graph import Phase, Role, TrainGraph
-from autotune.plan import Plan, check
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, Role, TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.update.at_end import AtEnd
 from autotune.planners.update.with_gradient import WithGradient
-from autotune.simulate import peak_bytes
+from autotune.predict.simulate import peak_bytes
 from tests.graphs import Builder, training_chain
 
 

@@ -1,0 +1,259 @@
+"""Trace the Python of a step with Dynamo: its forward as an FX graph, the guards of what it read, its free inputs.
+
+Dynamo reads Python values once, as constants of the graph. The guards say which; `guards.Guards` checks them before each
+step. Tensors that the step finds outside of model and batch (in a closure, a global, a second model) are inputs of the
+graph, read again for each step, and so are the floats named in `dynamic`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+from autotune.capture.python.guards import Guards, Sources
+from autotune.capture.python.side_effects import SideEffect, recorded
+from autotune.errors import CaptureError
+
+
+@dataclass(frozen=True, slots=True)
+class FreeInput:
+    """A tensor or a float that the step reads from outside of model and batch."""
+
+    source: str
+    """Dynamo's expression for it."""
+    name: str
+    """As the user's code spells it."""
+    read: Callable[[], torch.Tensor]
+    """The current tensor; a float as a tensor of one element in float64."""
+    example: torch.Tensor
+    """The tensor to trace with: for a float Dynamo's own, which stands for its symbol."""
+
+
+@dataclass(frozen=True)
+class PythonTrace:
+    """The forward of one step as Dynamo traced it."""
+
+    forward: fx.GraphModule
+    """Called with the batch's tensors, then one tensor for each free input."""
+    free: tuple[FreeInput, ...]
+    guards_without: Callable[[frozenset[str]], Guards]
+    """Build the guards, without those on some sources and their parts."""
+    sources: Sources
+    """How to read the sources."""
+    side_effects: tuple[SideEffect, ...]
+    inputs: frozenset[str]
+    """Sources of the graph's inputs."""
+    read: frozenset[str]
+    """Sources of the inputs that a result depends on."""
+    conditions: frozenset[str]
+    """Sources that a guard depends on."""
+    constants: frozenset[str]
+    """Sources of numbers that became constants of the graph."""
+    branches: bool
+    """A condition on a symbol decided what was traced."""
+    text: str
+    """The ops that results depend on."""
+    symbols: Any
+    """Dynamo's environment of symbols."""
+
+    @property
+    def specialized(self) -> bool:
+        """Whether an input of `dynamic` became a constant after all: an op took it as a plain number."""
+        return any(constant.is_number for constant in self.symbols.replacements.values())
+
+
+def trace_python(
+    step: torch.nn.Module, tensors: list[torch.Tensor], dynamic: frozenset[str] = frozenset()
+) -> PythonTrace:
+    """Trace `step(*tensors)`. `dynamic` has the sources of numbers that become inputs instead of constants.
+
+    Raises whatever Dynamo or the step itself raises.
+    """
+    from torch._dynamo.convert_frame import fullgraph_capture
+    from torch._dynamo.functional_export import create_fx_graph_from_captured_output
+    from torch._dynamo.utils import dynamo_timed, get_metrics_context
+    from torch._export.utils import _compiling_state_context
+
+    with (
+        _compiling_state_context(),
+        torch._dynamo.config.patch(
+            replay_side_effects=False,
+            side_effect_replay_policy="warn",
+            ignore_logger_methods=_logger_methods(),
+            specialize_float=not dynamic,
+            allow_unspec_int_on_nn_module=bool(dynamic),
+        ),
+        _numbers_as_inputs(dynamic),
+        _not_exporting(),
+        recorded() as effects,
+        get_metrics_context(),
+        dynamo_timed("fullgraph_capture"),
+    ):
+        captured = fullgraph_capture(step, tuple(tensors), {})
+        output: Any = captured.graph_capture_output
+    graph = output.output_graph
+    sources = Sources(step, output.f_globals)
+
+    def guards_without(names: frozenset[str]) -> Guards:
+        hooks_count = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+        # torch times each set of guards for a log, with all caches flushed: a sixth of a small capture
+        untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", return_value=0.0)
+        with hooks_count, untimed, get_metrics_context(), dynamo_timed("guards"):
+            return Guards(output.build_guards(step.forward.__code__, _hooks(names)).guard_manager, sources)
+
+    inputs = graph.export_metadata.graph_input_idx_to_local_source
+    forward: Any = create_fx_graph_from_captured_output(captured, step, tuple(tensors), {})
+    free = _free_inputs(step, forward.graph.find_nodes(op="placeholder"), inputs, sources)
+    _pass_free_inputs(forward, len(tensors), list(free))
+    live = _live(forward)
+    placeholders = live.find_nodes(op="placeholder")
+    return PythonTrace(
+        forward,
+        tuple(free.values()),
+        guards_without,
+        sources,
+        tuple(effects),
+        frozenset(source.name for source in inputs.values()),
+        frozenset(inputs[at].name for at, node in enumerate(placeholders) if node.users and at in inputs),
+        frozenset(map(_guarded, graph.guards)),
+        frozenset(guard.name for guard in graph.guards if guard.create_fn_name() in ("EQUALS_MATCH", "CONSTANT_MATCH")),
+        bool(graph.shape_env.guards),
+        "\n".join(node.format_node() for node in live.nodes if node.op != "placeholder" or node.users),
+        graph.shape_env,
+    )
+
+
+def _logger_methods() -> set[Callable[..., Any]]:
+    """Methods that a trace leaves out: Dynamo refuses loggers, and every model of `transformers` has some.
+
+    Libraries add methods of their own to the class, such as `warning_once`.
+    """
+    levels = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+    names = (name for name in dir(logging.Logger) if name.split("_")[0] in levels)
+    found: set[Callable[..., Any]] = {getattr(logging.Logger, name) for name in names}
+    return found.union(torch._dynamo.config.ignore_logger_methods)
+
+
+def _hooks(names: frozenset[str]) -> Any:
+    """Drop guards on these sources and on parts of them."""
+    from torch._dynamo.hooks import Hooks
+    from torch._dynamo.types import GuardFilterEntry
+
+    parts = tuple(f"{name}{mark}" for name in names for mark in ".[")
+
+    def keep(entries: Sequence[GuardFilterEntry]) -> list[bool]:
+        full = [entry.orig_guard.name for entry in entries]
+        return [name not in names and not name.startswith(parts) for name in full]
+
+    return Hooks(guard_filter_fn=keep) if names else None
+
+
+def _live(forward: fx.GraphModule) -> fx.Graph:
+    """A copy of the graph without ops that no result depends on."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(forward.graph, {}))
+    graph.eliminate_dead_code()
+    return graph
+
+
+def _guarded(guard: Any) -> str:
+    """The source that a guard depends on, down to the attribute whose existence it checks."""
+    attribute = getattr(guard.create_fn, "keywords", {}).get("attr", "")
+    return f"{guard.name}.{attribute}" if attribute else str(guard.name)
+
+
+@contextmanager
+def _numbers_as_inputs(names: frozenset[str]) -> Iterator[None]:
+    """Make Dynamo treat numbers as symbols; by itself it does so only for code that it compiles a second time."""
+    from torch._dynamo import pgo
+    from torch._dynamo.variables import builder
+
+    original = builder.process_automatic_dynamic
+
+    def process(tx: Any, name: str, entry: Any, **kwargs: Any) -> Any:
+        found = original(tx, name, entry, **kwargs)
+        return pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic) if name in names else found
+
+    with mock.patch.object(builder, "process_automatic_dynamic", process):
+        yield
+
+
+@contextmanager
+def _not_exporting() -> Iterator[None]:
+    """Let `torch.compiler.is_exporting()` be False, as in eager: Dynamo takes every full graph for an export.
+
+    Libraries leave work out where they may assume the batch's shapes, as transformers does with attention masks.
+    """
+    from torch._dynamo.variables.torch import tracing_state_functions
+
+    constants = mock.patch.dict(tracing_state_functions(), {torch.compiler.is_exporting: False})  # torch before 2.13
+    with constants, mock.patch.object(torch.compiler, "_is_exporting_flag", False):
+        yield
+
+
+def _free_inputs(
+    step: torch.nn.Module, placeholders: list[fx.Node], inputs: dict[int, Any], sources: Sources
+) -> dict[int, FreeInput]:
+    """By position among the inputs of Dynamo's graph; the model's own and the batch's tensors are none."""
+    owned = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
+    found = {}
+    for position, source in inputs.items():
+        name = source.name
+        if name.startswith("L['tensors']"):
+            continue
+        if name.startswith(_FROM_NUMPY):
+            raise CaptureError(_refusal_of_numpy(name.removeprefix(_FROM_NUMPY).removesuffix(")"), sources))
+        value = sources.value(name)
+        if isinstance(value, torch.Tensor) and id(value) not in owned:
+            if value.grad_fn is not None:
+                raise CaptureError(
+                    f"{sources.shown(name)} comes with a graph of its own, which a captured step cannot run backward "
+                    "through: detach it, or compute it inside of the loss function"
+                )
+            found[position] = FreeInput(name, sources.shown(name), _tensor_reader(sources, name), value)
+        elif isinstance(value, float):
+            example = placeholders[position].meta["example_value"]
+            found[position] = FreeInput(name, sources.shown(name), _float_reader(sources, name), example)
+    return found
+
+
+_FROM_NUMPY = "___from_numpy("
+"""Dynamo's spelling of an array or a number of numpy, which it reads as a tensor made on the way."""
+
+
+def _refusal_of_numpy(name: str, sources: Sources) -> str:
+    value, shown = sources.value(name), sources.shown(name)
+    cure = (
+        f"a tensor, as torch.as_tensor({shown})"
+        if getattr(value, "shape", ())
+        else f"a Python number, as {shown}.item()"
+    )
+    return f"{shown} is a numpy.{type(value).__name__}, which a captured step cannot follow: make it {cure} before the step"
+
+
+def _tensor_reader(sources: Sources, name: str) -> Callable[[], torch.Tensor]:
+    return lambda: sources.value(name)
+
+
+def _float_reader(sources: Sources, name: str) -> Callable[[], torch.Tensor]:
+    return lambda: torch.tensor(sources.value(name), dtype=torch.float64)
+
+
+def _pass_free_inputs(forward: Any, batch: int, positions: list[int]) -> None:
+    """Let the module take free inputs as arguments behind the batch's tensors, in place of the values Dynamo would read."""
+    codegen = forward.graph._codegen
+    flatten = codegen.dynamo_bytecode_flatten
+
+    def with_free(*arguments: Any) -> list[Any]:
+        found = list(flatten(*arguments[:batch]))
+        for position, argument in zip(positions, arguments[batch:], strict=True):
+            found[position] = argument
+        return found
+
+    with_free.input_processor = flatten.input_processor  # type: ignore[attr-defined]
+    codegen.dynamo_bytecode_flatten = with_free

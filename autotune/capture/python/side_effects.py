@@ -1,0 +1,258 @@
+"""Find the Python objects that a traced step changes. A captured step does not repeat such changes.
+
+A change that the step itself reads alters the next step, so it is refused with the spelling that works. Any other
+change, such as a counter for a log, is reported once.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+
+from autotune.capture.python.guards import Sources
+from autotune.errors import CaptureError
+from autotune.workloads.factory import own_line
+
+CONTAINERS = (list, dict, set, deque)
+
+
+@dataclass(frozen=True, slots=True)
+class SideEffect:
+    """One object that the step assigns, or one container that it changes."""
+
+    source: str
+    """Dynamo's expression for the object that is assigned, or for the container."""
+    after: Any
+    """Content after the step, with zeros for tensors; `UNKNOWN` where it cannot be built."""
+    line: str
+    """File, number and text of the line, if it is the user's own; empty for one of a library."""
+    container: bool = False
+
+
+UNKNOWN = object()
+"""Content that cannot be built outside of the trace."""
+
+
+@contextmanager
+def recorded() -> Iterator[list[SideEffect]]:
+    """Collect the side effects that Dynamo finds while it traces."""
+    from torch._dynamo.output_graph import OutputGraph
+
+    found: list[SideEffect] = []
+    original = OutputGraph.get_replayed_side_effect_source_refs
+
+    def record(graph: Any, **kwargs: Any) -> Any:
+        found[:] = _side_effects(graph.side_effects)
+        return original(graph, **kwargs)
+
+    with mock.patch.object(OutputGraph, "get_replayed_side_effect_source_refs", record):
+        yield found
+
+
+def _side_effects(effects: Any) -> Iterator[SideEffect]:
+    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+
+    for changed in effects._get_modified_vars():
+        if not isinstance(changed.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+            continue
+        source = changed.source.name if changed.source is not None else ""
+        stacks = effects.mutation_user_stacks.get(changed, [])
+        for name, content in effects.store_attr_mutations.get(changed, {}).items():
+            yield SideEffect(_member(source, name), _content(content), _line(stacks, name))
+        if source.endswith(("['_buffers']", "._buffers")):
+            for key in _changed_keys(changed):
+                yield SideEffect(f"{source}[{key!r}]", _content(_items_by_key(changed)[key]), _line(stacks, str(key)))
+        elif isinstance(changed.mutation_type, ValueMutationExisting):
+            yield SideEffect(source, _content(changed), _line(stacks, ""), container=True)
+
+
+def _line(stacks: Sequence[Any], name: str) -> str:
+    """The user's line that changes `name`; Dynamo keeps one list of lines for all attributes of an object."""
+    lines = [own_line(_assignment(stack)) for stack in stacks]
+    return next(
+        (line for line in lines if name and re.search(rf"\b{re.escape(name)}\b", line)), lines[-1] if lines else ""
+    )
+
+
+def _assignment(stack: Any) -> list[Any]:
+    """The frame that assigns: `nn.Module` does so in a method of its own, one frame below."""
+    frames = [frame for frame in stack if frame.name not in ("__setattr__", "register_buffer")]
+    return frames[-1:]
+
+
+def _member(source: str, name: str) -> str:
+    """The expression for an attribute; a global is assigned by itself."""
+    return source if source.endswith(f"[{name!r}]") else f"{source}.{name}"
+
+
+def _items_by_key(changed: Any) -> dict[Any, Any]:
+    items = getattr(changed, "items", None)
+    return {key.vt.as_python_constant(): content for key, content in items.items()} if isinstance(items, dict) else {}
+
+
+def _changed_keys(changed: Any) -> list[Any]:
+    """Keys of a dictionary that the step assigns."""
+    before = getattr(changed, "original_items", None)
+    if not isinstance(before, dict) or not isinstance(getattr(changed, "items", None), dict):
+        return []
+    return [key.vt.as_python_constant() for key, content in changed.items.items() if content is not before.get(key)]
+
+
+def _content(variable: Any) -> Any:
+    """A variable of Dynamo's as a Python object, with zeros for tensors."""
+    try:
+        if variable.is_python_constant():
+            return variable.as_python_constant()
+        if variable.is_tensor():
+            example = variable.as_proxy().node.meta["example_value"]
+            return torch.zeros(example.shape, dtype=example.dtype, device=example.device)
+        if isinstance(variable.items, dict):
+            return {key: _content(content) for key, content in _items_by_key(variable).items()}
+        return variable.python_type()(map(_content, variable.items))
+    except Exception:  # noqa: BLE001 - Dynamo has dozens of kinds of variables, of which some have no content
+        return UNKNOWN
+
+
+class Traced(Protocol):
+    """The parts of a trace that show whether the step reads a source; see `PythonTrace`."""
+
+    @property
+    def side_effects(self) -> tuple[SideEffect, ...]: ...
+
+    @property
+    def inputs(self) -> frozenset[str]: ...
+
+    @property
+    def read(self) -> frozenset[str]: ...
+
+    @property
+    def conditions(self) -> frozenset[str]: ...
+
+    @property
+    def constants(self) -> frozenset[str]: ...
+
+    @property
+    def branches(self) -> bool: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def sources(self) -> Sources: ...
+
+
+Retrace = Callable[[frozenset[str]], Traced]
+"""Trace the step again, with these numbers as symbols."""
+
+
+def refuse_what_the_step_reads(traced: Traced, retrace: Retrace) -> tuple[SideEffect, ...]:
+    """Refuse a side effect that the next step would read; return the others.
+
+    Raises:
+        CaptureError: names the object, the user's line and the spelling that works.
+    """
+    unread = []
+    for effect in traced.side_effects:
+        if _is_as_before(effect, traced.sources):
+            continue
+        if _is_read(effect, traced, retrace):
+            settled = _settles(effect, traced.sources, retrace)
+            raise CaptureError(_refusal(effect, traced.sources, settled=settled))
+        unread.append(effect)
+    return tuple(unread)
+
+
+def _is_read(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
+    name = effect.source
+    if effect.container:
+        return _is_read_container(effect, traced, retrace)
+    if name in traced.inputs:
+        # a buffer is part of the model's state, whoever reads it
+        return name in traced.read or "_buffers" in name
+    if name not in traced.conditions:
+        return False
+    if type(effect.after) not in (int, float) or not traced.sources.exists(name):
+        return True
+    # `self.calls += 1` reads what it assigns: with a symbol in its place a use by anything else shows
+    with _assigned(traced.sources, name, effect.after + 7):
+        again = retrace(frozenset((name,)))
+    return name in again.read or name in again.constants or again.branches
+
+
+def _settles(effect: SideEffect, sources: Sources, retrace: Retrace) -> bool:
+    """Whether a step that begins with what this one assigns leaves it there, as `config.problem_type` of `transformers`."""
+    if effect.container or type(effect.after) not in (bool, str) or not sources.exists(effect.source):
+        return False
+    with _assigned(sources, effect.source, effect.after):
+        again = [one for one in retrace(frozenset()).side_effects if one.source == effect.source]
+    return all(one.after == effect.after for one in again)
+
+
+def _is_read_container(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
+    """Whether the step does anything else on the container that it leaves behind."""
+    if any(one.startswith(f"{effect.source}[") for one in traced.read):
+        return True
+    container = traced.sources.value(effect.source)
+    if not isinstance(container, CONTAINERS) or _holds_unknown(effect.after):
+        return True
+    with _filled(container, effect.after):
+        return retrace(frozenset()).text != traced.text
+
+
+def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
+    """Whether a container ends as it began, as one that is filled and cleared in every step."""
+    return effect.container and not effect.after and sources.exists(effect.source) and not sources.value(effect.source)
+
+
+def _refusal(effect: SideEffect, sources: Sources, *, settled: bool = False) -> str:
+    name, at = sources.shown(effect.source), f" at {effect.line}" if effect.line else ""
+    if settled:
+        cure = f"assign it before the first step, {name} = {effect.after!r}"
+    elif effect.container:
+        cure = "keep its content in a buffer and change that in place"
+    elif isinstance(effect.after, torch.Tensor):
+        cure = f"change it in place: {name}.copy_(...)"
+    elif type(effect.after) in (int, float):
+        cure = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
+    else:
+        cure = "change it between steps, or pass it in the batch as a tensor"
+    return f"{name} is changed in the step{at}, and a captured step does not repeat that for the next one: {cure}"
+
+
+@contextmanager
+def _assigned(sources: Sources, name: str, value: Any) -> Iterator[None]:
+    before = sources.value(name)
+    sources.assign(name, value)
+    try:
+        yield
+    finally:
+        sources.assign(name, before)
+
+
+@contextmanager
+def _filled(container: Any, content: Any) -> Iterator[None]:
+    """Let a container hold its content after the step for a while."""
+    before = container.copy()
+    try:
+        _fill(container, content)
+        yield
+    finally:
+        _fill(container, before)
+
+
+def _fill(container: Any, content: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+
+
+def _holds_unknown(content: Any) -> bool:
+    if isinstance(content, dict):
+        return any(map(_holds_unknown, content.values()))
+    if isinstance(content, (list, tuple, set, deque)):
+        return any(map(_holds_unknown, content))
+    return content is UNKNOWN

@@ -1,0 +1,6 @@
+"""Rewrite parts of a trace into the kernels that eager runs, or into ops that can be planned apart.
+
+In: an FX graph.
+Out: the same graph, changed in place.
+Read first: `dropout`.
+"""

@@ -1,0 +1,71 @@
+"""Dropout on a CPU as two ops: the mask, which is drawn once and kept, and its product, which can be computed again.
+
+ATen's one kernel returns both. As one op its product, four times the mask's bytes, could never be recomputed. The two
+here do what eager does, in both directions and bit for bit; ATen's own backward kernel rounds another scale.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.capture.eager_kernels import IN_PLACE
+
+aten = torch.ops.aten
+WHOLE = aten.native_dropout.default
+BACKWARD = aten.native_dropout_backward.default
+
+
+def draw_mask(size: tuple[int, ...], stride: tuple[int, ...], device: torch.device, p: float) -> torch.Tensor:
+    """Which elements stay: a bool tensor."""
+    return torch.empty_strided(size, stride, dtype=torch.bool, device=device).bernoulli_(1 - p)
+
+
+def draw_over(data: torch.Tensor, p: float) -> torch.Tensor:
+    """Draw ones with probability `p` in the layout of `data`, as `bernoulli_` does; `bernoulli` draws in another order."""
+    return torch.empty_like(data).bernoulli_(p)
+
+
+def draw_in_layout(graph: fx.Graph) -> None:
+    """Let draws that eager makes in place keep the layout of what they overwrite."""
+    for node in graph.find_nodes(op="call_function", target=aten.bernoulli.p):
+        if node.meta.get("custom", {}).get(IN_PLACE) is aten.bernoulli_.float:
+            node.target = draw_over
+            node.kwargs = {}
+            node.args = node.args[:2]
+
+
+def keep(data: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """Scale up the elements of `data` that the mask keeps, and set the others to zero; the result lies as `data` does."""
+    scale = mask.to(data.dtype).div_(1 - p)
+    return scale.mul_(data) if scale.stride() == data.stride() else data * scale
+
+
+def split_dropout(graph: fx.Graph) -> None:
+    """Replace each dropout on a CPU, and its backward, by `draw_mask` and `keep`."""
+    for node in graph.find_nodes(op="call_function", target=WHOLE):
+        data, p, train = node.args
+        if train and 0 < p < 1 and data.meta["val"].device.type == "cpu":
+            _split(graph, node)
+
+
+def _split(graph: fx.Graph, node: fx.Node) -> None:
+    data, p, _ = node.args
+    kept, mask = node.meta["val"]
+    with graph.inserting_before(node):
+        drawn = _insert(graph, node, draw_mask, (tuple(mask.shape), mask.stride(), mask.device, p), mask)
+        product = _insert(graph, node, keep, (data, drawn, p), kept)
+    for part in list(node.users):
+        part.replace_all_uses_with((product, drawn)[part.args[1]])  # type: ignore[index]
+        graph.erase_node(part)
+    graph.erase_node(node)
+    for reader in list(drawn.users):
+        if reader.target is BACKWARD:
+            reader.target = keep
+            reader.args = (reader.args[0], drawn, p)
+
+
+def _insert(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], made: torch.Tensor) -> fx.Node:
+    new = graph.call_function(target, args)
+    new.meta = {**node.meta, "val": made}
+    return new

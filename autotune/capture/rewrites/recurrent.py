@@ -1,0 +1,142 @@
+"""Keep GRU, RNN, their cells, and those LSTM that oneDNN does not run, as one op per layer and direction of time.
+
+Eager runs thousands of small kernels for them, many in place on parts of a tensor. The trace has their functional forms,
+whose results lie otherwise in memory, so that some kernels round otherwise. Inside of a region they run as in eager.
+"""
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from torch import fx
+
+from autotune.capture.eager_kernels import in_place_overload
+from autotune.capture.rewrites import dropout, lstm
+
+CALLS = frozenset(["gru", "rnn_tanh", "rnn_relu", "lstm", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell"])
+REGION = "region"
+"""Key in a node's meta: the name of the region that it belongs to."""
+_CALL = "autotune_recurrent"
+"""Key among a node's annotations: the recurrent call that it was traced from."""
+
+
+def mark_calls(module: fx.GraphModule) -> None:
+    """Annotate the recurrent calls of a captured forward, so that what they are traced to can be found."""
+    for node in module.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if node.op == "call_function" and name in CALLS:
+            node.meta["custom"] = {**node.meta.get("custom", {}), _CALL: f"{node.name} {name}"}
+
+
+def mark_regions(graph: fx.Graph) -> None:
+    """Put the ops of each recurrent call into regions: one per layer for the forward, one for the backward."""
+    whole = {_call(node) for node in graph.nodes if node.target is lstm.LAYER}
+    layer_of: dict[fx.Node, int] = {}
+    of_sequence: dict[tuple[str, int], int] = {}
+    tagged: dict[tuple[str, int, bool], set[fx.Node]] = defaultdict(set)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            found = re.search(r"_l(\d+)(_reverse)?$", str(getattr(node.meta.get("desc"), "target", "")))
+            layer_of[node] = int(found[1]) if found else 0
+        call = _call(node)
+        if call is None or call in whole or node.target in (dropout.draw_mask, dropout.keep):
+            continue
+        backward = node.meta.get("partitioner_tag") == "is_backward"
+        if backward:
+            layer = of_sequence.get((call, node.meta.get("seq_nr", -1)), 0)
+        else:
+            inside = [source for source in node.all_input_nodes if source.op == "placeholder" or _call(source) == call]
+            layer = max((layer_of.get(source, 0) for source in inside), default=0)
+            layer_of[node] = layer
+            of_sequence.setdefault((call, node.meta.get("seq_nr", -1)), layer)
+        tagged[call, layer, backward].add(node)
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    for (call, layer, backward), nodes in tagged.items():
+        region = _closed(nodes, position)
+        if any(REGION in node.meta or node.target is dropout.draw_mask for node in region):
+            continue  # it is woven into another call; its ops stay single
+        name = f"{call.partition(' ')[0]}.{layer} {call.partition(' ')[2]}_{'backward' if backward else 'forward'}"
+        for node in region:
+            node.meta[REGION] = name
+
+
+def overwritten(node: fx.Node) -> Any:
+    """Return the in-place overload of a region's op, if running it changes nothing that is read later; else None."""
+    overload = in_place_overload(node)
+    if overload is None or not isinstance(source := node.args[0], fx.Node):
+        return None
+    before, made = source.meta["val"], node.meta["val"]
+    if (before.shape, before.dtype, before.device) != (made.shape, made.dtype, made.device):
+        return None
+    root = _root(source)
+    if root.op != "call_function" or root.meta.get(REGION) != node.meta[REGION]:
+        return None
+    return None if _read_later(root, node, source) else overload
+
+
+def _call(node: fx.Node) -> str | None:
+    found: str | None = node.meta.get("custom", {}).get(_CALL)
+    return found
+
+
+def _closed(nodes: set[fx.Node], position: dict[fx.Node, int]) -> set[fx.Node]:
+    """Add what lies on a path between two of the nodes, and sums of their gradients."""
+    first, last = min(position[node] for node in nodes), max(position[node] for node in nodes)
+    ordered = sorted(position, key=position.__getitem__)
+    below: set[fx.Node] = set()
+    for node in ordered[first : last + 1]:
+        if node in nodes or any(source in below for source in node.all_input_nodes):
+            below.add(node)
+    above: set[fx.Node] = set()
+    for node in reversed(ordered[first : last + 1]):
+        if node in nodes or any(user in above for user in node.users):
+            above.add(node)
+    closed = below & above
+    for node in ordered[first:]:
+        if node.meta.get("is_gradient_acc") and node not in closed and set(node.all_input_nodes) <= closed:
+            closed.add(node)
+    return closed
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """Return the node that made the memory in which a node's tensor lies."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether a node only looks at the memory of its first input."""
+    made: Any = node.meta.get("val")
+    made = made[0] if isinstance(made, (list, tuple)) and made else made
+    if node.op != "call_function" or not node.all_input_nodes or not hasattr(made, "untyped_storage"):
+        return False
+    source: Any = node.all_input_nodes[0].meta.get("val")
+    source = source[0] if isinstance(source, (list, tuple)) and source else source
+    return hasattr(source, "untyped_storage") and bool(made.untyped_storage()._cdata == source.untyped_storage()._cdata)
+
+
+def _read_later(root: fx.Node, writer: fx.Node, written: fx.Node) -> bool:
+    """Return whether anything after the writer reads memory that it overwrites, but through the writer itself."""
+    chain = [written]
+    while chain[-1] is not root:
+        chain.append(chain[-1].all_input_nodes[0])
+    later = False
+    stack = [root]
+    while stack and not later:
+        node = stack.pop()
+        for user in node.users:
+            if is_view(user) and _root(user) is root:
+                apart = user not in chain and any(_parts_of_one(user, link) for link in chain)
+                if not apart:
+                    stack.append(user)
+            elif user is not writer and not user < writer:
+                later = True
+    return later
+
+
+def _parts_of_one(one: fx.Node, other: fx.Node) -> bool:
+    """Return whether two nodes are different parts of one split tensor."""
+    if one is other or one.target is not other.target or getattr(one.target, "__name__", "") != "getitem":
+        return False
+    return one.args[0] is other.args[0] and one.args[1] != other.args[1]

@@ -1,0 +1,87 @@
+"""Resident memory of this process, for where no cgroup can be had, plus what stores hold outside of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from autotune.measure.meters.sampling import Highest
+
+_ROOT = Path("/")
+_RESET_HIGHEST = "5"
+
+
+def resident_bytes() -> int:
+    """What psutil sees of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+class RssMeter:
+    """The kernel's high-water mark of resident pages, reset on entering, plus `held()` of the stores.
+
+    Written files and tmpfs are resident in no process, so without `held` offloading to a RAM-disk would look free.
+    Where the mark cannot be reset, a thread samples psutil instead, and the name says so.
+    """
+
+    unsure_bytes = 0
+
+    def __init__(
+        self,
+        held: Callable[[], int] = lambda: 0,
+        root: Path = _ROOT,
+        resident: Callable[[], int] = resident_bytes,
+    ) -> None:
+        self._held = held
+        self._proc = root / "proc/self"
+        self._resident = resident
+        self._sampled: Highest | None = None
+        self._held_at_enter = 0
+        self._peak: int | None = None
+        self.name = "rss" if self._can_reset() else "rss (sampled)"
+
+    def why_not(self) -> str:
+        return ""
+
+    def now_bytes(self) -> int:
+        return self._resident() + self._held()
+
+    @property
+    def peak_bytes(self) -> int:
+        if self._peak is not None:
+            return self._peak
+        if self._sampled is not None:
+            return self._sampled.highest
+        return self._mark() + max(self._held_at_enter, self._held())
+
+    def __enter__(self) -> Self:
+        self._peak = None
+        self._held_at_enter = self._held()
+        if self.name == "rss":
+            (self._proc / "clear_refs").write_text(_RESET_HIGHEST)
+        else:
+            self._sampled = Highest(self.now_bytes)
+            self._sampled.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sampled is not None:
+            self._sampled.stop()
+        self._peak = self.peak_bytes
+        self._sampled = None
+
+    def _mark(self) -> int:
+        for line in (self._proc / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return self._resident()
+
+    def _can_reset(self) -> bool:
+        try:
+            (self._proc / "clear_refs").write_text(_RESET_HIGHEST)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,140 @@
+"""The planners' knobs as parameters of an Optuna study, and back; and the sampler that turns them."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import ConfigError
+from autotune.planners.knobs import Choice, Float, Int, Knob, KnobValue, Settings
+from autotune.planners.space import Space, _idle
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+
+Parameters = dict[str, KnobValue]
+"""As Optuna stores them: `recompute` is a planner's name, `recompute.greedy.share` a knob of that planner."""
+
+GP_PARAMETERS, GP_TRIALS = 15, 250
+"""A Gaussian process sampler earns its second a trial up to here (Optuna's AutoSampler draws the same line)."""
+
+
+def suggest(trial: "optuna.Trial", space: Space) -> Settings:
+    """Ask for a planner of each kind, then only for the knobs that matter with those."""
+    names = {kind: trial.suggest_categorical(kind, list(planners)) for kind, planners in space.items()}
+    settings: Settings = {}
+    for kind, name in names.items():
+        settings[kind] = {"planner": name}
+        for knob, values in space[kind][name].items():
+            if not _idle(kind, knob, names, space):
+                settings[kind][knob] = _suggest(trial, f"{kind}.{name}.{knob}", values)
+    return settings
+
+
+def parameters(settings: Settings, space: Space) -> tuple[Parameters, dict[str, "BaseDistribution"]]:
+    """Settings as Optuna's parameters with their distributions; both empty where the space no longer holds them."""
+    from optuna.distributions import CategoricalDistribution
+
+    names = {kind: str(settings.get(kind, {}).get("planner")) for kind in space}
+    if any(name not in space[kind] for kind, name in names.items()):
+        return {}, {}
+    made: Parameters = dict(names)
+    drawn: dict[str, BaseDistribution] = {kind: CategoricalDistribution(list(space[kind])) for kind in names}
+    for kind, name in names.items():
+        for knob, values in space[kind][name].items():
+            if _idle(kind, knob, names, space):
+                continue
+            value = settings[kind].get(knob)
+            if value is None or not values.holds(value):
+                return {}, {}
+            made[f"{kind}.{name}.{knob}"], drawn[f"{kind}.{name}.{knob}"] = value, _distribution(values)
+    return made, drawn
+
+
+def conditional(space: Space) -> bool:
+    """Whether some knob is there only with one of several planners."""
+    return any(len(planners) > 1 and any(planners.values()) for planners in space.values())
+
+
+def digest(parts: Iterable[object]) -> str:
+    """Eight letters that change with any part."""
+    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:8]
+
+
+def make_sampler(name: str, space: Space, trials: int, seed: int) -> "BaseSampler":
+    """`tpe`, `gp` or `random`; `auto` is gp where every trial has the same few parameters, tpe otherwise.
+
+    A Gaussian process needs every parameter in every trial, so it draws knobs that hang on a planner at random.
+    """
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.samplers import RandomSampler, TPESampler
+
+    count = sum(1 + sum(map(len, planners.values())) for planners in space.values())
+    small = not conditional(space) and count <= GP_PARAMETERS and trials < GP_TRIALS
+    match "gp" if name == "auto" and small else name:
+        case "gp":
+            return _gaussian_process(space, seed)
+        case "auto" | "tpe":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+        case "random":
+            return RandomSampler(seed=seed)
+    raise ConfigError(f"unknown sampler {name!r}; known: auto, gp, random, tpe")
+
+
+def _gaussian_process(space: Space, seed: int) -> "BaseSampler":
+    import optuna
+
+    always: dict[str, BaseDistribution] = {}
+    for kind, planners in space.items():
+        always[kind] = optuna.distributions.CategoricalDistribution(list(planners))
+        if len(planners) == 1:
+            name, knobs = next(iter(planners.items()))
+            always |= {
+                f"{kind}.{name}.{knob}": _distribution(values)
+                for knob, values in knobs.items()
+                if not _idle(kind, knob, {key: next(iter(names)) for key, names in space.items()}, space)
+            }
+    always = {key: drawn for key, drawn in sorted(always.items()) if not drawn.single()}
+
+    class GaussianProcess(optuna.samplers.GPSampler):
+        """Optuna's takes the parameters that all trials share: with a baseline that has none, no parameter at all."""
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
+            return always
+
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:  # noqa: ARG002
+            seen = optuna.create_study(directions=study.directions)
+            done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+            seen.add_trials(known for known in done if search_space.keys() <= known.params.keys())
+            seen.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
+            return super().sample_relative(seen, seen.trials[-1], search_space)
+
+    return GaussianProcess(seed=seed, warn_independent_sampling=False)
+
+
+def _suggest(trial: "optuna.Trial", key: str, knob: Knob) -> KnobValue:
+    match knob:
+        case Int(low, high, log):
+            return trial.suggest_int(key, low, high, log=log)
+        case Float(low, high, log):
+            return trial.suggest_float(key, low, high, log=log)
+        case Choice(options):
+            return trial.suggest_categorical(key, list(options))
+
+
+def _distribution(knob: Knob) -> "BaseDistribution":
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    match knob:
+        case Int(low, high, log):
+            return IntDistribution(low, high, log=log)
+        case Float(low, high, log):
+            return FloatDistribution(low, high, log=log)
+        case Choice(options):
+            return CategoricalDistribution(list(options))
