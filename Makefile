@@ -11,12 +11,13 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",*$$/\1/p' pyproject.toml)
 
 .DELETE_ON_ERROR:
-.PHONY: help tune test lint unit slow screenshots venv clean
+.PHONY: help tune test lint unit slow docs site screenshots venv clean
 
 help:
 	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget 512MiB']   tune a training step into its budget"
 	@echo "make test    lint, types and every test"
 	@echo "make lint    ruff and mypy alone"
+	@echo "make docs    the documentation as a site in build/site, its generated pages included"
 	@echo "make screenshots   the pictures in docs/, from a study run for them: some minutes, chromium"
 	@echo "make venv    the environment of the tests alone; make clean takes it away, runs/ stay"
 
@@ -26,8 +27,17 @@ tune: .venv/zoo.stamp
 # one recipe after the other, whatever -j says: tests measure memory
 test:
 	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory site
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory slow
+
+# generate writes the pages that have a source elsewhere; site builds all pages, strictly
+docs: .venv/dev.stamp
+	$(BIN)/python -m docs.generate
+	@$(MAKE) --no-print-directory site
+
+site: .venv/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -67,9 +77,9 @@ venv: .venv/dev.stamp
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml .venv/torch.stamp
-	$(PIP) -e ".[zoo,cpsat,dashboard,dev]"
+	$(PIP) -e ".[zoo,cpsat,dashboard,docs,dev]"
 	@touch $@ .venv/zoo.stamp
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis autotune.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,31 +1,57 @@
 """Fit a training step into a memory budget at the least cost in time, by measuring, not guessing."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from autotune.runtime.train_step import TrainStep
-    from autotune.workloads.workload import Workload
+__all__ = [
+    "AutotuneError",
+    "CaptureError",
+    "Config",
+    "ConfigError",
+    "InfeasibleError",
+    "LockedError",
+    "MemoryEstimate",
+    "NumericsError",
+    "PlanError",
+    "PlanFile",
+    "RecordedRun",
+    "StoreError",
+    "StudyInterruptedError",
+    "StudyResult",
+    "TrainStep",
+    "Workload",
+    "__version__",
+    "estimate",
+    "load_plan",
+    "load_run",
+    "plan",
+    "resume",
+    "tune",
+]
 
-    __version__: str
-
-__all__ = ["TrainStep", "Workload", "__version__"]
+_HOMES = {
+    "Config": "records.config",
+    "MemoryEstimate": "study.offline.memory_estimate",
+    "PlanFile": "records.plan_file",
+    "RecordedRun": "study.recorded_run",
+    "StudyResult": "study.outcome",
+    "TrainStep": "runtime.train_step",
+    "Workload": "workloads.workload",
+    **dict.fromkeys(("estimate", "load_plan", "load_run", "plan", "resume", "tune"), "api"),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "errors"),
+}
+"""Module of each public name, relative to the package."""
 
 
 def __getattr__(name: str) -> Any:
-    # `autotune --help` answers in 0.3 s: torch, which takes seconds to import, waits until a name needs it
-    match name:
-        case "TrainStep":
-            from autotune.runtime.train_step import TrainStep
+    # deferred: torch takes seconds to import, and `autotune --help` needs 0.3 s without it
+    from importlib import import_module, metadata
 
-            return TrainStep
-        case "Workload":
-            from autotune.workloads.workload import Workload
+    if name == "__version__":
+        from autotune.errors import DISTRIBUTION
 
-            return Workload
-        case "__version__":
-            from importlib.metadata import version
-
-            return version("autotune")
+        return metadata.version(DISTRIBUTION)
+    if name in _HOMES:
+        return getattr(import_module(f"autotune.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'autotune' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

@@ -1,4 +1,4 @@
-"""`python -m autotune`."""
+"""Entry point of `python -m autotune`."""
 
 from autotune.cli.main import main
 

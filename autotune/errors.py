@@ -1,99 +1,133 @@
-"""Every error that autotune raises on purpose, each with the exit code that the command line gives it.
+"""Every error that autotune raises on purpose, with the exit code that the command line returns for it.
 
-AutotuneError           1   a fault of ours, never raised bare
-├── ConfigError         2   a config, a reference, an argument or a file that cannot be used
-├── StoreError          2   a store directory that is missing, read-only or full
-├── CaptureError        2   a model whose training step cannot be captured
-├── RegressionError     3   a nightly champion that became worse
-├── InfeasibleError     4   no plan fits the budget
-├── InconclusiveError   5   a night whose numbers do not tell
-├── PlanError           6   a plan that breaks a rule, or belongs to another graph
-├── OutOfTimeError      7   a night that ended before all of its entries, and can be gone on with
-├── NumericsError       8   a plan whose results differ from the reference
-├── ExperimentError     8   an experiment that fails, or whose claim held before and does no longer
-└── LockedError        75   another process works in the run directory
+AutotuneError           1   base class; never raised itself
+├── ConfigError         2   unusable config, reference, argument or file
+├── StoreError          2   missing, read-only or full store directory
+├── CaptureError        2   training step that cannot be captured
+├── RegressionError     3   nightly champion that became worse
+├── InfeasibleError     4   budget that no plan fits
+├── InconclusiveError   5   nightly run whose measurements allow no verdict
+├── PlanError           6   plan that breaks a rule, or belongs to another graph
+├── OutOfTimeError      7   nightly run that ended before its last entry
+├── NumericsError       8   plan whose results differ from the reference
+├── ExperimentError     8   experiment that fails, or whose claim no longer holds
+├── LockedError        75   run directory in use by another process
+└── StudyInterruptedError   study ended by a signal: 128 + the signal's number
 """
 
 import difflib
 from collections.abc import Iterable
 
+DISTRIBUTION = "autotune-training"
+"""Name of this package on the package index; its import name and its command are `autotune`."""
+
 
 class AutotuneError(Exception):
-    """Base of all: its message names the thing, the value and the next move, in one line."""
+    """Base class of all errors that autotune raises on purpose. Exit code 1.
+
+    The message is one line. It names the thing, its value and the next step.
+    """
 
     exit_code = 1
 
 
 class ConfigError(AutotuneError):
-    """A config, a reference, an argument or a file that cannot be used."""
+    """Raised when a config, a workload reference, an argument or a file cannot be used. Exit code 2."""
 
     exit_code = 2
 
 
 class StoreError(AutotuneError):
-    """A store directory that is missing, read-only or full."""
+    """Raised when a store's directory is missing, read-only or full. Exit code 2."""
 
     exit_code = 2
 
 
 class CaptureError(AutotuneError):
-    """A model whose training step cannot be captured as one graph."""
+    """Raised when a model's training step cannot be captured as one graph. Exit code 2."""
 
     exit_code = 2
 
 
 class RegressionError(AutotuneError):
-    """A nightly champion that became worse."""
+    """Raised when a nightly run confirms that its champion plan became worse. Exit code 3."""
 
     exit_code = 3
 
 
 class InfeasibleError(AutotuneError):
-    """No plan fits the budget."""
+    """Raised when no plan fits the memory budget. Exit code 4."""
 
     exit_code = 4
 
 
 class InconclusiveError(AutotuneError):
-    """A night whose numbers do not tell."""
+    """Raised when a nightly run's measurements are too noisy or too few for a verdict. Exit code 5."""
 
     exit_code = 5
 
 
 class PlanError(AutotuneError):
-    """A plan that breaks a rule of its graph, or belongs to another graph."""
+    """Raised when a plan breaks a rule of its graph, or was made for another graph. Exit code 6."""
 
     exit_code = 6
 
 
 class OutOfTimeError(AutotuneError):
-    """A night that ended before all of its entries, and can be gone on with."""
+    """Raised when a nightly run reaches its time limit before its last entry. It can be resumed. Exit code 7."""
 
     exit_code = 7
 
 
 class NumericsError(AutotuneError):
-    """A plan whose results differ from the reference."""
+    """Raised when a plan's results differ from the reference. Exit code 8."""
 
     exit_code = 8
 
 
 class ExperimentError(AutotuneError):
-    """An experiment that fails, or whose claim held before and does no longer."""
+    """Raised when an experiment fails, or a claim that held before no longer holds. Exit code 8."""
 
     exit_code = 8
 
 
 class LockedError(AutotuneError):
-    """Another process works in the run directory."""
+    """Raised when another process works in the run directory. Exit code 75."""
 
     exit_code = 75
 
 
+class StudyInterruptedError(AutotuneError):
+    """Raised when a signal ends a study. Its records remain, and a later session can resume it.
+
+    The exit code is 128 + the signal's number, as shells report it.
+    """
+
+    exit_code = 130
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+        self.exit_code = 128 + signal
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The next move after a name that is none of `known`: `; known: batch, size; did you mean 'batch'?`."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    """Return the suffix of an error message about an unknown name: the valid names and the closest of them.
+
+    >>> nearest("bath", ["batch", "size"])
+    "; known: batch, size; did you mean 'batch'?"
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
     # a package can hold hundreds of names: an error is one line
-    listed = f"; known: {', '.join(known) or 'none'}" if len(known) <= 20 or not close else ""
+    listed = f"; known: {', '.join(names) or 'none'}" if len(names) <= 20 or not close else ""
     return listed + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs a group of optional dependencies.
+
+    >>> install_command("zoo")
+    "pip install 'autotune-training[zoo]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"

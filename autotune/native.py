@@ -1,4 +1,4 @@
-"""C++ of our own: compiled with g++ on first use, kept in the user's cache folder, loaded into this process."""
+"""Load the project's C++ libraries: built into the wheel, or with g++ on first use into the user's cache folder."""
 
 import ctypes
 import hashlib
@@ -7,39 +7,68 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-
-def load(name: str, sources: Sequence[Path], flags: Sequence[str], without: str, stamp: str = "") -> ctypes.CDLL | None:
-    """The library of the first source, which includes the others; None, with a warning, where it cannot be built.
-
-    `without`: what it means to go without, for the warning. `stamp`: what the library hangs on that no flag names.
-    """
-    try:
-        return ctypes.CDLL(str(built(name, sources, flags, stamp)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error) or type(error).__name__
-        _log.warning("%s: %s. Install g++", without, detail.strip().splitlines()[-1])
-        return None
+PREBUILT = Path(__file__).with_name("_native")
+"""Folder of the libraries that were compiled when the wheel was built; absent in a checkout."""
 
 
-def built(name: str, sources: Sequence[Path], flags: Sequence[str], stamp: str = "") -> Path:
-    """The shared object for these very sources and flags; OSError without a compiler, SubprocessError if it fails."""
-    key = hashlib.sha256(f"{flags}{[source.read_text() for source in sources]}{stamp}".encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-    made = cache / f"{name}-{key}.so"
-    if made.exists():
-        return made
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise OSError("there is no g++")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        draft = Path(folder) / made.name
-        command = [compiler, str(sources[0]), "-o", str(draft), "-shared", "-fPIC", "-std=c++20", *flags]
-        subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
-        draft.replace(made)
-    return made
+@dataclass(frozen=True)
+class Library:
+    """Shared library in C++: its first source includes the others."""
+
+    name: str
+    """Prefix of the shared object's file name."""
+    sources: tuple[Path, ...]
+    """Source files. A change of any of them builds the library again."""
+    flags: tuple[str, ...] = ()
+    """Compiler flags beyond the language standard."""
+    stamp: str = ""
+    """Anything else that the binary depends on, such as a version of torch."""
+
+    @property
+    def file_name(self) -> str:
+        """File name of the shared object for these very sources and flags."""
+        key = f"{self.flags}{[source.read_text() for source in self.sources]}{self.stamp}"
+        return f"{self.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+
+    def load(self, without: str) -> ctypes.CDLL | None:
+        """Return the library; None, with a warning, if it cannot be built.
+
+        Args:
+            without: Consequence of a missing library, for the warning.
+        """
+        try:
+            return ctypes.CDLL(str(self.locate()))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            detail = getattr(error, "stderr", None) or str(error) or type(error).__name__
+            _log.warning("%s: %s. Install g++", without, detail.strip().splitlines()[-1])
+            return None
+
+    def locate(self) -> Path:
+        """Return the path of the shared object: of the wheel, of the cache, or compiled now.
+
+        Raises:
+            OSError: There is no g++.
+            subprocess.SubprocessError: The compiler fails, or runs longer than 300 seconds.
+        """
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
+        for folder in (PREBUILT, cache):
+            if (folder / self.file_name).exists():
+                return folder / self.file_name
+        return self.compile(cache)
+
+    def compile(self, folder: Path) -> Path:
+        """Compile the shared object into a folder, in one step that other processes cannot see half done."""
+        compiler = shutil.which("g++")
+        if compiler is None:
+            raise OSError("there is no g++")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as drafts:
+            draft = Path(drafts) / self.file_name
+            command = [compiler, str(self.sources[0]), "-o", str(draft), "-shared", "-fPIC", "-std=c++20", *self.flags]
+            subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
+            return draft.replace(folder / self.file_name)

@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write and read them; code and files hold the base unit."""
+"""Convert bytes and seconds between text for people and numbers. Code and files hold bytes and seconds."""
 
 import math
 import re
@@ -8,17 +8,22 @@ from autotune.errors import ConfigError
 
 _BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SECOND_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-PAGE_BYTES = 4096
-"""Slots of a store are whole pages."""
 
 
 def fmt_bytes(nbytes: float) -> str:
-    """`512.0 MiB`: mebibytes with one decimal, plain bytes below 100 KiB."""
+    """Return bytes as text: mebibytes with one decimal, or plain bytes below 100 KiB.
+
+    >>> fmt_bytes(2**29)
+    '512.0 MiB'
+    """
     return f"{nbytes:.0f} B" if abs(nbytes) < 100 * 2**10 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def fmt_seconds(seconds: float) -> str:
-    """`12.3 ms` below one second, `4.56 s` below two minutes, `12m05s` above."""
+    """Return seconds as text: `12.3 ms` below one second, `4.56 s` below two minutes, `12m05s` above.
+
+    Infinity and NaN become `-`.
+    """
     if not math.isfinite(seconds):
         return "-"
     if seconds < 0.99995:  # above, one decimal would round up to 1000.0 ms
@@ -29,7 +34,14 @@ def fmt_seconds(seconds: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """`6GiB`, `512MiB`, `123456B` as bytes; a number without a unit is refused."""
+    """Return the bytes of a text such as `6GiB`, `512MiB` or `123456B`.
+
+    Raises:
+        ConfigError: The text is no number with a unit.
+
+    >>> parse_bytes("1.5KiB")
+    1536
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip())
     if match is None or match[2] not in _BYTE_UNITS:
         raise ConfigError(f"cannot read {text!r} as bytes; write 6GiB, 512MiB or 123456B")
@@ -37,7 +49,11 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """`90s`, `10m`, `1.5h` as seconds."""
+    """Return the seconds of a text such as `90s`, `10m` or `1.5h`.
+
+    Raises:
+        ConfigError: The text is no number with a unit.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
     if match is None:
         raise ConfigError(f"cannot read {text!r} as a time; write 90s, 10m or 1.5h")
@@ -45,5 +61,5 @@ def parse_seconds(text: str) -> float:
 
 
 def mib(nbytes: float | None) -> str:
-    """Mebibytes with one decimal, without the unit."""
+    """Return mebibytes with one decimal and without the unit; `-` for None."""
     return "-" if nbytes is None else f"{nbytes / 2**20:.1f}"

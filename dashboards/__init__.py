@@ -1,1 +1,1 @@
-"""The Streamlit app over MLflow and the run directories; `autotune dashboard` starts it."""
+"""Show run directories and MLflow's records in a Streamlit app; `autotune dashboard` starts it."""

@@ -1,4 +1,4 @@
-"""The app: which pages there are, and beside them the links to the servers that `autotune dashboard` started."""
+"""Start the app: its pages, and links to the servers that `autotune dashboard` started beside it."""
 
 import socket
 from pathlib import Path
@@ -6,30 +6,30 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 
-from dashboards.asked import asked
+from dashboards.arguments import parse_arguments
 
-# not `pages`: Streamlit would serve a folder of that name by itself, without this file, to whoever comes by a link
+# not `pages`: Streamlit serves a folder of that name by itself, and a direct link to a page would skip this file
 PAGES = Path(__file__).parent / "views"
-# a name of an icon would be fetched from the icons' makers; the browser is to ask nobody else
+# an icon's name would be fetched from the icons' server; the browser must contact no other host
 ICON = """<svg viewBox="0 0 16 16"><path fill="#0072B2" d="M1 2h4v12H1z"/><path fill="#56B4E9" d="M6 6h4v8H6z"/>
 <path fill="#E69F00" d="M11 10h4v4h-4z"/></svg>"""
 
 
-def answers(address: str) -> bool:
-    """Whether a server of this machine takes connections; of one elsewhere nothing is asked."""
-    where = urlsplit(address)
-    if where.hostname not in ("127.0.0.1", "localhost"):
+def is_running(address: str) -> bool:
+    """Return true if a server of this machine accepts connections; a remote server is assumed to run."""
+    url = urlsplit(address)
+    if url.hostname not in ("127.0.0.1", "localhost"):
         return True
     try:
-        with socket.create_connection((where.hostname, where.port or 80), timeout=0.3):
+        with socket.create_connection((url.hostname, url.port or 80), timeout=0.3):
             return True
     except OSError:
         return False
 
 
-def link(name: str, address: str) -> None:
-    """To a server beside, or that there is none."""
-    if address and answers(address):
+def show_link(name: str, address: str) -> None:
+    """Show a link to a server, or a note that it does not run."""
+    if address and is_running(address):
         st.link_button(name, address, icon=":material/open_in_new:", width="stretch")
     else:
         st.caption(f"{name} is not running")
@@ -39,16 +39,16 @@ st.set_page_config(page_title="autotune", page_icon=ICON, layout="wide")
 page = st.navigation(
     [
         st.Page(PAGES / "models.py", title="Models and devices", icon=":material/grid_on:", default=True),
-        st.Page(PAGES / "study.py", title="One study", icon=":material/monitoring:"),
-        st.Page(PAGES / "compare.py", title="Two plans", icon=":material/compare_arrows:"),
+        st.Page(PAGES / "study.py", title="Study", icon=":material/monitoring:"),
+        st.Page(PAGES / "compare.py", title="Compare plans", icon=":material/compare_arrows:"),
         st.Page(PAGES / "nightly.py", title="Nights", icon=":material/bedtime:"),
-        st.Page(PAGES / "published.py", title="Published and ours", icon=":material/menu_book:"),
+        st.Page(PAGES / "published.py", title="Published claims", icon=":material/menu_book:"),
     ]
 )
-given = asked()
+arguments = parse_arguments()
 with st.sidebar:
-    # without the word behind it MLflow opens on its pages for language models
-    link("MLflow", given.mlflow and f"{given.mlflow}/#/experiments?workflowType=machine_learning")
-    link("optuna-dashboard", given.optuna)
-    st.caption(f"records: {given.runs}")
+    # without the query MLflow opens its pages for language models
+    show_link("MLflow", arguments.mlflow and f"{arguments.mlflow}/#/experiments?workflowType=machine_learning")
+    show_link("optuna-dashboard", arguments.optuna)
+    st.caption(f"records: {arguments.runs}")
 page.run()

@@ -1,4 +1,4 @@
-"""Per model, device and budget the plan that stands: a night's champion, else the fastest that a study won with."""
+"""Select the current plan for each model, device and budget: a nightly champion, or else the fastest plan of a study."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,127 +6,131 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from autotune.nightly.history import Home, identity
+from autotune.nightly.history import EntryDirectory, plan_identity
 from autotune.records import plan_file as planfile
 from autotune.records.device import Device
 from autotune.records.plan_file import PlanFile
+from autotune.records.run_dir import RunDir
 from autotune.units import fmt_seconds, mib
-from dashboards.logged import Logged
+from dashboards.mlflow_studies import LoggedStudy
 
 
 @dataclass(frozen=True, slots=True)
 class Champion:
-    """A plan that won somewhere. Bytes are the step's own, above the process's floor."""
+    """Best plan of a study or of a nightly entry. Bytes exclude the idle process."""
 
     model: str
     device: str
     budget: str
     origin: str
-    """The run's directory, or the night's entry."""
+    """Name of the run directory, or of the nightly entry."""
     nightly: bool = False
     peak_bytes: float | None = None
     charged_bytes: float | None = None
     seconds: float | None = None
     ratio: float | None = None
-    """Its time over plain eager's."""
-    at: float = 0.0
-    """Seconds since the epoch."""
+    """Step time over eager's."""
+    recorded: float = 0.0
+    """Time of the record, in seconds since the epoch."""
     page: str = ""
-    """Behind the address of MLflow's pages."""
+    """Path of its MLflow page, to append to the address of MLflow's server."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Plans of one key compete."""
+        """Model, device and budget: plans of one key compete."""
         return self.model, self.device, self.budget
 
     @property
-    def words(self) -> str:
-        """`65%: 218.0 MiB at 1.02x`."""
-        taken = self.peak_bytes if self.charged_bytes is None else self.charged_bytes
+    def summary(self) -> str:
+        """Budget, memory and time, as `65%: 218.0 MiB at 1.02x`."""
+        nbytes = self.peak_bytes if self.charged_bytes is None else self.charged_bytes
         time = f"{self.ratio:.2f}x" if self.ratio is not None else fmt_seconds(self.seconds or math.nan)
-        return f"{self.budget}: {mib(taken)} MiB at {time}"
+        return f"{self.budget}: {mib(nbytes)} MiB at {time}"
 
 
-def of_study(run_dir: Path) -> Champion | None:
-    """What a run directory hands back; None where nothing has won yet."""
-    path = run_dir / "plan.json"
-    return _of_plan(planfile.read(path), run_dir.name, path.stat().st_mtime) if path.exists() else None
+def read_run_champion(run_dir: Path) -> Champion | None:
+    """Return the best plan of a run directory; None if it has no plan yet."""
+    path = RunDir(run_dir).plan
+    return _from_plan_file(planfile.read(path), run_dir.name, path.stat().st_mtime) if path.exists() else None
 
 
-def of_entry(directory: Path) -> Champion | None:
-    """A night's champion, with its figures of the last night that measured it; None before the first."""
-    home = Home(directory)
+def read_entry_champion(directory: Path) -> Champion | None:
+    """Return a nightly entry's champion with the figures of its latest night; None before the first night."""
+    home = EntryDirectory(directory)
     file = home.read(home.champion)
     if file is None:
         return None
-    champion = replace(_of_plan(file, directory.name, home.champion.stat().st_mtime), nightly=True)
+    champion = replace(_from_plan_file(file, directory.name, home.champion.stat().st_mtime), nightly=True)
     for night in reversed(home.history()):
-        if night.champion == identity(file) and night.ratio is not None:
-            return replace(champion, ratio=night.ratio, charged_bytes=night.charged_bytes, at=night.started)
+        if night.champion == plan_identity(file) and night.ratio is not None:
+            return replace(champion, ratio=night.ratio, charged_bytes=night.charged_bytes, recorded=night.started)
     return champion
 
 
-def of_logged(logged: Logged) -> Champion | None:
-    """What a study that MLflow has won with."""
-    if not logged.best:
+def from_logged_study(study: LoggedStudy) -> Champion | None:
+    """Return the best plan of a study on MLflow's record; None if it has none."""
+    if not study.best:
         return None
     return Champion(
-        logged.workload,
-        logged.silicon,
-        logged.budget,
-        logged.identity.rsplit(".", 2)[0],
-        peak_bytes=logged.best.get("step_peak_bytes"),
-        charged_bytes=logged.best.get("step_charged_bytes"),
-        seconds=logged.best.get("step_seconds"),
-        ratio=logged.best.get("time_ratio"),
-        at=logged.started,
-        page=logged.page,
+        study.workload,
+        study.silicon,
+        study.budget,
+        study.identity.rsplit(".", 2)[0],
+        peak_bytes=study.best.get("step_peak_bytes"),
+        charged_bytes=study.best.get("step_charged_bytes"),
+        seconds=study.best.get("step_seconds"),
+        ratio=study.best.get("time_ratio"),
+        recorded=study.started,
+        page=study.page,
     )
 
 
-def once(logged: Iterable[Champion], on_disk: Iterable[Champion]) -> list[Champion]:
-    """Every study once: as MLflow has it, and those that only the disk has."""
-    recorded = list(logged)
-    known = {(one.origin, *one.key) for one in recorded}
-    return [*recorded, *(one for one in on_disk if one.nightly or (one.origin, *one.key) not in known)]
+def merge_champions(logged: Iterable[Champion], on_disk: Iterable[Champion]) -> list[Champion]:
+    """Return MLflow's champions, then those that only the disk has."""
+    merged = list(logged)
+    keys = {(champion.origin, *champion.key) for champion in merged}
+    return [
+        *merged,
+        *(champion for champion in on_disk if champion.nightly or (champion.origin, *champion.key) not in keys),
+    ]
 
 
-def reigning(found: Iterable[Champion]) -> list[Champion]:
-    """Of each key the night's champion, which is verified every night; else the fastest."""
-    by_key = sorted(found, key=lambda one: (*one.key, *_rank(one)))
-    return [next(same) for _, same in groupby(by_key, key=lambda one: one.key)]
+def select_current(champions: Iterable[Champion]) -> list[Champion]:
+    """Return one plan for each key: the nightly champion, since it is verified every night, or else the fastest."""
+    ordered = sorted(champions, key=lambda champion: (*champion.key, *_rank(champion)))
+    return [next(group) for _, group in groupby(ordered, key=lambda champion: champion.key)]
 
 
-def grid(champions: Sequence[Champion]) -> tuple[list[str], list[list[str]]]:
-    """(header, rows): a row a model, a column a device, in a cell all budgets."""
-    devices = sorted({one.device for one in champions})
+def build_grid(champions: Sequence[Champion]) -> tuple[list[str], list[list[str]]]:
+    """Return (header, rows) with a row per model and a column per device; a cell lists all budgets."""
+    devices = sorted({champion.device for champion in champions})
     rows = []
-    for model in sorted({one.model for one in champions}):
+    for model in sorted({champion.model for champion in champions}):
         cells = [
-            ", ".join(one.words for one in champions if (one.model, one.device) == (model, device)) or "-"
+            ", ".join(c.summary for c in champions if (c.model, c.device) == (model, device)) or "-"
             for device in devices
         ]
         rows.append([model, *cells])
     return ["model", *devices], rows
 
 
-def _rank(one: Champion) -> tuple[bool, float, float, float]:
-    ratio = math.inf if one.ratio is None else one.ratio
-    seconds = math.inf if one.seconds is None else one.seconds
-    return not one.nightly, ratio, seconds, -one.at
+def _rank(champion: Champion) -> tuple[bool, float, float, float]:
+    ratio = math.inf if champion.ratio is None else champion.ratio
+    seconds = math.inf if champion.seconds is None else champion.seconds
+    return not champion.nightly, ratio, seconds, -champion.recorded
 
 
-def _of_plan(file: PlanFile, origin: str, at: float) -> Champion:
-    seen = file.measurement
+def _from_plan_file(file: PlanFile, origin: str, recorded: float) -> Champion:
+    measurement = file.measurement
     device = file.device or Device("?", "?", 0, 0, "?")
     return Champion(
         str(file.workload),
         device.silicon,
         file.budget,
         origin,
-        peak_bytes=seen.step_peak_bytes if seen else None,
-        charged_bytes=seen.step_charged_bytes if seen else None,
-        seconds=seen.median_seconds if seen else None,
-        ratio=seen.time_ratio if seen else None,
-        at=at,
+        peak_bytes=measurement.step_peak_bytes if measurement else None,
+        charged_bytes=measurement.step_charged_bytes if measurement else None,
+        seconds=measurement.median_seconds if measurement else None,
+        ratio=measurement.time_ratio if measurement else None,
+        recorded=recorded,
     )

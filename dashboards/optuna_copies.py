@@ -1,7 +1,7 @@
-"""optuna-dashboard over all studies of `runs/`: copies in memory, so that nothing done on its pages reaches a run.
+"""Serve optuna-dashboard over copies of all studies below `runs/`, so that no action on its pages changes a run.
 
-Every run has a file of its own, which optuna-dashboard could show one at a time; and 0.21 does not know the constraints of
-Optuna 5: plans over their budget would lead. In a copy a study has its run's name and such trials are pruned.
+optuna-dashboard shows one storage, and every run has its own. Version 0.21 also ignores Optuna 5's constraints, so that
+plans over the budget would rank first. In a copy, a study has its run's name and such trials are pruned.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import optuna
 from optuna.trial import TrialState
 
-from dashboards.found import Broken, attempt, called, look
+from autotune.records.run_dir import RunDir
+from dashboards.discovery import Unreadable, find_runs, relative_name, try_read
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -25,40 +26,41 @@ if TYPE_CHECKING:
 PAUSE_SECONDS = 5.0
 
 
-class Copies:
-    """Studies of a directory's runs in one storage, brought up to date by `refresh`."""
+class StudyCopies:
+    """Copies of all runs' studies in one storage, updated by `refresh`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.storage = optuna.storages.InMemoryStorage()
-        self._seen: dict[Path, float] = {}
-        """When each file had changed last that was copied."""
+        self._copied: dict[Path, float] = {}
+        """Modification time of each run's file when it was last copied."""
 
-    def refresh(self) -> list[Broken]:
-        """Copy what has changed since; what could not be read, once for each change."""
-        broken = []
-        for run_dir in look(self.root).runs:
-            path = run_dir / "optuna.db"
+    def refresh(self) -> list[Unreadable]:
+        """Copy the studies that changed; return those that cannot be read, once per change."""
+        unreadable = []
+        for run_dir in find_runs(self.root).runs:
+            path = RunDir(run_dir).optuna
             changed = path.stat().st_mtime if path.exists() else 0.0
-            if changed == self._seen.get(run_dir, 0.0):
+            if changed == self._copied.get(run_dir, 0.0):
                 continue
-            self._seen[run_dir] = changed
-            found = attempt(path, self._copy)
-            broken += [found] if isinstance(found, Broken) else []
-        return broken
+            self._copied[run_dir] = changed
+            result = try_read(path, self._copy)
+            unreadable += [result] if isinstance(result, Unreadable) else []
+        return unreadable
 
     def _copy(self, path: Path) -> None:
-        """From a snapshot, so that the study that is being written waits for nobody."""
+        """Copy a run's studies from a snapshot, so that a running study does not wait for this process."""
         with tempfile.TemporaryDirectory(prefix="autotune-") as directory:
-            snapshot = Path(directory) / "optuna.db"
+            snapshot = RunDir(Path(directory)).optuna
             source = f"{path.resolve().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(source, uri=True)) as live, closing(sqlite3.connect(snapshot)) as copy:
-                live.backup(copy)
+            with closing(sqlite3.connect(source, uri=True)) as original, closing(sqlite3.connect(snapshot)) as copy:
+                original.backup(copy)
             storage = optuna.storages.RDBStorage(f"sqlite:///{snapshot}")
             for number, name in enumerate(optuna.get_all_study_names(storage)):
                 study = optuna.load_study(study_name=name, storage=storage)
-                # a run that was gone on with in another search space has a second study
-                self._add(study, called(path.parent, self.root) + (f" ({number + 1})" if number else ""))
+                # a run resumed with another search space has a second study
+                suffix = f" ({number + 1})" if number else ""
+                self._add(study, relative_name(path.parent, self.root) + suffix)
             storage.engine.dispose()
 
     def _add(self, study: optuna.Study, name: str) -> None:
@@ -71,12 +73,12 @@ class Copies:
             copy.set_user_attr(key, value)
         for trial in study.get_trials(deepcopy=False)[len(copy.get_trials(deepcopy=False)) :]:
             if not trial.state.is_finished():
-                return  # numbers are to stay the study's own
-            copy.add_trial(_shown(trial))
+                return  # the copy must keep the study's trial numbers
+            copy.add_trial(_prune_violating(trial))
 
 
-def _shown(trial: "FrozenTrial") -> "FrozenTrial":
-    """Pruned where a constraint is violated."""
+def _prune_violating(trial: "FrozenTrial") -> "FrozenTrial":
+    """Mark a trial as pruned if it violates a constraint."""
     if any(violation > 0 for violation in trial.constraints.values()) and trial.state is TrialState.COMPLETE:
         trial.state = TrialState.PRUNED
     return trial
@@ -87,20 +89,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     from optuna_dashboard import run_server
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    copies = Copies(given.runs)
+    copies = StudyCopies(arguments.runs)
 
-    def keep_up() -> None:
+    def refresh_forever() -> None:
         while True:
-            for one in copies.refresh():
-                print(f"{one.path}: {one.why}", file=sys.stderr, flush=True)
+            for unreadable in copies.refresh():
+                print(f"{unreadable.path}: {unreadable.reason}", file=sys.stderr, flush=True)
             time.sleep(PAUSE_SECONDS)
 
-    threading.Thread(target=keep_up, daemon=True).start()
-    run_server(copies.storage, host="127.0.0.1", port=given.port)
+    threading.Thread(target=refresh_forever, daemon=True).start()
+    run_server(copies.storage, host="127.0.0.1", port=arguments.port)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the pages share: records read once as long as their files stay the same, and words for what is missing or broken."""
+"""Share between pages: cached records, tables, choices, and notes about missing or unreadable places."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,96 +9,109 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboards import logged
-from dashboards.asked import Asked, asked
-from dashboards.champions import Champion, of_entry, of_study
-from dashboards.found import Broken, Found, attempt, called, look, parted, stamp
-from dashboards.studies import Study, read
+from autotune.records.run_dir import RunDir
+from dashboards.arguments import AppArguments, parse_arguments
+from dashboards.champions import Champion, read_entry_champion, read_run_champion
+from dashboards.discovery import (
+    RunIndex,
+    Unreadable,
+    file_stamps,
+    find_runs,
+    relative_name,
+    split_unreadable,
+    try_read,
+)
+from dashboards.mlflow_studies import LoggedStudy, load_studies
+from dashboards.studies import Study, read_study
 
 TUNE = "autotune tune resnet18 --budget 65%"
 NIGHTLY = "autotune nightly configs/nightly.yaml"
 REPRODUCE = "autotune reproduce --all"
 
 
-def begin(title: str, about: str) -> tuple[Asked, Found]:
-    """Head of a page, and what there is to show."""
+def start_page(title: str, caption: str) -> tuple[AppArguments, RunIndex]:
+    """Show a page's head; return the app's arguments and the runs to show."""
     st.title(title)
-    st.caption(about)
-    given = asked()
-    return given, look(given.runs)
+    st.caption(caption)
+    arguments = parse_arguments()
+    return arguments, find_runs(arguments.runs)
 
 
-def empty(what: str, command: str) -> None:
-    """What is not there yet, and the command that makes it."""
-    st.info(what)
+def show_missing(message: str, command: str) -> None:
+    """Show that records are missing, and the command that creates them."""
+    st.info(message)
     st.code(command, language="sh")
 
 
-def name_broken(found: Iterable[Broken], root: Path) -> None:
-    """Places that could not be read, with the reason of each."""
-    for one in found:
-        st.warning(plain(f"{called(one.path, root)} cannot be shown: {one.why}"), icon=":material/broken_image:")
+def show_unreadable(places: Iterable[Unreadable], root: Path) -> None:
+    """Show each place that cannot be read, with the reason."""
+    for place in places:
+        message = f"{relative_name(place.path, root)} cannot be shown: {place.reason}"
+        st.warning(escape_markdown(message), icon=":material/broken_image:")
 
 
-def plain(text: str) -> str:
-    """Words of a file or an error, which are no Markdown."""
+def escape_markdown(text: str) -> str:
+    """Escape text of a file or an error, which must not be read as Markdown."""
     return re.sub(r"([\\`*_\[\]$~<>:#|])", r"\\\1", text)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], columns: Mapping[str, Any] | None = None) -> None:
-    """Rows of words or figures, as wide as the page; `columns`: how Streamlit is to draw some of them."""
+def show_table(head: Sequence[str], rows: Sequence[Sequence[object]], columns: Mapping[str, Any] | None = None) -> None:
+    """Show rows in a table as wide as the page; `columns` are Streamlit's settings for some of the columns."""
     data = pd.DataFrame(list(rows), columns=list(head))
     st.dataframe(data, hide_index=True, width="stretch", placeholder="-", column_config=columns)
 
 
-def choose(what: str, names: Sequence[str], good: Callable[[str], bool] = bool) -> str:
-    """One of several: at first the one that the page's address names, else the first good one."""
-    asked_for = st.query_params.get(what.replace(" ", "_"), "")
-    at = names.index(asked_for) if asked_for in names else next((at for at, name in enumerate(names) if good(name)), 0)
-    return st.selectbox(what, names, index=at)
+def select_name(label: str, names: Sequence[str], is_preferred: Callable[[str], bool] = bool) -> str:
+    """Show a select box and return its name: at first that of the page's address, else the first preferred one."""
+    requested = st.query_params.get(label.replace(" ", "_"), "")
+    preferred = next((index for index, name in enumerate(names) if is_preferred(name)), 0)
+    index = names.index(requested) if requested in names else preferred
+    return st.selectbox(label, names, index=index)
 
 
-def readable(run_dir: Path) -> bool:
-    """Whether there is something of a run to show."""
-    return not isinstance(study(run_dir), Broken)
-
-
-def when(seconds: float) -> datetime:
-    """A moment by this machine's clock, for a column of moments."""
+def to_datetime(seconds: float) -> datetime:
+    """Convert seconds since the epoch to local time."""
     return datetime.fromtimestamp(seconds)
 
 
-def study(run_dir: Path) -> Study | Broken:
-    """A run, read again when one of its files has changed."""
-    return _study(run_dir, stamp(run_dir))
+def load_study(run_dir: Path) -> Study | Unreadable:
+    """Return a study, read again whenever one of its files changes."""
+    return _study(run_dir, file_stamps(run_dir))
 
 
-@st.cache_resource(show_spinner="asking MLflow", ttl=10)
-def recorded(runs: Path) -> list[logged.Logged] | Broken:
-    """The studies that MLflow has, asked at most every ten seconds."""
-    return attempt(runs, logged.studies)
+def is_readable(run_dir: Path) -> bool:
+    """Return true if a run can be shown."""
+    return not isinstance(load_study(run_dir), Unreadable)
 
 
-def champions(found: Found) -> tuple[list[Champion], list[Broken]]:
-    """Of the disk: what studies and nights handed back."""
-    made = [_made(path, of_study) for path in found.runs] + [_made(path, of_entry) for path in found.entries]
-    good, broken = parted(made)
-    return [one for one in good if one is not None], broken
+@st.cache_resource(show_spinner="querying MLflow", ttl=10)
+def load_mlflow_studies(runs: Path) -> list[LoggedStudy] | Unreadable:
+    """Return MLflow's studies, queried at most every ten seconds."""
+    return try_read(runs, load_studies)
 
 
-def _made(path: Path, read: Callable[[Path], Champion | None]) -> Champion | Broken | None:
-    files = ("plan.json", "champion.json", "history.jsonl")
-    changed = tuple((path / name).stat().st_mtime for name in files if (path / name).exists())
+def load_champions(index: RunIndex) -> tuple[list[Champion], list[Unreadable]]:
+    """Return (champions of runs and nightly entries on disk, places that cannot be read)."""
+    results = [_load_champion(path, read_run_champion) for path in index.runs]
+    results += [_load_champion(path, read_entry_champion) for path in index.entries]
+    champions, unreadable = split_unreadable(results)
+    return [champion for champion in champions if champion is not None], unreadable
+
+
+def _load_champion(path: Path, read: Callable[[Path], Champion | None]) -> Champion | Unreadable | None:
+    files = (RunDir(path).plan, path / "champion.json", path / "history.jsonl")
+    changed = tuple(file.stat().st_mtime for file in files if file.exists())
     return _champion(path, read.__name__, changed)
 
 
 @st.cache_resource(show_spinner=False, max_entries=500)
-def _champion(path: Path, reader: str, changed: tuple[float, ...]) -> Champion | Broken | None:
-    del changed  # part of what is cached by
-    return attempt(path, {"of_study": of_study, "of_entry": of_entry}[reader])
+def _champion(path: Path, reader: str, changed: tuple[float, ...]) -> Champion | Unreadable | None:
+    del changed  # part of the cache's key
+    readers = {read.__name__: read for read in (read_run_champion, read_entry_champion)}
+    return try_read(path, readers[reader])
 
 
 @st.cache_resource(show_spinner="reading the run", max_entries=20)
-def _study(run_dir: Path, changed: tuple[float, ...]) -> Study | Broken:
-    del changed
-    return attempt(run_dir, read)
+def _study(run_dir: Path, changed: tuple[float, ...]) -> Study | Unreadable:
+    del changed  # part of the cache's key
+    return try_read(run_dir, read_study)

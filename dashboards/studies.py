@@ -1,4 +1,4 @@
-"""One study: whether somebody works on it now, how far it is, and all that a page shows of it."""
+"""Read one study for its page: headline, chart points, rows, failures and progress."""
 
 import json
 import math
@@ -9,107 +9,120 @@ from pathlib import Path
 from typing import Any
 
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import at_work
+from autotune.records.run_dir import RunDir, find_active_process
 from autotune.records.trial import Trial
-from autotune.report import html as report
-from autotune.report import tables as table
-from autotune.report.charts import Dot
-from autotune.study.recorded_run import Records
+from autotune.report import tables
+from autotune.report.charts import TrialPoint
+from autotune.report.run_charts import cost_label, trial_points
+from autotune.report.summary import summarize_run
+from autotune.study.recorded_run import RecordedRun
 from autotune.units import fmt_seconds, parse_seconds
 
 COLUMNS = (
     "plan", "kind", "verdict", "charged MiB", "time", "step ms", "peak MiB", "predicted MiB",
     "order", "update", "recompute", "offload",
 )  # fmt: skip
+DEFAULT_TIME = "10m"
+"""Time limit of a study whose config names none."""
 Cell = str | float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is recorded of it, ready to be shown."""
+    """Contents of a study's page."""
 
-    records: Records
+    records: RecordedRun
     headline: str
-    story: str
-    dots: tuple[Dot, ...]
+    summary: str
+    points: tuple[TrialPoint, ...]
     cost_label: str
-    """What the dots' costs are."""
+    """Axis label of the points' costs."""
     rows: tuple[tuple[Cell, ...], ...]
-    """Under `COLUMNS`, the last trial first."""
+    """Rows under `COLUMNS`, the last trial first."""
     failures: tuple[tuple[int, str, str], ...]
-    """(trial, outcome, what the worker said)."""
+    """(trial, outcome, error message of the worker)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far it is."""
+class StudyProgress:
+    """Progress of a study."""
 
-    words: str
+    text: str
     running: bool = False
     share: float | None = None
-    """Of its trials or its time, whichever will end it first; None where it does not run."""
+    """Used share of its trials or its time, whichever ends it first; None if it does not run."""
 
 
-def read(run_dir: Path) -> Study:
-    """Everything, made at once: what the records do not allow shows here and not in a page."""
-    records = Records.load(run_dir)
-    headline, story = report.words(records)
-    failed = [trial for trial in records.trials if _failed(trial)]
+def read_study(run_dir: Path) -> Study:
+    """Read a study completely, so that an unreadable record raises here and not inside the page."""
+    records = RecordedRun.load(run_dir)
+    headline, summary = summarize_run(records)
+    failures = [trial for trial in records.trials if _has_failed(trial)]
     return Study(
         records,
         headline,
-        story,
-        tuple(report.dots(records)),
-        report.cost_label(records),
-        tuple(map(_cells, reversed(table.rows(records.trials, records.best)))),
-        tuple((one.number, table.verdict(one), one.measurement.detail) for one in failed if one.measurement),
+        summary,
+        tuple(trial_points(records)),
+        cost_label(records),
+        tuple(map(_cells, reversed(tables.trial_rows(records.trials, records.best)))),
+        tuple(
+            (trial.number, tables.trial_verdict(trial), trial.measurement.detail)
+            for trial in failures
+            if trial.measurement
+        ),
     )
 
 
-def standing(run_dir: Path, trials: int, config: Mapping[str, Any]) -> Standing:
-    """From the lock and what the last session wrote at its end; `trials`: how many are recorded."""
-    counted = f"{trials} trial{'' if trials == 1 else 's'}"
-    process = at_work(run_dir)
+def read_progress(run_dir: Path, trials: int, config: Mapping[str, Any]) -> StudyProgress:
+    """Return the progress of a study with `trials` recorded trials, from its lock and the end of its last session."""
+    count = f"{trials} trial{'' if trials == 1 else 's'}"
+    process = find_active_process(run_dir)
     if process is not None:
-        used = max(0.0, time.time() - (run_dir / "lock").stat().st_mtime)
-        limit, most = parse_seconds(str(config.get("time", "10m"))), config.get("trials")
+        used = max(0.0, time.time() - RunDir(run_dir).lock.stat().st_mtime)
+        time_limit = str(config.get("time", DEFAULT_TIME))
+        limit, most = parse_seconds(time_limit), config.get("trials")
         share = max(used / limit if limit else 0.0, trials / most if isinstance(most, int) and most else 0.0)
-        of = f" of {most}" if most else ""
-        told = f"running as process {process}: {counted}{of}, {fmt_seconds(math.floor(used))} of {config.get('time', '10m')}"
-        return Standing(told, True, min(share, 1.0))
-    ended = _ended(run_dir)
-    if ended == 0:
-        return Standing(f"ended after {counted}")
-    why = "cut off" if ended is None else f"interrupted by signal {ended}"
-    return Standing(f"{why} after {counted}; go on with: autotune resume {run_dir}")
+        of_most = f" of {most}" if most else ""
+        text = f"running as process {process}: {count}{of_most}, {fmt_seconds(math.floor(used))} of {time_limit}"
+        return StudyProgress(text, True, min(share, 1.0))
+    signal = _last_signal(run_dir)
+    if signal == 0:
+        return StudyProgress(f"ended after {count}")
+    reason = "cut off" if signal is None else f"interrupted by signal {signal}"
+    return StudyProgress(f"{reason} after {count}; go on with: autotune resume {run_dir}")
 
 
-def _ended(run_dir: Path) -> int | None:
-    """The signal that ended the last session, 0 for none; None where it did not come to its end."""
+def _last_signal(run_dir: Path) -> int | None:
+    """Return the signal that ended the last session, 0 for none; None if it did not end."""
     try:
-        return int(json.loads((run_dir / "study.json").read_text())["interrupted"])
+        return int(json.loads(RunDir(run_dir).study.read_text())["interrupted"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _cells(row: table.Row) -> tuple[Cell, ...]:
-    seen, expected = row.trial.measurement, row.trial.estimate
+def _cells(row: tables.TrialRow) -> tuple[Cell, ...]:
+    measurement, estimate = row.trial.measurement, row.trial.estimate
+    seconds = measurement.median_seconds if measurement else None
     return (
         *row.cells[:2],
         row.cells[-1],
-        _mib(seen.step_charged_bytes if seen else None),
-        None if seen is None else seen.time_ratio,
-        None if seen is None or seen.median_seconds is None else 1e3 * seen.median_seconds,
-        _mib(seen.step_peak_bytes if seen else None),
-        _mib(expected.peak_bytes if expected else None),
+        _to_mib(measurement.step_charged_bytes if measurement else None),
+        measurement.time_ratio if measurement else None,
+        None if seconds is None else 1e3 * seconds,
+        _to_mib(measurement.step_peak_bytes if measurement else None),
+        _to_mib(estimate.peak_bytes if estimate else None),
         *row.cells[2:6],
     )
 
 
-def _mib(nbytes: float | None) -> float | None:
+def _to_mib(nbytes: float | None) -> float | None:
     return None if nbytes is None else nbytes / 2**20
 
 
-def _failed(trial: Trial) -> bool:
-    seen = trial.measurement
-    return seen is not None and bool(seen.detail) and seen.outcome not in (Outcome.OK, Outcome.OVER_BUDGET)
+def _has_failed(trial: Trial) -> bool:
+    measurement = trial.measurement
+    return (
+        measurement is not None
+        and bool(measurement.detail)
+        and measurement.outcome not in (Outcome.OK, Outcome.OVER_BUDGET)
+    )

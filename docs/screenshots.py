@@ -1,6 +1,6 @@
-"""Pictures of the report and of the dashboard, made from a study that is run for them: `make screenshots`.
+"""Take the screenshots of the report and the dashboard for the documentation: `make screenshots`.
 
-With `--runs DIR` of runs that are there already, and `--study NAME`, one of them.
+Runs a study first. With `--runs DIR --study NAME` an existing study is used instead.
 """
 
 import argparse
@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser import ROOT, chromium, environment, serving, settled
+from tests.support.browser import ROOT, chromium, environment, serving, settled
 
-DOCS = Path(__file__).parent
+PICTURES = Path(__file__).parent / "images"
 STUDY = "mobilenet"
 TUNE = (
     "tune", "mobilenet_v2", "--set", "batch=4", "--set", "size=160", "--budget", "55%", "--time", "110s", "--trials", "12",
@@ -20,31 +20,31 @@ TUNE = (
 
 
 def main() -> None:
-    """Into `docs/`, over the pictures that are there."""
+    """Write the screenshots to `docs/`, replacing the old ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--study", default=STUDY)
-    given = parser.parse_args()
-    if given.runs is not None:
-        shoot(given.runs, given.study)
+    arguments = parser.parse_args()
+    if arguments.runs is not None:
+        take_screenshots(arguments.runs, arguments.study)
         return
     with tempfile.TemporaryDirectory(prefix="autotune-") as directory:
         command = [sys.executable, "-m", "autotune", *TUNE]
         subprocess.run(command, cwd=directory, env=environment(), check=True)
-        shoot(Path(directory) / "runs", STUDY)
+        take_screenshots(Path(directory) / "runs", STUDY)
 
 
-def shoot(runs: Path, study: str) -> None:
-    """The report's head, the study's page and two of its plans beside each other."""
+def take_screenshots(runs: Path, study: str) -> None:
+    """Take screenshots of the report, of the study's page, and of the comparison of two of its plans."""
     with chromium(height=830) as page:
         page.goto((runs / study / "report.html").resolve().as_uri())
-        page.screenshot(path=DOCS / "report.png")
-    with serving(runs) as told, chromium(height=830) as page:
-        addresses = {"study": f"study?study={study}", "compare": f"compare?first_study={study}&second_study={study}"}
-        for name, address in addresses.items():
-            settled(page, f"{told['dashboard']}/{address}")
-            page.screenshot(path=DOCS / f"dashboard-{name}.png")
-    for path in sorted(DOCS.glob("*.png")):
+        page.screenshot(path=PICTURES / "report.png")
+    with serving(runs) as addresses, chromium(height=830) as page:
+        pages = {"study": f"study?study={study}", "compare": f"compare?first_study={study}&second_study={study}"}
+        for name, query in pages.items():
+            settled(page, f"{addresses['dashboard']}/{query}")
+            page.screenshot(path=PICTURES / f"dashboard-{name}.png")
+    for path in sorted(PICTURES.glob("*.png")):
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size // 1000} kB")
 
 

@@ -1,10 +1,10 @@
-"""Trace autocast as eager runs it: weights are cast once in a region for all that read them, and one kernel casts inside.
+"""Trace autocast as eager runs it: a weight is cast once in a region for all its readers, and one kernel casts inside.
 
-Backward follows from the former: the gradients of all readers are added in the lower precision, then cast back once. torch's
-tracers do without that cache. They switch it off, and their stand-ins for weights are no leaves, whose casts it never keeps.
+Backward follows from the shared cast: the gradients of all readers are added in the lower precision, then cast back once.
+torch's tracers switch that cache off. Besides, their stand-ins for weights are no leaves, and only casts of leaves are cached.
 
-The kernel of a bilinear layer has no cast of its own, but calls matrix products that have one. Where the captured step runs
-it autocast is off, so it gets the autocast that it was traced under.
+The kernel of a bilinear layer is not cast itself, but calls matrix products that are. A captured step runs without autocast,
+so this kernel is run under the autocast of its trace.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ from torch.fx import traceback
 from torch.fx.experimental import proxy_tensor
 
 LAYER, KERNEL = torch.ops.aten.bilinear.default, torch.ops.aten._trilinear.default
-"""A bilinear layer's function, and the kernel below it that casts inside."""
+"""Function of a bilinear layer, and the kernel below it that casts inside."""
 _UNDER = "autotune_autocast"
-"""Key among a traced node's annotations: device and dtype of the autocast that eager calls it under."""
+"""Key among a traced node's annotations: device and dtype of the active autocast."""
 
 
 @contextmanager
@@ -30,14 +30,14 @@ def eager_autocast() -> Iterator[None]:
     """Trace autocast as eager runs it; other threads of the process must not trace meanwhile."""
     from torch._functorch._aot_autograd import collect_metadata_analysis
 
-    noting = dict.fromkeys((DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd), _bilinear)
+    annotating = dict.fromkeys((DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd), _bilinear)
     mirror = torch._mirror_autograd_meta_to  # type: ignore[attr-defined]
     with ExitStack() as stack:
         for module in (proxy_tensor, collect_metadata_analysis):
             stack.enter_context(mock.patch.object(module, "disable_autocast_cache", nullcontext))
         stack.enter_context(mock.patch.object(torch, "_mirror_autograd_meta_to", _leaves_for_leaves(mirror)))
         stack.callback(LAYER._dispatch_cache.clear)
-        stack.enter_context(mock.patch.dict(LAYER.py_kernels, noting))
+        stack.enter_context(mock.patch.dict(LAYER.py_kernels, annotating))
         LAYER._dispatch_cache.clear()
         stack.callback(torch.clear_autocast_cache)  # in a region of the caller the casts would stay until its end
         yield
@@ -58,31 +58,31 @@ def _leaves_for_leaves(
 
 
 def _bilinear(data: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    """Trace a bilinear layer's function, and note which autocast is on."""
+    """Trace a bilinear layer's function, annotated with the active autocast."""
     device = data.device.type
-    noted = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-    with traceback.annotate({_UNDER: noted}):
-        made: torch.Tensor = LAYER._op_dk(DispatchKey.CompositeImplicitAutograd, data, *arguments)
-    return made
+    autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+    with traceback.annotate({_UNDER: autocast}):
+        result: torch.Tensor = LAYER._op_dk(DispatchKey.CompositeImplicitAutograd, data, *arguments)
+    return result
 
 
 def cast_inside(graph: fx.Graph) -> None:
-    """Run the kernel that casts inside under the autocast that eager runs it under; backward has none."""
+    """Run the kernel that casts inside under the autocast of its trace; backward has none."""
     for node in graph.find_nodes(op="call_function", target=KERNEL):
         # the tracer copies a forward node's annotation to the backward nodes of the same call
-        noted = node.meta.get("custom", {}).get(_UNDER)
-        if noted is not None and node.meta.get("partitioner_tag") != "is_backward":
-            node.target = trilinear(*noted)
+        autocast = node.meta.get("custom", {}).get(_UNDER)
+        if autocast is not None and node.meta.get("partitioner_tag") != "is_backward":
+            node.target = make_trilinear(*autocast)
 
 
 @cache
-def trilinear(device: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """Return what runs the kernel under autocast."""
+def make_trilinear(device: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Return a function that runs the kernel under autocast."""
 
     def run(*arguments: Any) -> torch.Tensor:
         with torch.autocast(device, dtype, cache_enabled=False):
-            made: torch.Tensor = KERNEL(*arguments)
-        return made
+            result: torch.Tensor = KERNEL(*arguments)
+        return result
 
     run.__name__ = f"trilinear_under_{str(dtype).removeprefix('torch.')}"
     return run

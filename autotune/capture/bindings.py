@@ -1,8 +1,8 @@
-"""Call ATen ops through torch's functions and methods: they parse their arguments in half the time of `torch.ops`.
+"""Call ATen ops through torch's functions and methods, which parse their arguments in half the time of `torch.ops`.
 
-A function is taken only after it was seen to dispatch the very overload, with the very arguments, for tensors of the same
-kind on the meta device. The choice depends on the arguments' types, dtypes and on which tensors are numbers, so it is made
-once for each such combination.
+A function replaces an overload only if a trial on the meta device dispatches that overload with the same arguments. The
+choice depends on the types and dtypes of the arguments and on which tensors have no dimension, so it is made once for each
+such combination.
 """
 
 import operator
@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from autotune.capture.program import Meta, Read, View, reads
 
-_KNOWN: dict[Any, Callable[..., Any]] = {}
-"""The callable for each op and kind of arguments that was asked for."""
+_CHOICES: dict[Any, Callable[..., Any]] = {}
+"""Callables by op and kinds of arguments."""
 
 
 class Bindings:
@@ -26,17 +26,20 @@ class Bindings:
     def __init__(self, metas: Sequence[Meta | None]) -> None:
         self._metas = metas
 
-    def of(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Return what to call instead of `target`, which may be `target` itself."""
+    def bind(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+        """Return the callable to use for `target`; often `target` itself.
+
+        `args` and `kwargs` are those of a call: `Read` and `View` stand for tensors.
+        """
         if not _is_aten(target) or next(reads((args, kwargs)), None) is None:
-            return target  # without a tensor nothing leads the example to the meta device
+            return target  # without a tensor the example would not run on the meta device
         try:
             kinds = (target, self._kind(args), self._kind(kwargs))
         except _UnknownError:
             return target
-        if kinds not in _KNOWN:
-            _KNOWN[kinds] = self._choose(target, args, kwargs)
-        return _KNOWN[kinds]
+        if kinds not in _CHOICES:
+            _CHOICES[kinds] = self._choose(target, args, kwargs)
+        return _CHOICES[kinds]
 
     def _choose(self, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> Callable[..., Any]:
         candidates = _candidates(target)
@@ -53,14 +56,14 @@ class Bindings:
                 return target
             for candidate in candidates:
                 try:
-                    if _same(_dispatched(candidate, arguments, named), expected):
+                    if _are_equal(_dispatched(candidate, arguments, named), expected):
                         return candidate
                 except Exception:  # noqa: BLE001 - the function may take other arguments
                     continue
         return target
 
     def _kind(self, argument: Any) -> Any:
-        """Describe an argument as far as it decides which overload a function dispatches."""
+        """Describe the properties of an argument that decide which overload a function dispatches."""
         match argument:
             case Read(value):
                 meta = self._metas[value]
@@ -93,7 +96,7 @@ class Bindings:
 
 
 class _UnknownError(Exception):
-    """An argument is neither a tensor whose form is known nor a constant."""
+    """An argument is neither a constant nor a tensor of known shape and dtype."""
 
 
 def _is_aten(target: Any) -> TypeGuard[torch._ops.OpOverload]:
@@ -101,13 +104,17 @@ def _is_aten(target: Any) -> TypeGuard[torch._ops.OpOverload]:
 
 
 def _candidates(target: torch._ops.OpOverload) -> list[Callable[..., Any]]:
-    """List functions and methods implemented in C++ that have the op's name; those written in Python may do more."""
+    """Return the functions and methods in C++ that have the op's name; those in Python may do more."""
     if torch.Tag.nondeterministic_seeded in target.tags:
         return []
     name = target._schema.name.partition("::")[2]
     homes = (torch._C._VariableFunctions, torch.Tensor, torch._C._nn)
-    found: list[Any] = [getattr(home, name, None) for home in homes]
-    return [one for one in found if type(one).__name__ in ("builtin_function_or_method", "method_descriptor")]
+    functions: list[Any] = [getattr(home, name, None) for home in homes]
+    return [
+        function
+        for function in functions
+        if type(function).__name__ in ("builtin_function_or_method", "method_descriptor")
+    ]
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -128,11 +135,11 @@ def _dispatched(function: Callable[..., Any], args: Any, kwargs: Any) -> list[tu
     return recorder.calls
 
 
-def _same(calls: Any, expected: Any) -> bool:
+def _are_equal(calls: Any, expected: Any) -> bool:
     """Compare two lists of calls: constants by type and value, tensors by identity."""
     leaves, spec = pytree.tree_flatten(calls)
     others, other_spec = pytree.tree_flatten(expected)
     return bool(spec == other_spec) and all(
-        one is other or (not isinstance(one, torch.Tensor) and type(one) is type(other) and one == other)
-        for one, other in zip(leaves, others, strict=True)
+        leaf is other or (not isinstance(leaf, torch.Tensor) and type(leaf) is type(other) and leaf == other)
+        for leaf, other in zip(leaves, others, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Refuse steps that a captured graph would run otherwise than eager: hooks, gradients of the batch, reentrant checkpoints."""
+"""Refuse steps that a captured graph would run differently from eager: hooks, gradients of the batch, checkpoints."""
 
 import torch
 from torch import fx
@@ -11,9 +11,9 @@ def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
     """Raise CaptureError for a tensor of the batch that requires a gradient."""
     for position, tensor in enumerate(tensors):
         if tensor.requires_grad:
-            lost = "comes with a graph of its own" if tensor.grad_fn is not None else "requires a gradient"
+            problem = "has an autograd graph" if tensor.grad_fn is not None else "requires a gradient"
             raise CaptureError(
-                f"batch.{position} {lost}, and a captured step leaves gradients of parameters alone: pass it detached"
+                f"batch.{position} {problem}, and a captured step computes gradients of parameters only: pass it detached"
             )
 
 
@@ -22,17 +22,17 @@ def refuse_parameter_hooks(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if has_hooks(parameter):
             raise CaptureError(
-                f"{name} has a hook on its gradient, which a captured step never calls: remove it, and do the same in "
+                f"{name} has a hook on its gradient, which a captured step never calls: remove the hook, and do its work in "
                 "the loss function or in before_update"
             )
 
 
 def refuse_reentrant_checkpoints(forward: fx.GraphModule) -> None:
-    """Raise CaptureError for a reentrant checkpoint of which no input requires a gradient: eager trains nothing within it."""
+    """Raise CaptureError for a reentrant checkpoint without an input that requires a gradient; eager trains nothing in it."""
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
     for node in forward.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
-        # behind the block come its inputs, and the parameters that it finds in its closure
+        # the inputs follow the block, and then the parameters in its closure
         inputs = [source for source in node.all_input_nodes if source.op != "get_attr" and not _is_parameter(source)]
         if node.kwargs.get("use_reentrant") is not False and not any(map(_requires_grad, inputs)):
             raise CaptureError(
@@ -46,6 +46,6 @@ def _is_parameter(node: fx.Node) -> bool:
 
 
 def _requires_grad(node: fx.Node) -> bool:
-    made = node.meta.get("example_value")
-    parts = made if isinstance(made, (tuple, list)) else (made,)
+    example = node.meta.get("example_value")
+    parts = example if isinstance(example, (tuple, list)) else (example,)
     return any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)

@@ -1,8 +1,8 @@
-"""Trace the ATen ops that eager dispatches: without the Python decompositions that torch registers for tracing only.
+"""Trace the ATen ops that eager dispatches, without the Python decompositions that torch registers only for tracing.
 
 While the Python dispatcher is on, an overload's entry in `py_kernels` replaces its C++ kernel above autograd. Eager never
-runs these entries, so a step that is traced through them computes with other kernels, and often with other bits. Views
-computed in Python differ in the strides of dimensions of size 1, from which convolutions and linear layers choose kernels.
+runs these entries, so a step that is traced through them runs other kernels, often with other bits. Views computed in
+Python differ in the strides of dimensions of size 1, by which convolutions and linear layers choose kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,27 +20,28 @@ from torch.fx.node import _side_effectful_functions
 
 aten = torch.ops.aten
 _DECOMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+"""Dispatch keys of decompositions above autograd."""
 
 KEPT: dict[str, str] = {
     "aten::native_batch_norm": "its schema hides that it writes the running statistics, so the trace would lose them; "
     "the decomposition calls the same kernel under a schema that names the writes",
-    "aten::cudnn_batch_norm": "its schema hides the writes, too; the decomposition runs torch's own kernel instead of cuDNN's, "
-    "which is slower on a GPU and rounds otherwise, but never loses the running statistics",
+    "aten::cudnn_batch_norm": "its schema hides the writes, too; the decomposition runs torch's kernel instead of cuDNN's, "
+    "which is slower on a GPU and rounds differently, but never loses the running statistics",
 }
-"""Decompositions that stay, by operator, each with the reason."""
+"""Decompositions that stay, by operator, each with its reason."""
 
 
 def _dropout(data: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Trace a dropout that draws as one op; `p` of 0 and 1 and empty tensors draw nothing, as in eager."""
+    """Trace a dropout as one op that draws; as in eager, nothing is drawn for empty tensors and a `p` of 0 or 1."""
     if train and 0 < p < 1 and data.numel() > 0:
-        kept: torch.Tensor = aten.native_dropout.default(data, p, train)[0]
-        return kept
+        dropped: torch.Tensor = aten.native_dropout.default(data, p, train)[0]
+        return dropped
     whole: torch.Tensor = _in_cpp(aten.dropout.default, data, p, train)
     return whole
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Scatter ones into zeros, as eager does; for fake tensors the C++ kernel compares with a range instead.
+    """Scatter ones into zeros, as eager does; the C++ kernel compares fake tensors with a range instead.
 
     The scatter raises for a class out of range, so eager's check of the data needs no op of its own.
     """
@@ -59,7 +60,7 @@ REPLACED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.dropout.default: _dropout,
     aten.one_hot.default: _one_hot,
 }
-"""Decompositions of our own, in place of torch's or of a C++ kernel that treats fake tensors apart."""
+"""Decompositions that replace torch's, or a C++ kernel that treats fake tensors differently."""
 
 
 IN_PLACE = "autotune_in_place"
@@ -70,11 +71,11 @@ _ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
 
 
 VIEWS = (aten.view.default, aten._unsafe_view.default)
-"""Views that fake tensors compute in Python, with other strides than the kernel gives to dimensions of size 1."""
+"""Views that fake tensors compute in Python, where dimensions of size 1 get other strides than from the kernel."""
 
 
 def _view(mode: FakeTensorMode, op: torch._ops.OpOverload, data: FakeTensor, *shape: Any) -> Any:
-    """Compute a view of a fake tensor by the C++ kernel; its strides decide which kernels eager runs behind it."""
+    """Compute a view of a fake tensor by the C++ kernel; its strides decide which kernels eager runs next."""
     if not all(isinstance(size, int) for size in (*data.shape, *data.stride(), *shape[0])):
         return fake_impls._view_meta(mode, op, data, *shape)
     with in_kernel_invocation_manager(mode):
@@ -91,7 +92,7 @@ def eager_kernels() -> Iterator[None]:
     unmarked = _ASSERTIONS - _side_effectful_functions
     try:
         _side_effectful_functions.update(unmarked)
-        FunctionalTensorMode.__torch_dispatch__ = _noting(functionalize)  # type: ignore[method-assign]
+        FunctionalTensorMode.__torch_dispatch__ = _annotate_in_place(functionalize)  # type: ignore[method-assign]
         fake_impls.op_implementations_dict.update(dict.fromkeys(VIEWS, _view))
         for op in saved:
             for key in _DECOMPOSED:
@@ -112,8 +113,8 @@ def eager_kernels() -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
-def _noting(functionalize: Callable[..., Any]) -> Callable[..., Any]:
-    """Note in the nodes of the forward which in-place overload eager dispatches there."""
+def _annotate_in_place(functionalize: Callable[..., Any]) -> Callable[..., Any]:
+    """Annotate the nodes of the forward with the in-place overload that eager dispatches there."""
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with traceback.annotate({IN_PLACE: func if _overwrites(func) else None}):
@@ -134,15 +135,15 @@ def in_place_overload(node: fx.Node) -> torch._ops.OpOverload | None:
     # the tracer copies a forward node's annotation to the backward nodes of the same call
     if node.meta.get("partitioner_tag") != "is_forward" or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    noted: torch._ops.OpOverload | None = node.meta.get("custom", {}).get(IN_PLACE)
-    if noted is None or noted._schema.name != node.target._schema.name + "_":
+    overload: torch._ops.OpOverload | None = node.meta.get("custom", {}).get(IN_PLACE)
+    if overload is None or overload._schema.name != node.target._schema.name + "_":
         return None
-    return noted if noted._overloadname == node.target._overloadname else None
+    return overload if overload._overloadname == node.target._overloadname else None
 
 
 def _decomposed() -> list[torch._ops.OpOverload]:
-    """ATen overloads with a decomposition above autograd; torch registers them when it is imported."""
-    found = list(REPLACED)
+    """Return the ATen overloads with a decomposition above autograd; torch registers them on import."""
+    decomposed = list(REPLACED)
     for qualified in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = qualified.partition("::")
         name, _, overload = rest.partition(".")
@@ -151,10 +152,10 @@ def _decomposed() -> list[torch._ops.OpOverload]:
         packet = getattr(aten, name, None)
         op = getattr(packet, overload or "default", None)
         if op is not None and op not in REPLACED and (any(key in op.py_kernels for key in _DECOMPOSED) or _is_view(op)):
-            found.append(op)
-    return found
+            decomposed.append(op)
+    return decomposed
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:
-    """Return whether the C++ kernel computes the result's strides from the argument's alone, on any device."""
+    """Return whether the C++ kernel computes the result's strides only from the argument's strides, on any device."""
     return op.is_view or op in VIEWS

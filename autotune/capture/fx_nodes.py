@@ -7,52 +7,52 @@ import torch
 from torch import fx
 
 
-def _attribute(module: Any, path: str) -> Any:
+def get_attribute(module: Any, path: str) -> Any:
+    """Return the attribute at a dotted path."""
     for part in path.split("."):
         module = getattr(module, part)
     return module
 
 
 def is_backward(node: fx.Node) -> bool:
-    """Whether the tracer made this for a gradient."""
+    """Return whether the tracer added the node for a gradient."""
     return node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward"))
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """Whether it makes one tensor."""
+    """Return whether the node's result is one tensor."""
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def storage_of(node: fx.Node) -> int:
-    """Number of the memory that its tensor lies in; a view has that of what it is of."""
-    return _storage(node.meta["val"])
+    """Return the identity of the memory of a node's tensor; a view shares that of its base."""
+    return tensor_storage(node.meta["val"])
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def tensor_storage(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _layer(node: fx.Node) -> str:
-    """Path of the leaf module that an op belongs to; empty outside of all modules."""
+def layer_path(node: fx.Node) -> str:
+    """Return the path of the leaf module that an op belongs to; empty outside of all modules."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     path = list(stack.values())[-1][0].partition(".")[2]  # behind the tracer's name for the step itself
-    return (
-        _own_name(re.sub(r"\._modules\['(\w+)'\]|\['?(\w+)'?\]", lambda found: "." + (found[1] or found[2]), path))
-        or "model"
-    )
+    dotted = re.sub(r"\._modules\['(\w+)'\]|\['?(\w+)'?\]", lambda match: "." + (match[1] or match[2]), path)
+    return user_path(dotted) or "model"
 
 
-def _own_name(target: str) -> str:
-    """A name as the user's model has it, without the step around it."""
+def user_path(target: str) -> str:
+    """Return a path as the user's model has it, without the module around model and loss."""
     return "" if target == "model" else target.removeprefix("model.")
 
 
-def _shown_target(target: Any) -> str:
-    """An op's name: ATen's own, or that of our function, without the folders of its module.
+def target_name(target: Any) -> str:
+    """Return the name of an op: ATen's name, or that of our function without the folders of its module.
 
-    Names are in the digest of a graph, and stored plans name graphs by digest: they outlive moves of files.
+    Names are in the digest of a graph, and stored plans refer to graphs by digest, so names must outlive moves of files.
     """
     if isinstance(target, torch._ops.OpOverload):
         return str(target)

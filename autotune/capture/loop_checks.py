@@ -1,4 +1,4 @@
-"""Refuse a loop around the step in which it would do something else than the loop in plain PyTorch."""
+"""Refuse a training loop in which a planned step would differ from the loop in plain PyTorch."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ from autotune.errors import CaptureError, ConfigError
 
 
 def refuse_modes(*, trains: bool) -> None:
-    """Refuse the modes that a planned step cannot run under."""
+    """Raise ConfigError for active modes that a planned step does not support. `trains`: the step has an optimizer."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ConfigError(
-            "torch.autocast is on around the step, whose backward and update would run under it too; enter it in the loss "
-            "function, without one in the model's forward"
+            "torch.autocast is on around the step, so backward and update would run under it too; enter it in the loss function "
+            "instead, and not in the model's forward"
         )
     if not trains:
         return
@@ -25,22 +25,22 @@ def refuse_modes(*, trains: bool) -> None:
         )
     if torch.is_anomaly_enabled():
         raise ConfigError(
-            "torch.autograd's anomaly mode is on, but a planned step has no autograd in which it could look; turn it off, or "
-            "look for the anomaly with loss_fn(model, batch).backward()"
+            "torch.autograd's anomaly mode is on, but a planned step runs without autograd; turn the mode off, or find the "
+            "anomaly with loss_fn(model, batch).backward()"
         )
 
 
 def refuse_fork(pid: int) -> None:
-    """Refuse a step that offloads in a forked child: the threads of its store are the parent's."""
+    """Raise ConfigError for a step that offloads in a forked child: the threads of its store exist only in the parent."""
     if os.getpid() != pid:
         raise ConfigError(
-            f"the step was made in process {pid} and is called in {os.getpid()}, where the threads of its store do not exist; "
-            "make the TrainStep in the process that calls it"
+            f"the step was created in process {pid} and is called in {os.getpid()}, where the threads of its store do not exist; "
+            "create the TrainStep in the process that calls it"
         )
 
 
 def refuse_unreduced(model: torch.nn.Module, *, reduces: bool) -> None:
-    """Refuse wrappers of `torch.distributed`, and a model whose gradients nothing reduces over the ranks."""
+    """Raise ConfigError for wrappers of `torch.distributed`, and for a model whose gradients are not reduced over the ranks."""
     if (wrapper := _wrapper(model)) is not None:
         raise ConfigError(
             f"the model is wrapped in {wrapper}, whose communication a planned step never runs; pass the module within it, "
@@ -55,7 +55,7 @@ def refuse_unreduced(model: torch.nn.Module, *, reduces: bool) -> None:
 
 
 def refuse_no_gradient(program: Program, name: str) -> None:
-    """Refuse a loss that has no gradient, from which `backward` would fail."""
+    """Raise CaptureError for a loss that has no gradient, so that `backward` would fail."""
     if program.tangent is None:
         raise CaptureError(
             f"the loss of {name} has no gradient, so backward fails in plain PyTorch too; look for detach(), no_grad, or "
@@ -71,10 +71,10 @@ def _ranks() -> int:
 
 
 def _wrapper(model: torch.nn.Module) -> str | None:
-    """Return the name of the first wrapper in a model that communicates; FSDP2 puts its class into each module's own."""
+    """Return the name of the first wrapper in a model that communicates; FSDP2 adds its class to the class of each module."""
     names = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
     for module in model.modules():
-        found = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in names), None)
-        if found is not None:
-            return found
+        wrapper = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in names), None)
+        if wrapper is not None:
+            return wrapper
     return None

@@ -1,6 +1,7 @@
-"""A graph together with what it takes to run it: the callables and arguments behind its ops."""
+"""Define a captured step: a graph, and the callables and arguments behind its ops."""
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,14 @@ from autotune.ir.graph import TrainGraph
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value, as an argument of a call."""
+    """A value as an argument of a call."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view of values, as an argument; every op that reads it makes it anew."""
+    """A view of values as an argument of a call. Every op that reads the view creates it again."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -30,18 +31,18 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How an op runs: its target, on arguments in which `Read` and `View` stand for tensors."""
+    """The call behind an op: a target and its arguments, in which `Read` and `View` stand for tensors."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     outputs: tuple[int | None, ...] | int | None = None
-    """The value made, or per part of a returned tuple (None for a part that is no tensor); None returns nothing."""
+    """The value of a returned tensor, or one entry for each part of a returned tuple; None where nothing is a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a value's tensor looks like."""
+    """Shape, strides, dtype and device of a value's tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -51,31 +52,31 @@ class Meta:
 
 @dataclass(frozen=True)
 class Program:
-    """A captured step. Ids are those of `graph`."""
+    """A captured step. Ids of values and ops are those of `graph`."""
 
     graph: TrainGraph
     calls: tuple[Call, ...]
     metas: tuple[Meta | None, ...]
-    """Per value; None for optimizer state, which is several tensors."""
+    """Description of each value; None for optimizer state, which consists of several tensors."""
     tensors: dict[int, torch.Tensor]
-    """The user's own parameters and buffers, and constants, by value."""
+    """The user's parameters and buffers, and constants, by value."""
     batch: tuple[int, ...]
     """Values of the batch's tensors, in the order of its leaves."""
     free: tuple[tuple[int, Callable[[], torch.Tensor]], ...]
-    """Values from outside of model and batch, such as a closure's tensor, and how to read the current one."""
+    """Values from outside of model and batch, such as a closure's tensor, each with a function that reads the current one."""
     tangent: int | None
-    """Value of the loss's own gradient: one, or a scaler's factor. None for inference."""
+    """Value of the loss's gradient: one, or a scaler's factor. None for inference."""
     results: tuple[Any, ...]
-    """`Read`, `View` or a constant for each leaf of what the step returns."""
+    """`Read`, `View` or a constant for each leaf of the step's result."""
     result_spec: pytree.TreeSpec
     updates: Updates | None
     device: torch.device
     guards: Guards
-    """The conditions on the user's Python values under which this is the user's step."""
+    """Conditions on the user's Python values. While they hold, the program computes the user's step."""
 
 
 def reads(argument: Any) -> Iterator[int]:
-    """Values that an argument, or a tuple or list of arguments, reads."""
+    """Yield the values that an argument reads; a tuple or list of arguments is searched too."""
     match argument:
         case Read(value):
             yield value
@@ -85,3 +86,24 @@ def reads(argument: Any) -> Iterator[int]:
         case tuple() | list():
             for part in argument:
                 yield from reads(part)
+
+
+def argument_text(argument: Any, metas: Sequence[Meta | None]) -> str:
+    """Return an argument as text, equal for tensors of one shape, dtype, layout and kind of device."""
+    match argument:
+        case Read(value):
+            meta = metas[value]
+            return f"<{meta.dtype}{meta.shape}{meta.stride}{meta.device.type}>" if meta else "<state>"
+        case View(target, args, kwargs):
+            return f"{target}{argument_text(args, metas)}{argument_text(kwargs, metas)}"
+        case tuple() | list():
+            return "(" + ",".join(argument_text(part, metas) for part in argument) + ")"
+        case torch.nn.Parameter():
+            return "<parameter>"
+        case _:
+            return repr(argument)
+
+
+def hash_signature(description: object) -> str:
+    """Return the signature of an op: 24 hexadecimal digits, equal for ops of equal description."""
+    return hashlib.sha256(repr(description).encode()).hexdigest()[:24]

@@ -1,30 +1,32 @@
-"""Group ops of a captured step into one op each: many small calls that are planned, measured and run as a whole.
+"""Group ops of a captured step into regions: many small calls that are planned, measured and run as one op.
 
-A region is a set of ops without draws and writes that no path leaves and enters again. Its values that are read outside
-become its outputs; all others live inside of its callable, which frees each at its last use.
+A region is a set of ops that neither draw random numbers nor write, and no path leaves the set and enters it again. Values
+that are read outside are the region's outputs. All others live inside of its callable, which frees each after its last use.
 """
 
-import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.capture.bindings import Bindings
-from autotune.capture.program import Call, Meta, Read, View, reads
+from autotune.capture.fx_nodes import target_name
+from autotune.capture.program import Call, Meta, Read, View, argument_text, hash_signature, reads
+from autotune.capture.source_writer import SourceWriter
 from autotune.errors import CaptureError
 from autotune.ir.graph import Op, Value
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Ops, calls, values and metas after grouping, and the new id of each old value that is still there."""
+class GroupedOps:
+    """Ops, calls, values and metas after grouping. Positions are ids."""
 
     ops: tuple[Op, ...]
     calls: tuple[Call, ...]
     values: tuple[Value, ...]
     metas: tuple[Meta | None, ...]
-    renumbered: dict[int, int]
+    new_ids: dict[int, int]
+    """New id of each old value that still exists."""
 
 
 class Region:
@@ -40,8 +42,8 @@ class Region:
     ) -> None:
         self.__name__ = name
         self.calls = tuple(calls)
-        writer = _Writer(calls, inputs, outputs, Bindings(metas))
-        self.source = writer.source
+        writer = _RegionWriter(Bindings(metas))
+        self.source = writer.source(calls, inputs, outputs)
         scope = dict(writer.names)
         exec(compile(self.source, f"<region {name}>", "exec"), scope)
         self._run: Callable[..., tuple[Any, ...]] = scope["region"]
@@ -50,111 +52,101 @@ class Region:
         return self._run(*tensors)
 
 
-def group(
+def group_regions(
     ops: Sequence[Op],
     calls: Sequence[Call],
     values: Sequence[Value],
     metas: Sequence[Meta | None],
     members: dict[str, list[int]],
     *,
-    kept: Iterable[int],
-    describe: Callable[[Any, list[Meta | None]], str],
-) -> Grouped:
-    """Replace the ops of each region, given by name, by one; values in `kept` are outputs of the step.
+    step_outputs: Iterable[int],
+) -> GroupedOps:
+    """Replace the ops of each region by one op. `members` lists the ops of each region by its name.
 
-    `describe` gives the text of arguments that a signature covers.
+    Raises:
+        CaptureError: if an op of a region draws or writes, or a region depends on itself through another op.
     """
     region_of = {op: name for name, inside in members.items() for op in inside}
-    lasting = set(kept)
-    made_by = {value: op.id for op in ops for value in op.outputs}
-    for op in ops:
-        for value in (*op.inputs, *op.writes):
-            if value in made_by and region_of.get(made_by[value], op.id) != region_of.get(op.id, made_by[value]):
-                lasting.add(value)
-    merged: dict[str, tuple[Op, Call]] = {}
-    for name, inside in members.items():
-        merged[name] = _merge(
-            name,
-            [ops[op] for op in inside],
-            [calls[op] for op in inside],
-            metas,
-            lasting=lasting,
-            describe=describe,
-        )
-    pairs = []
-    for unit in _ordered(ops, region_of):
-        pairs.append(merged[unit] if isinstance(unit, str) else (ops[unit], calls[unit]))
-    gone = {value for op in region_of for value in ops[op].outputs} - lasting
-    left = [value for value in values if value.id not in gone]
-    renumbered = {value.id: new for new, value in enumerate(left)}
-    return Grouped(
-        ops=tuple(_renumber_op(op, position, renumbered) for position, (op, _) in enumerate(pairs)),
-        calls=tuple(renumber_call(call, renumbered) for _, call in pairs),
-        values=tuple(replace(value, id=new) for new, value in enumerate(left)),
-        metas=tuple(metas[value.id] for value in left),
-        renumbered=renumbered,
+    lasting = set(step_outputs) | _read_outside(ops, region_of)
+    merged = {
+        name: _merge(name, [ops[op] for op in inside], [calls[op] for op in inside], metas, lasting=lasting)
+        for name, inside in members.items()
+    }
+    pairs = [
+        merged[unit] if isinstance(unit, str) else (ops[unit], calls[unit]) for unit in _order_units(ops, region_of)
+    ]
+    internal = {value for op in region_of for value in ops[op].outputs} - lasting
+    remaining = [value for value in values if value.id not in internal]
+    new_ids = {value.id: new for new, value in enumerate(remaining)}
+    return GroupedOps(
+        ops=tuple(_renumber_op(op, position, new_ids) for position, (op, _) in enumerate(pairs)),
+        calls=tuple(renumber_call(call, new_ids) for _, call in pairs),
+        values=tuple(replace(value, id=new) for new, value in enumerate(remaining)),
+        metas=tuple(metas[value.id] for value in remaining),
+        new_ids=new_ids,
     )
 
 
+def _read_outside(ops: Sequence[Op], region_of: dict[int, str]) -> set[int]:
+    """Return the values that an op outside of their producer's region reads or writes."""
+    producer = {value: op.id for op in ops for value in op.outputs}
+    return {
+        value
+        for op in ops
+        for value in (*op.inputs, *op.writes)
+        if value in producer and region_of.get(producer[value], op.id) != region_of.get(op.id, producer[value])
+    }
+
+
 def _merge(
-    name: str,
-    ops: list[Op],
-    calls: list[Call],
-    metas: Sequence[Meta | None],
-    *,
-    lasting: set[int],
-    describe: Callable[[Any, list[Meta | None]], str],
+    name: str, ops: list[Op], calls: list[Call], metas: Sequence[Meta | None], *, lasting: set[int]
 ) -> tuple[Op, Call]:
-    unfit = next((op for op in ops if op.random or op.writes or op.given is not None), None)
+    """Return one op and one call for the ops of a region; of their outputs those in `lasting` remain."""
+    unfit = next((op for op in ops if op.random or op.writes or op.alias_of is not None), None)
     if unfit is not None:
-        raise CaptureError(f"the region {name} holds {unfit.name}, which draws or writes; leave it out of the region")
-    made = [value for op in ops for value in op.outputs]
-    inputs = [v for v in dict.fromkeys(v for op in ops for v in op.inputs) if v not in set(made)]
-    outputs = [value for value in made if value in lasting]
+        raise CaptureError(
+            f"the region {name} contains {unfit.name}, which draws random numbers or writes; leave that op out of the region"
+        )
+    produced = [value for op in ops for value in op.outputs]
+    inputs = [v for v in dict.fromkeys(v for op in ops for v in op.inputs) if v not in set(produced)]
+    outputs = [value for value in produced if value in lasting]
     region = Region(name.rpartition(" ")[2], calls, inputs, outputs, metas)
-    # regions of one text are one signature: values are numbered by their place in the region
-    local = {value: number for number, value in enumerate((*inputs, *made))}
-    seen: list[Meta | None] = [metas[value] for value in local]
-    parts = [
-        (str(call.target), describe(renumber(call.args, local), seen), describe(renumber(call.kwargs, local), seen))
-        for call in calls
-    ]
-    wiring = [tuple(local[v] for v in reads((*call.args, *(part for _, part in call.kwargs)))) for call in calls]
-    text = repr((parts, wiring, [local[value] for value in outputs]))
     merged = replace(
         ops[0],
         name=f"{ops[0].layer}.{region.__name__}",
         target=f"autotune.regions.{region.__name__}",  # in the digest, which stored plans name: no folder in it
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        signature=hashlib.sha256(text.encode()).hexdigest()[:24],
+        signature=_region_signature(calls, [*inputs, *produced], outputs, metas),
         repeatable=all(op.repeatable for op in ops),
         inplace=(),
     )
     return merged, Call(region, tuple(Read(value) for value in inputs), (), tuple(outputs))
 
 
-def _ordered(ops: Sequence[Op], region_of: dict[int, str]) -> list[int | str]:
-    """Order ops and regions as they depend on each other, and otherwise as traced."""
+def _region_signature(calls: list[Call], values: list[int], outputs: list[int], metas: Sequence[Meta | None]) -> str:
+    """Return the signature of a region. Values are numbered by their place in it, so equal regions have equal signatures."""
+    local = {value: number for number, value in enumerate(values)}
+    local_metas = [metas[value] for value in local]
+    parts = [
+        (
+            target_name(call.target),  # the text of a function has its address, which differs between processes
+            argument_text(renumber(call.args, local), local_metas),
+            argument_text(renumber(call.kwargs, local), local_metas),
+        )
+        for call in calls
+    ]
+    wiring = [tuple(local[v] for v in reads((*call.args, *(part for _, part in call.kwargs)))) for call in calls]
+    return hash_signature((parts, wiring, [local[value] for value in outputs]))
+
+
+def _order_units(ops: Sequence[Op], region_of: dict[int, str]) -> list[int | str]:
+    """Order ops and regions by their dependencies, and independent ones as traced."""
     unit_of: list[int | str] = [region_of.get(op.id, op.id) for op in ops]
     first: dict[int | str, int] = {}
     for op in ops:
         first.setdefault(unit_of[op.id], op.id)
-    before: dict[int | str, set[int | str]] = {unit: set() for unit in first}
-    readers: dict[int, list[int]] = {}
-    maker: dict[int, int] = {}
-    drawn: int | None = None
-    for op in ops:
-        found = [maker[value] for value in (*op.inputs, *op.writes) if value in maker]
-        found += [reader for value in op.writes for reader in readers.get(value, ())]
-        if op.random:
-            found += [] if drawn is None else [drawn]
-            drawn = op.id
-        before[unit_of[op.id]].update(unit_of[other] for other in found)
-        before[unit_of[op.id]].discard(unit_of[op.id])
-        for value in op.inputs:
-            readers.setdefault(value, []).append(op.id)
-        maker |= dict.fromkeys((*op.outputs, *op.writes), op.id)
+    before = _dependencies(ops, unit_of)
     after: dict[int | str, list[int | str]] = {unit: [] for unit in first}
     for unit, others in before.items():
         for other in others:
@@ -173,12 +165,32 @@ def _ordered(ops: Sequence[Op], region_of: dict[int, str]) -> list[int | str]:
                 heapq.heappush(ready, first[other])
     if len(order) != len(first):
         stuck = next(unit for unit in first if isinstance(unit, str) and waiting[unit])
-        raise CaptureError(f"the region {stuck} depends on itself through an op outside of it; make it smaller")
+        raise CaptureError(f"the region {stuck} depends on itself through an op outside of it; make the region smaller")
     return order
 
 
+def _dependencies(ops: Sequence[Op], unit_of: list[int | str]) -> dict[int | str, set[int | str]]:
+    """Return the units that must run before each unit: producers, readers before a writer, and the previous random op."""
+    before: dict[int | str, set[int | str]] = {unit: set() for unit in unit_of}
+    readers: dict[int, list[int]] = {}
+    producer: dict[int, int] = {}
+    last_random: int | None = None
+    for op in ops:
+        sources = [producer[value] for value in (*op.inputs, *op.writes) if value in producer]
+        sources += [reader for value in op.writes for reader in readers.get(value, ())]
+        if op.random:
+            sources += [] if last_random is None else [last_random]
+            last_random = op.id
+        before[unit_of[op.id]].update(unit_of[other] for other in sources)
+        before[unit_of[op.id]].discard(unit_of[op.id])
+        for value in op.inputs:
+            readers.setdefault(value, []).append(op.id)
+        producer |= dict.fromkeys((*op.outputs, *op.writes), op.id)
+    return before
+
+
 def renumber(argument: Any, ids: dict[int, int]) -> Any:
-    """Return an argument with the values' new ids."""
+    """Return an argument with the new ids of its values."""
     match argument:
         case Read(value):
             return Read(ids[value])
@@ -193,7 +205,7 @@ def renumber(argument: Any, ids: dict[int, int]) -> Any:
 
 
 def renumber_call(call: Call, ids: dict[int, int]) -> Call:
-    """Return a call with the values' new ids."""
+    """Return a call with the new ids of its values."""
     outputs = call.outputs
     if isinstance(outputs, int):
         outputs = ids[outputs]
@@ -210,80 +222,62 @@ def _renumber_op(op: Op, position: int, ids: dict[int, int]) -> Op:
         outputs=tuple(ids[value] for value in op.outputs),
         writes=tuple(ids[value] for value in op.writes),
         inplace=tuple(ids[value] for value in op.inplace),
-        given=None if op.given is None else ids[op.given],
+        alias_of=None if op.alias_of is None else ids[op.alias_of],
     )
 
 
-class _Writer:
-    """Writes a region's source; everything that it names is in `names`. A view is made once."""
+class _RegionWriter(SourceWriter):
+    """Source of a region as a function. A view is computed once, and a variable is deleted after its last use."""
 
-    def __init__(
-        self, calls: Sequence[Call], inputs: Sequence[int], outputs: Sequence[int], bindings: Bindings
-    ) -> None:
-        self._bindings = bindings
-        self.names: dict[str, Any] = {}
-        self._constants: dict[int, str] = {}
+    def __init__(self, bindings: Bindings) -> None:
+        super().__init__(bindings)
         self._views: dict[str, str] = {}
-        self._lines: list[tuple[str, list[str], list[str]]] = []  # text, names made, names read
-        self._read: list[str] = []
+        self._lines: list[_Line] = []
+        self._variables_read: list[str] = []
+
+    def source(self, calls: Sequence[Call], inputs: Sequence[int], outputs: Sequence[int]) -> str:
+        """Return the function `region(inputs)` that runs the calls and returns the tuple of the outputs."""
         for call in calls:
-            self._write(call)
+            self._variables_read = []
+            text, variables = self.statement(call)
+            self._lines.append(_Line(text, variables, self._variables_read))
+        parameters = [f"v{value}" for value in inputs]
         results = [f"v{value}" for value in outputs]
-        given = {f"v{value}" for value in inputs}
-        last = {name: index for index, (_, made, read) in enumerate(self._lines) for name in (*made, *read)}
+        last_use = {name: index for index, line in enumerate(self._lines) for name in line.variables}
         body = []
-        for index, (text, made, read) in enumerate(self._lines):
-            dead = sorted(n for n in {*made, *read} if last[n] == index and n not in given and n not in results)
-            body.append(f" {text}" + (f"; del {', '.join(dead)}" if dead else ""))
-        parameters = ", ".join(f"v{value}" for value in inputs)
+        for index, line in enumerate(self._lines):
+            unused = {name for name in line.variables if last_use[name] == index}.difference(parameters, results)
+            body.append(f" {line.text}" + (f"; del {', '.join(sorted(unused))}" if unused else ""))
         returned = "".join(f"{name}, " for name in results)
-        self.source = "\n".join([f"def region({parameters}):", *body, f" return ({returned})"]) + "\n"
+        return "\n".join([f"def region({', '.join(parameters)}):", *body, f" return ({returned})"]) + "\n"
 
-    def _write(self, call: Call) -> None:
-        self._read = []
-        arguments = [self._text(part) for part in call.args]
-        arguments += [f"{key}={self._text(part)}" for key, part in call.kwargs]
-        target = self._bindings.of(call.target, call.args, call.kwargs)
-        text = f"{self._constant(target)}({', '.join(arguments)})"
-        read = self._read
-        match call.outputs:
-            case None:
-                self._lines.append((text, [], read))
-            case int(value):
-                self._lines.append((f"v{value} = {text}", [f"v{value}"], read))
-            case parts:
-                made = [f"v{value}" if value is not None else f"_{index}" for index, value in enumerate(parts)]
-                self._lines.append((f"{', '.join(made)}, = {text}", made, read))
+    def variable(self, value: int) -> str:
+        """Return the variable of a value, and record that the current line reads it."""
+        name = super().variable(value)
+        self._variables_read.append(name)
+        return name
 
-    def _text(self, argument: Any) -> str:
-        match argument:
-            case Read(value):
-                self._read.append(f"v{value}")
-                return f"v{value}"
-            case View(target, args, kwargs):
-                return self._view(target, args, kwargs)
-            case tuple() | list():
-                inside = "".join(self._text(part) + ", " for part in argument)
-                return f"({inside})" if isinstance(argument, tuple) else f"[{inside}]"
-            case None | bool() | int() | str():
-                return repr(argument)
-            case _:
-                return self._constant(argument)
-
-    def _view(self, target: Any, args: Any, kwargs: Any) -> str:
-        outer, self._read = self._read, []
-        parts = [self._text(part) for part in args] + [f"{key}={self._text(part)}" for key, part in kwargs]
-        text = f"{self._constant(self._bindings.of(target, args, kwargs))}({', '.join(parts)})"
+    def view(self, view: View) -> str:
+        """Return the variable of a view; the first reader adds a line that computes it."""
+        outer, self._variables_read = self._variables_read, []
+        text = super().view(view)
         name = self._views.get(text)
         if name is None:
             name = self._views[text] = f"w{len(self._views)}"
-            self._lines.append((f"{name} = {text}", [name], self._read))
-        self._read = [*outer, name]
+            self._lines.append(_Line(f"{name} = {text}", [name], self._variables_read))
+        self._variables_read = [*outer, name]
         return name
 
-    def _constant(self, thing: Any) -> str:
-        if id(thing) not in self._constants:
-            name = f"c{len(self._constants)}"
-            self._constants[id(thing)] = name
-            self.names[name] = thing
-        return self._constants[id(thing)]
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One statement of a region."""
+
+    text: str
+    assigned: list[str]
+    read: list[str]
+
+    @property
+    def variables(self) -> set[str]:
+        """Variables that the statement assigns or reads."""
+        return {*self.assigned, *self.read}

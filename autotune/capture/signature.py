@@ -1,4 +1,4 @@
-"""Describe what a prepared step depends on beside Python values: the batch's form, and the state of the model's modules."""
+"""Describe the batch and the model state that a prepared step depends on, beside Python values."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -12,39 +12,39 @@ from autotune.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Steps with equal signatures run the same graph, as long as the guards of its Python values hold."""
+    """Key of a prepared step. Steps with equal signatures run the same graph while the guards of its Python values hold."""
 
     batch: tuple[Any, ...]
-    """Shape, strides, dtype and device of each tensor; other leaves as they are."""
+    """Shape, strides, dtype and device of each tensor; other leaves unchanged."""
     structure: str
-    """The nesting of the batch."""
+    """Nesting of the batch."""
     tensors: int
     """Hash of the model's parameters and buffers as objects, with dtype, device and whether each is trained."""
     modes: tuple[bool, ...]
     """`training` of each module."""
     keeps_gradients: str
-    """What needs every gradient before any update; empty if nothing does."""
+    """Feature that needs every gradient before any update; empty if none does."""
 
     @property
     def shapes(self) -> str:
-        """The shapes of the batch's tensors, for messages."""
+        """Shapes of the batch's tensors, for messages."""
         return ", ".join("x".join(map(str, part[0])) or "scalar" for part in self.batch if isinstance(part, tuple))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The parts of a model that a step is captured for."""
+    """State of a model that a step is captured for."""
 
     tensors: int
     modes: tuple[bool, ...]
     has_parameter_hooks: bool
 
 
-def model_state(model: torch.nn.Module, trained: set[int]) -> ModelState:
-    """Read the state in one walk: it happens before each step. `trained` has ids of the optimizer's parameters."""
+def read_model_state(model: torch.nn.Module, trained: set[int]) -> ModelState:
+    """Return the state of a model, in one walk, as it is read before each step. `trained` has ids of the optimizer's parameters."""
     modes: list[bool] = []
     parts: list[Any] = []
-    hooked = False
+    has_any_hook = False
     for module in _modules(model):
         modes.append(module.training)
         for parameter in module._parameters.values():
@@ -52,22 +52,22 @@ def model_state(model: torch.nn.Module, trained: set[int]) -> ModelState:
                 key = id(parameter)
                 trains = parameter.requires_grad and key in trained
                 parts.append((key, parameter.dtype, parameter.device, trains))
-                hooked = hooked or has_hooks(parameter)
+                has_any_hook = has_any_hook or has_hooks(parameter)
         # a model that goes to another device or dtype and back has other buffers, but the same parameters
         parts.extend(id(buffer) for buffer in module._buffers.values())
-    return ModelState(hash(tuple(parts)), tuple(modes), hooked)
+    return ModelState(hash(tuple(parts)), tuple(modes), has_any_hook)
 
 
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """List the modules, each once; `Module.modules` recurses through generators, which takes ten times as long."""
-    seen = {id(model)}
-    found = [model]
-    for module in found:
+    """Return the modules, each once; `Module.modules` recurses through generators, which is ten times as slow."""
+    ids = {id(model)}
+    modules = [model]
+    for module in modules:
         for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                found.append(child)
-    return found
+            if child is not None and id(child) not in ids:
+                ids.add(id(child))
+                modules.append(child)
+    return modules
 
 
 def has_hooks(parameter: torch.Tensor) -> bool:
@@ -75,13 +75,20 @@ def has_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def signature(batch: Any, state: ModelState, keeps_gradients: str) -> Signature:
-    """Describe one call of a step. Raises ConfigError for a batch with a leaf that cannot be compared."""
+def make_signature(batch: Any, state: ModelState, keeps_gradients: str) -> Signature:
+    """Return the signature of one call of a step.
+
+    Raises:
+        ConfigError: if a leaf of the batch is neither a tensor nor hashable.
+    """
     leaves, spec = pytree.tree_flatten(batch)
-    strange = next((x for x in leaves if not isinstance(x, (torch.Tensor, Hashable))), None)
-    if strange is not None:
+    unhashable = next((x for x in leaves if not isinstance(x, (torch.Tensor, Hashable))), None)
+    if unhashable is not None:
         raise ConfigError(
-            f"the batch holds a {type(strange).__name__}; give tensors, and numbers or strings beside them"
+            f"the batch contains a {type(unhashable).__name__}, which cannot be compared between steps; pass tensors, numbers and "
+            "strings"
         )
-    shown = tuple((tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves)
-    return Signature(shown, str(spec), state.tensors, state.modes, keeps_gradients)
+    described = tuple(
+        (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
+    )
+    return Signature(described, str(spec), state.tensors, state.modes, keeps_gradients)

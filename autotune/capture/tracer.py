@@ -1,7 +1,7 @@
 """Capture a training step as one graph: forward, loss, backward, and one update per parameter.
 
-Dynamo reads the user's Python, AOTAutograd traces forward and backward together, both on fake tensors: nothing is
-allocated and nothing runs. Views are folded into the ops that read them, so that every value owns its memory.
+Dynamo traces the user's Python, and AOTAutograd traces forward and backward together. Both work on fake tensors: nothing
+is allocated and no kernel runs. Views are folded into the ops that read them, so that every value owns its memory.
 """
 
 import logging
@@ -26,51 +26,64 @@ from autotune.capture.joint_graph import JointTrace
 from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
-from autotune.capture.python.side_effects import SideEffect, refuse_what_the_step_reads
-from autotune.capture.rewrites import batch_norm, dropout, recurrent, slices
-from autotune.capture.rewrites import clamp as clips
+from autotune.capture.python.side_effects import SideEffect, refuse_read_side_effects
+from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
 from autotune.errors import AutotuneError, CaptureError
 from autotune.workloads.workload import Workload, infer
 
 
 def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = frozenset()) -> Program:
-    """Capture the workload's step; model, optimizer, batch and generators stay as they are.
+    """Capture the workload's step; model, optimizer, batch and generators stay unchanged.
 
-    `dynamic` names floats (`Change.source`) that become inputs of the step instead of constants.
+    `name` is the graph's name, by default that of the model's class. `dynamic` names floats (`GuardFailure.source`) that
+    become inputs of the step instead of constants.
+
+    >>> import torch
+    >>> from autotune.workloads.workload import Workload
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> program = capture(Workload(model, lambda model, x: model(x).sum(), optimizer, torch.ones(3, 4)))
+    >>> program.graph.ops[-1].name
+    'weight.update'
+
+    Raises:
+        CaptureError: if the step cannot be captured; the message names the op or the user's line and the next step.
     """
     name = name or type(workload.model).__name__
     leaves, spec = pytree.tree_flatten(workload.batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
-        raise CaptureError(f"the batch of {name} holds no tensor; give a tensor or a tuple of tensors")
+        raise CaptureError(f"the batch of {name} contains no tensor; pass a tensor, or a tuple of tensors")
     if workload.loss_fn is not None:
         refuse_parameter_hooks(workload.model)
         refuse_gradients_of_the_batch(tensors)
     step = _Step(workload, leaves, spec)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
-    tensors = unaliased(tensors)
-    with _quiet(), _modes_restored(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
-        with _tensors_restored(workload.model):
-            found, unrepeated, joint = _trace(stack, step, tensors, name, dynamic)
+    tensors = separate_aliases(tensors)
+    with _silence_tracer(), _restore_modes(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
+        with _restore_tensors(workload.model):
+            python_trace, unrepeated, joint = _trace(stack, step, tensors, name, dynamic)
         graph = joint.graph_module.graph
         for rewrite in REWRITES:
-            with _named(name, f"{rewrite.__module__}.{rewrite.__name__}"):
+            with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
                 rewrite(graph)
-        trace = JointTrace(graph, found.forward, workload, len(tensors), found.free)
-        with _named(name, "the trace", trace):
+        trace = JointTrace(graph, python_trace.forward, workload, len(tensors), python_trace.free)
+        with _name_errors(name, "the trace", trace):
             trace.read()
         # a batch may have lengths and the like on the CPU while the model is elsewhere
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-        with _named(name, "the graph", trace):
-            guards = found.guards_without(frozenset(effect.source for effect in unrepeated))
+        with _name_errors(name, "the graph", trace):
+            guards = python_trace.guards_without(frozenset(effect.source for effect in unrepeated))
             program = trace.program(name, joint.out_spec, device, guards)
     if workload.loss_fn is not None and workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for effect in unrepeated:
         if effect.line:  # libraries keep caches and the like
-            shown = found.sources.shown(effect.source)
+            spelled = python_trace.sources.spell(effect.source)
             warnings.warn(
-                f"{shown} changes in the step at {effect.line}; a captured step does not repeat that", stacklevel=2
+                f"{spelled} changes in the step at {effect.line}; a captured step does not repeat that change, so do it "
+                "between steps if anything reads it",
+                stacklevel=2,
             )
     return program
 
@@ -81,56 +94,57 @@ REWRITES: tuple[Callable[[fx.Graph], None], ...] = (
     batch_norm.correct_statistics,
     batch_norm.correct_gradients,
     batch_norm.split_batch_norm,
-    clips.read_results,
+    clamp.read_results,
     slices.fold_writes,
     recurrent.mark_regions,
     autocast.cast_inside,
 )
-"""Changes of the joint trace before it is read, in this order."""
+"""Rewrites of the joint trace before it is read, in this order."""
 
 
 @contextmanager
-def _named(name: str, where: str, trace: JointTrace | None = None) -> Iterator[None]:
+def _name_errors(name: str, where: str, trace: JointTrace | None = None) -> Iterator[None]:
     """Turn an exception of another library into an error that names the model, the op and the next step."""
     try:
         yield
     except AutotuneError:
         raise
-    except Exception as error:  # a foreign exception says neither which model nor which op it is of
-        op = f", at {trace.reading}" if trace is not None and trace.reading else ""
+    except Exception as error:  # a foreign exception names neither the model nor the op
+        op = f", at {trace.current_op}" if trace is not None and trace.current_op else ""
         reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
         raise CaptureError(
             f"cannot capture {name}: reading {where}{op} failed with {type(error).__name__}: {reason}; leave that op out "
-            "of the model, and report it with the traceback"
+            "of the model, and report the traceback as a bug"
         ) from error
 
 
-def unaliased(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same tensors, each an object of its own: the tracer reads one for two that are the same, and the next batch may
-    have two.
+def separate_aliases(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the same tensors, each as a distinct object.
+
+    The tracer has one input for two tensors that are the same object, and they may differ in the next batch.
     """
     if len(set(map(id, tensors))) == len(tensors):
         return tensors
-    return [x.detach() if any(x is other for other in tensors[:at]) else x for at, x in enumerate(tensors)]
+    return [x.detach() if any(x is other for other in tensors[:i]) else x for i, x in enumerate(tensors)]
 
 
 @contextmanager
-def _tensors_restored(model: torch.nn.Module) -> Iterator[None]:
-    """Put the model's own tensors back afterwards: of a module with two names the tracer restores only its own stand-ins."""
-    held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+def _restore_tensors(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the model's tensors afterwards: the tracer leaves stand-ins in a module that has two names."""
+    saved = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
     try:
         yield
     finally:
-        for module, parameters, buffers in held:
+        for module, parameters, buffers in saved:
             module._parameters.update(parameters)
             module._buffers.update(buffers)
 
 
 @contextmanager
-def _modes_restored() -> Iterator[None]:
-    """Leave grad mode and autocast as they were: a trace that fails within the step's own `with` never leaves that.
+def _restore_modes() -> Iterator[None]:
+    """Restore grad mode and autocast afterwards: a trace that fails within a `with` of the step never leaves it.
 
-    Autocast keeps the weights that it cast until the outermost one ends: one that never ends would keep them for ever.
+    Autocast keeps the weights that it cast until the outermost region ends; a region that never ends would leak them.
     """
     grad, depth, cached = torch.is_grad_enabled(), _autocast_depth(), torch.is_autocast_cache_enabled()
     kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
@@ -154,11 +168,11 @@ def _autocast_depth() -> int:
 
 
 _TENSOR = "<tensor>"
-"""Where a batch has a tensor."""
+"""Placeholder for a tensor among the leaves of a batch."""
 
 
 class _Step(torch.nn.Module):
-    """The step's forward as a module of flat tensors in, loss and detached extras out."""
+    """Forward and loss of a step as one module: takes the batch's tensors, returns the loss and detached extras."""
 
     def __init__(self, workload: Workload, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         super().__init__()
@@ -170,23 +184,23 @@ class _Step(torch.nn.Module):
         self._spec = spec
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        given = iter(tensors)
-        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self._leaves]
+        remaining = iter(tensors)
+        leaves = [next(remaining) if leaf is _TENSOR else leaf for leaf in self._leaves]
         batch = pytree.tree_unflatten(leaves, self._spec)
         if self._loss_fn is not None:
-            made = self._loss_fn(self.model, batch)
-            return (made[0], *_detached(made[1:])) if isinstance(made, tuple) else made
+            result = self._loss_fn(self.model, batch)
+            return (result[0], *_detach(result[1:])) if isinstance(result, tuple) else result
         return infer(self.model, batch)
 
 
-def _detached(tree: Any) -> Any:
+def _detach(tree: Any) -> Any:
     return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, tree)
 
 
 def _trace(
     stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str, dynamic: frozenset[str]
 ) -> tuple[PythonTrace, tuple[SideEffect, ...], Any]:
-    """The trace of the step's Python, the side effects that it does not repeat, and the joint graph."""
+    """Return the trace of the step's Python, the side effects that are not repeated, and the joint graph."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     def trace(numbers: frozenset[str]) -> PythonTrace:
@@ -201,19 +215,20 @@ def _trace(
     stack.enter_context(torch._inductor.config.patch(fallback_random=True))
     try:
         try:
-            found = trace(dynamic)
+            python_trace = trace(dynamic)
         except torch._dynamo.exc.Unsupported:
             if not _install_late_hooks(step):
                 raise
-            found = trace(dynamic)
-        refuse_reentrant_checkpoints(found.forward)
-        unrepeated = refuse_what_the_step_reads(found, trace)
-        recurrent.mark_calls(found.forward)
-        inputs = (*tensors, *(one.example for one in found.free))
-        joint = aot_export_joint_with_descriptors(stack, found.forward, inputs, _record_nn_module_stack=True)
-        if found.specialized:
+            python_trace = trace(dynamic)
+        refuse_reentrant_checkpoints(python_trace.forward)
+        unrepeated = refuse_read_side_effects(python_trace, trace)
+        recurrent.mark_calls(python_trace.forward)
+        inputs = (*tensors, *(free.example for free in python_trace.free))
+        joint = aot_export_joint_with_descriptors(stack, python_trace.forward, inputs, _record_nn_module_stack=True)
+        if python_trace.specialized:
             raise CaptureError(
-                f"{name}: an op takes one of {', '.join(map(found.sources.shown, dynamic))} as a constant"
+                f"{name}: an op needs one of {', '.join(map(python_trace.sources.spell, dynamic))} as a constant, so it "
+                "cannot be an input of the step; pass it in the batch as a tensor"
             )
     except CaptureError:
         raise
@@ -221,11 +236,11 @@ def _trace(
         raise CaptureError(f"cannot capture {name} as one graph: {_reason(error)}") from error
     finally:
         torch._dynamo.reset()
-    return found, unrepeated, joint
+    return python_trace, unrepeated, joint
 
 
 def _install_late_hooks(step: torch.nn.Module) -> bool:
-    """Some models of `transformers` install hooks, under a lock, in their first forward: do it before the capture."""
+    """Install the hooks that some models of `transformers` install, under a lock, in their first forward; return whether any did."""
     library = sys.modules.get("transformers.utils.output_capturing")
     install = getattr(library, "maybe_install_capturing_hooks", None)
     if install is None:
@@ -237,7 +252,7 @@ def _install_late_hooks(step: torch.nn.Module) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """In one line: the exception, what the tracer says of it, and the user's line that it came from."""
+    """Return in one line the exception, the tracer's explanation, and the user's line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frames = [line for line in lines if line.startswith("File ")]
     where = f" (at {frames[-1].removeprefix('File ')})" if frames else ""
@@ -255,8 +270,8 @@ _FAKE = "torch._subclasses.fake_tensor"
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The tracer warns of side effects that every model has, and prints the traceback of errors that it also raises."""
+def _silence_tracer() -> Iterator[None]:
+    """Silence the tracer: it warns of side effects that every model has, and logs tracebacks of errors that it raises."""
     names = {"torch._dynamo": logging.ERROR, "torch._functorch": logging.ERROR, _FAKE: logging.CRITICAL}
     levels = {name: logging.getLogger(name).level for name in names}
     with warnings.catch_warnings():

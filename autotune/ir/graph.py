@@ -1,7 +1,7 @@
-"""One training step as a graph of operators and the buffers that they read and make."""
+"""One training step as a graph of ops and the buffers that they read and write."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -9,7 +9,7 @@ from autotune.errors import CaptureError
 
 
 class Role(StrEnum):
-    """Why a buffer exists. The first four are the user's own and live through every step."""
+    """Purpose of a buffer. The first four belong to the user and live through every step."""
 
     PARAM = "param"
     STATE = "state"
@@ -20,7 +20,7 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """The part of the step that an op belongs to."""
+    """Part of the step that an op belongs to."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One buffer. A view is no value: the op that reads it makes it anew, from this buffer."""
+    """One buffer. A view is not a value: the op that reads the view creates it again from this buffer."""
 
     id: int
     name: str
@@ -39,101 +39,109 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The smallest thing the executor runs: an operator, or the update of one parameter."""
+    """Smallest unit that the executor runs: an operator, or the update of one parameter."""
 
     id: int
     name: str
     target: str
     inputs: tuple[int, ...]
-    """Values read, each once."""
+    """Values that the op reads, each listed once."""
     outputs: tuple[int, ...]
-    """Values made."""
+    """Values that the op creates."""
     phase: Phase
     layer: str
-    """Path of the leaf module, shared by its forward and backward ops."""
+    """Path of the leaf module, the same for its forward and backward ops."""
     signature: str = ""
-    """Digest of target, arguments, shapes, dtypes and strides: ops that share it cost the same."""
+    """Digest of target, arguments, shapes, dtypes and strides. Ops with equal signatures cost the same."""
     repeatable: bool = True
-    """Running it again gives the same bits and changes nothing else."""
+    """True if a second run produces the same bits and changes nothing else."""
     random: bool = False
-    """Draws from the generator: runs once, and in the traced order among its like."""
+    """True if the op draws random numbers: it runs once, and random ops keep their traced order."""
     writes: tuple[int, ...] = ()
-    """Values of the user's own that it changes in place."""
+    """Graph inputs that the op changes in place."""
     inplace: tuple[int, ...] = ()
-    """Inputs in whose buffer its only output may be made, bit for bit the same, once nobody else reads them."""
-    given: int | None = None
-    """Value with the bits of its only output, made by an op that costs more: where that op ran right before, its value is
-    taken, and nothing computed."""
+    """Inputs whose buffer the op's only output may reuse, with the same bits, once no other op reads them."""
+    alias_of: int | None = field(default=None, metadata={"key": "given"})
+    """Value with the bits of the op's only output, produced by a more expensive op.
+
+    Where that op ran right before, its value becomes the output and nothing is computed.
+    """
 
 
 @dataclass(frozen=True)
 class TrainGraph:
-    """A training step (without backward and update ops: an inference step). Ids are positions in `ops` and `values`."""
+    """One training step. Without backward and update ops it is an inference step. Ids are positions in `ops` and `values`.
+
+    Raises:
+        CaptureError: An id is out of place, or an op reads a value before it exists.
+    """
 
     name: str
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
-    """Values that exist before the step and after it: parameters, state, buffers, batch."""
+    """Values that exist before and after the step: parameters, optimizer state, buffers and batch."""
     outputs: tuple[int, ...]
-    """Values that outlive the step: the loss, the extras."""
+    """Values that outlive the step: the loss and the extras."""
 
     def __post_init__(self) -> None:
         for position, value in enumerate(self.values):
             if value.id != position:
                 raise CaptureError(f"{self.name}: value {value.name} has id {value.id} at position {position}")
-        made = set(self.inputs)
-        known = range(len(self.values))
+        ready = set(self.inputs)
+        ids = range(len(self.values))
         for position, op in enumerate(self.ops):
             if op.id != position:
                 raise CaptureError(f"{self.name}: op {op.name} has id {op.id} at position {position}")
-            stray = next((v for v in (*op.inputs, *op.outputs, *op.writes, *op.inplace) if v not in known), None)
+            stray = next((v for v in (*op.inputs, *op.outputs, *op.writes, *op.inplace) if v not in ids), None)
             if stray is not None:
                 raise CaptureError(f"{self.name}: {op.name} names value {stray}; the graph has {len(self.values)}")
-            if not made.issuperset(op.inputs) or not made.issuperset(op.writes):
-                missing = next(v for v in (*op.inputs, *op.writes) if v not in made)
-                raise CaptureError(f"{self.name}: {op.name} reads {self.values[missing].name} before it is made")
-            if not made.isdisjoint(op.outputs):
-                raise CaptureError(f"{self.name}: {op.name} makes a value that exists already")
-            made.update(op.outputs)
-        unmade = next((value for value in self.outputs if value not in made), None)
-        if unmade is not None:
-            raise CaptureError(f"{self.name}: nothing makes the output {unmade}")
-        self._check_given()
+            if not ready.issuperset(op.inputs) or not ready.issuperset(op.writes):
+                missing = next(v for v in (*op.inputs, *op.writes) if v not in ready)
+                raise CaptureError(f"{self.name}: {op.name} reads {self.values[missing].name} before it exists")
+            if not ready.isdisjoint(op.outputs):
+                raise CaptureError(f"{self.name}: {op.name} creates a value that exists already")
+            ready.update(op.outputs)
+        missing_output = next((value for value in self.outputs if value not in ready), None)
+        if missing_output is not None:
+            raise CaptureError(f"{self.name}: no op creates the output {missing_output}")
+        self._check_aliases()
 
-    def _check_given(self) -> None:
-        """What an op is given is there for it alone, made before it, and of its one output's bytes."""
-        given = [op for op in self.ops if op.given is not None]
-        read = {value for op in self.ops for value in op.inputs} if given else set()
-        for op in given:
-            assert op.given is not None
-            maker = self.producer[op.given] if op.given in range(len(self.values)) else None
-            if maker is None or maker >= op.id:
-                raise CaptureError(f"{self.name}: {op.name} is given value {op.given}, which no op before it makes")
-            name, nbytes = self.values[op.given].name, self.values[op.given].nbytes
+    def _check_aliases(self) -> None:
+        """Check that an alias is read by its op alone, exists before the op, and has the size of the op's one output."""
+        aliases = [op for op in self.ops if op.alias_of is not None]
+        read = {value for op in self.ops for value in op.inputs} if aliases else set()
+        for op in aliases:
+            assert op.alias_of is not None
+            producer = self.producer[op.alias_of] if op.alias_of in range(len(self.values)) else None
+            if producer is None or producer >= op.id:
+                raise CaptureError(
+                    f"{self.name}: {op.name} is an alias of value {op.alias_of}, which no op before it creates"
+                )
+            name, nbytes = self.values[op.alias_of].name, self.values[op.alias_of].nbytes
             if [self.values[value].nbytes for value in op.outputs] != [nbytes]:
                 raise CaptureError(
-                    f"{self.name}: {op.name} is given {name} of {nbytes} bytes, which its output has not"
+                    f"{self.name}: {op.name} is an alias of {name}, but has no single output of {nbytes} bytes"
                 )
-            if op.given in read or op.given in self.outputs:
-                raise CaptureError(f"{self.name}: {op.name} is given {name}, which others read too")
+            if op.alias_of in read or op.alias_of in self.outputs:
+                raise CaptureError(f"{self.name}: {op.name} is an alias of {name}, which is also read elsewhere")
 
     @cached_property
     def _hash(self) -> int:
         return hash((self.name, self.ops, self.values, self.inputs, self.outputs))
 
     def __hash__(self) -> int:
-        """Of everything, reckoned once: what is known of a graph is kept by it."""
+        """Hash every field, once: results per graph are cached under it."""
         return self._hash
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """Op that makes each value; None for an input."""
-        made: list[int | None] = [None] * len(self.values)
+        """Op that creates each value; None for an input."""
+        producers: list[int | None] = [None] * len(self.values)
         for op in self.ops:
             for value in op.outputs:
-                made[value] = op.id
-        return tuple(made)
+                producers[value] = op.id
+        return tuple(producers)
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
@@ -146,35 +154,38 @@ class TrainGraph:
 
     @cached_property
     def predecessors(self) -> tuple[frozenset[int], ...]:
-        """Ops that must have run before each op: its inputs' producers; for a writer all readers of what it writes;
-        for a reader of something written, the writers traced before it; for a random op the one before it."""
+        """Ops that must run before each op.
+
+        These are the producers of its inputs and the writers, traced earlier, of the values that it reads. A writer also
+        waits for all earlier readers of the values that it writes, and a random op for the random op before it.
+        """
         before: list[set[int]] = [set() for _ in self.ops]
         readers: dict[int, list[int]] = {}
         writer: dict[int, int] = {}
         last_random: int | None = None
         for op in self.ops:
-            mine = before[op.id]
+            earlier = before[op.id]
             for value in op.inputs:
-                maker = self.producer[value]
-                if maker is not None:
-                    mine.add(maker)
+                producer = self.producer[value]
+                if producer is not None:
+                    earlier.add(producer)
                 if value in writer:
-                    mine.add(writer[value])
+                    earlier.add(writer[value])
                 readers.setdefault(value, []).append(op.id)
             for value in op.writes:
-                mine.update(reader for reader in readers.get(value, ()) if reader != op.id)
+                earlier.update(reader for reader in readers.get(value, ()) if reader != op.id)
                 if value in writer:
-                    mine.add(writer[value])
+                    earlier.add(writer[value])
                 writer[value] = op.id
             if op.random:
                 if last_random is not None:
-                    mine.add(last_random)
+                    earlier.add(last_random)
                 last_random = op.id
         return tuple(map(frozenset, before))
 
     @cached_property
     def static(self) -> frozenset[int]:
-        """Values that occupy memory through the whole step, whatever the plan."""
+        """Values that exist before and after the step, whatever the plan: the inputs as a set."""
         return frozenset(self.inputs)
 
     @cached_property
@@ -184,9 +195,10 @@ class TrainGraph:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the graph: targets, arguments, shapes, dtypes, strides and wiring; never names or costs.
+        """Identity of the graph: targets, arguments, shapes, dtypes, strides and wiring, without names or costs.
 
-        Nor what may run in place, which follows from these: `check` refuses a plan that does what this version cannot."""
+        Options to run in place follow from these and are left out: `check` refuses a plan that this version cannot run.
+        """
         text = repr(
             (
                 [(op.target, op.signature, op.inputs, op.outputs, op.writes, op.phase.value) for op in self.ops],

@@ -1,7 +1,7 @@
-// The search among canonical layouts (the idea of minimalloc, Moffitt, ASPLOS 2023): buffers are placed in rising order of
-// offset, each as low as those placed before allow, equal offsets by rank. Every layout can be made canonical by letting
-// its buffers drop, so where no canonical one fits, none does. A search that takes too long begins again, and buffers that
-// did not fit before then come first.
+// Search among canonical layouts, an idea of minimalloc (Moffitt, ASPLOS 2023). Buffers are placed in rising order of
+// offset, each as low as the earlier ones allow, and equal offsets by rank. Every layout becomes canonical if its buffers
+// drop as far as they can. So if no canonical layout fits, no layout does. A search that takes too long restarts, and
+// buffers that did not fit before come first.
 
 #pragma once
 
@@ -14,11 +14,11 @@
 
 #include "problem.hpp"
 
-// What searches that begin again hand on.
+// State that a search hands on to its restart.
 struct Effort {
-  int64_t trials;  // placements of one search
-  int64_t work;  // of all of them, in steps of about a nanosecond
-  std::vector<double> blame;  // per buffer: how often it was what did not fit
+  int64_t trials;  // placements of one attempt
+  int64_t work;  // work left for all attempts, in steps of about a nanosecond
+  std::vector<double> blame;  // per buffer: how often it did not fit
 };
 
 class Search {
@@ -30,13 +30,13 @@ class Search {
     full_.resize(cliques_);
   }
 
-  Found run() {
+  Outcome run() {
     std::vector<int> all(problem_.count);
     std::iota(all.begin(), all.end(), 0);
-    if (!possible(all, 0, -1)) return kNone;
-    for (const std::vector<int>& part : parts(all, -1)) {
-      const Found found = solve(part, 0, -1);
-      if (found != kSolved) return found;
+    if (!is_possible(all, 0, -1)) return kInfeasible;
+    for (const std::vector<int>& part : components_of(all, -1)) {
+      const Outcome outcome = solve(part, 0, -1);
+      if (outcome != kSolved) return outcome;
     }
     return kSolved;
   }
@@ -49,7 +49,7 @@ class Search {
     Bytes offset;
   };
 
-  // A clique is a moment at which no more could live: births, then the first death after them.
+  // Number the cliques. A clique is a maximal set of overlapping lives: births, then the first death after them.
   void number_cliques() {
     std::vector<int> births(problem_.count), deaths(problem_.count);
     std::iota(births.begin(), births.end(), 0);
@@ -69,10 +69,10 @@ class Search {
     }
   }
 
-  bool beside(int a, int b) const { return first_[a] <= last_[b] && first_[b] <= last_[a]; }
+  bool overlap(int a, int b) const { return first_[a] <= last_[b] && first_[b] <= last_[a]; }
 
-  // What is left of a part, split where no buffer lives on both sides.
-  std::vector<std::vector<int>> parts(const std::vector<int>& part, int without) const {
+  // Split a part without one buffer into components whose lives do not overlap.
+  std::vector<std::vector<int>> components_of(const std::vector<int>& part, int without) const {
     std::vector<int> sorted;
     sorted.reserve(part.size());
     for (const int item : part)
@@ -80,18 +80,18 @@ class Search {
     std::sort(sorted.begin(), sorted.end(), [&](int a, int b) {
       return first_[a] != first_[b] ? first_[a] < first_[b] : a < b;
     });
-    std::vector<std::vector<int>> found;
+    std::vector<std::vector<int>> components;
     int end = -1;
     for (const int item : sorted) {
-      if (first_[item] > end) found.emplace_back();
-      found.back().push_back(item);
+      if (first_[item] > end) components.emplace_back();
+      components.back().push_back(item);
       end = std::max(end, last_[item]);
     }
-    return found;
+    return components;
   }
 
-  // Whether every clique could still hold its unplaced buffers, none of them below where it can now come to lie.
-  bool possible(const std::vector<int>& part, Bytes low, int rank) {
+  // Return true if every clique can still hold its unplaced buffers, each at its lowest possible offset or above.
+  bool is_possible(const std::vector<int>& part, Bytes low, int rank) {
     std::vector<std::pair<Bytes, int>> released;
     released.reserve(part.size());
     Bytes lowest = std::numeric_limits<Bytes>::max(), second = lowest;
@@ -111,11 +111,11 @@ class Search {
     for (const int item : part) {
       if (placed_[item]) continue;
       Bytes release = offset_[item];
-      // one that its turn has passed must be lifted by another
+      // a buffer whose turn has passed must be lifted by another
       if (release < low || (release == low && rank_[item] < rank)) {
         const Bytes lifted = item == lowest_item ? second : lowest;
         if (lifted == std::numeric_limits<Bytes>::max()) return false;
-        release = std::max(low, up(lifted, problem_.aligned[item]));
+        release = std::max(low, round_up(lifted, problem_.aligned[item]));
       }
       if (release + problem_.size[item] > capacity_) {
         ++effort_.blame[item];
@@ -142,15 +142,15 @@ class Search {
   }
 
   void blame(const std::vector<std::pair<Bytes, int>>& released, int clique) {
-    const auto lives = [&](const auto& one) { return first_[one.second] <= clique && clique <= last_[one.second]; };
+    const auto lives = [&](const auto& entry) { return first_[entry.second] <= clique && clique <= last_[entry.second]; };
     const double share = 1.0 / std::count_if(released.begin(), released.end(), lives);
-    for (const auto& one : released)
-      if (lives(one)) effort_.blame[one.second] += share;
+    for (const auto& entry : released)
+      if (lives(entry)) effort_.blame[entry.second] += share;
   }
 
-  Found solve(const std::vector<int>& part, Bytes low, int rank) {
+  Outcome solve(const std::vector<int>& part, Bytes low, int rank) {
     if (part.empty()) return kSolved;
-    // below the lowest top another buffer would fit: no canonical layout goes on above it
+    // another buffer fits below the lowest top, so no canonical layout continues above it
     Bytes height = std::numeric_limits<Bytes>::max();
     effort_.work -= kSteps * static_cast<int64_t>(part.size());
     for (const int item : part) height = std::min(height, offset_[item] + problem_.size[item]);
@@ -164,17 +164,17 @@ class Search {
       return offset_[a] != offset_[b] ? offset_[a] < offset_[b] : rank_[a] < rank_[b];
     });
     for (const int item : next) {
-      if (--trials_ < 0 || effort_.work < 0) return kSpent;
+      if (--trials_ < 0 || effort_.work < 0) return kOutOfWork;
       const size_t mark = trail_.size();
       const Bytes offset = offset_[item];
       placed_[item] = true;
-      Found found = lift(part, item) && possible(part, offset, rank_[item]) ? kSolved : kNone;
-      if (found == kSolved) {
-        for (const std::vector<int>& rest : parts(part, item)) {
-          found = solve(rest, offset, rank_[item]);
-          if (found != kSolved) break;
+      Outcome outcome = lift(part, item) && is_possible(part, offset, rank_[item]) ? kSolved : kInfeasible;
+      if (outcome == kSolved) {
+        for (const std::vector<int>& rest : components_of(part, item)) {
+          outcome = solve(rest, offset, rank_[item]);
+          if (outcome != kSolved) break;
         }
-        if (found != kNone) return found;
+        if (outcome != kInfeasible) return outcome;
       }
       for (; trail_.size() > mark; trail_.pop_back()) {
         const Undo& undo = trail_.back();
@@ -183,16 +183,16 @@ class Search {
       }
       placed_[item] = false;
     }
-    return kNone;
+    return kInfeasible;
   }
 
-  // Raise what lives beside a placed buffer; false where something no longer fits.
+  // Raise the buffers beside a placed buffer; return false if one no longer fits.
   bool lift(const std::vector<int>& part, int item) {
     trail_.push_back({item, -1});
     const Bytes top = offset_[item] + problem_.size[item];
     for (const int other : part) {
-      if (placed_[other] || !beside(item, other)) continue;
-      const Bytes lifted = up(top, problem_.aligned[other]);
+      if (placed_[other] || !overlap(item, other)) continue;
+      const Bytes lifted = round_up(top, problem_.aligned[other]);
       if (lifted <= offset_[other]) continue;
       trail_.push_back({other, offset_[other]});
       offset_[other] = lifted;
@@ -204,55 +204,55 @@ class Search {
     return true;
   }
 
-  static constexpr int64_t kSteps = 20;  // what a buffer costs beside its cliques
+  static constexpr int64_t kSteps = 20;  // cost of a buffer beside its cliques
 
   const Problem problem_;
   const Bytes capacity_;
   const std::vector<int>& rank_;
   Effort& effort_;
   int64_t trials_;
-  std::vector<Bytes> offset_;  // of a placed buffer where it lies, else the lowest where it can
+  std::vector<Bytes> offset_;  // offset of a placed buffer; lowest possible offset of another
   std::vector<char> placed_;
-  std::vector<int> first_, last_;  // cliques that a buffer lives in
+  std::vector<int> first_, last_;  // first and last clique of each buffer
   int cliques_ = 0;
   std::vector<Bytes> full_;
   std::vector<Undo> trail_;
 };
 
-// Searches that begin again and again, each time with what did not fit moved ahead by `pull`.
+// Repeated search; each attempt moves the buffers that did not fit ahead by `pull`.
 class Restarts {
  public:
   Restarts(const Problem& problem, Bytes capacity, const double* key, double pull, int64_t trials, int64_t work)
       : problem_(problem), capacity_(capacity), key_(key), pull_(pull),
         effort_{trials, work, std::vector<double>(problem.count, 0.0)}, weight_(problem.count, 0.0) {}
 
-  Found next() {
-    if (effort_.work < 0) return kSpent;
+  Outcome attempt() {
+    if (effort_.work < 0) return kOutOfWork;
     const double most = std::max(1e-9, *std::max_element(weight_.begin(), weight_.end()));
     std::vector<int> order(problem_.count), rank(problem_.count);
     std::iota(order.begin(), order.end(), 0);
     const auto score = [&](int item) { return key_[item] + pull_ * weight_[item] / most; };
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return score(a) > score(b); });
-    for (int at = 0; at < problem_.count; ++at) rank[order[at]] = at;
+    for (int index = 0; index < problem_.count; ++index) rank[order[index]] = index;
     Search search(problem_, capacity_, rank, effort_);
-    const Found found = search.run();
-    if (found == kSolved) offsets = search.offsets();
+    const Outcome outcome = search.run();
+    if (outcome == kSolved) offsets = search.offsets();
     const double all = std::max(1e-9, std::accumulate(effort_.blame.begin(), effort_.blame.end(), 0.0));
     for (int item = 0; item < problem_.count; ++item) {
-      weight_[item] = kKept * weight_[item] + effort_.blame[item] / all;
+      weight_[item] = kDecay * weight_[item] + effort_.blame[item] / all;
       effort_.blame[item] = 0;
     }
     effort_.trials += effort_.trials / kGrowth + 1;
-    return found;
+    return outcome;
   }
 
-  bool spent() const { return effort_.work < 0; }
+  bool out_of_work() const { return effort_.work < 0; }
 
   std::vector<Bytes> offsets;
 
  private:
-  static constexpr double kKept = 0.9;  // of earlier blame
-  static constexpr int64_t kGrowth = 32;  // so that a search that must be long comes to be so
+  static constexpr double kDecay = 0.9;  // share of earlier blame that remains
+  static constexpr int64_t kGrowth = 32;  // attempts grow, so that a long search can finish
 
   const Problem problem_;
   const Bytes capacity_;

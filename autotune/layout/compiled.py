@@ -1,4 +1,4 @@
-"""The compiled half of the layouts: built with g++ on first use; without g++ the same is done in Python, slower."""
+"""Bindings of the compiled layout searches, built with g++ on first use. Slower Python code replaces them otherwise."""
 
 import ctypes
 import functools
@@ -9,15 +9,18 @@ from autotune import native
 from autotune.layout.buffers import Buffers
 
 _I64, _INT, _VOID = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
-_SOURCES = ("search.cpp", "canonical.hpp", "ejection.hpp", "problem.hpp")
+LIBRARY = native.Library(
+    "layout",
+    tuple(Path(__file__).with_name(name) for name in ("search.cpp", "canonical.hpp", "ejection.hpp", "problem.hpp")),
+    ("-O3", "-pthread"),
+)
 _BUFFERS: list[Any] = [_INT, _VOID, _VOID, _VOID, _VOID]
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled layouts; None, with one warning that says why, where they cannot be built."""
-    sources = [Path(__file__).with_name(name) for name in _SOURCES]
-    loaded = native.load("layout", sources, ("-O3", "-pthread"), "layouts are searched in Python, slower")
+def load_compiled() -> ctypes.CDLL | None:
+    """Return the compiled searches; None, with one warning, if they cannot be built."""
+    loaded = LIBRARY.load(without="layouts are searched in Python, slower")
     if loaded is None:
         return None
     loaded.layout_place.restype, loaded.layout_place.argtypes = _I64, [*_BUFFERS, _VOID, _INT, _VOID]
@@ -28,8 +31,8 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def arguments(buffers: Buffers) -> tuple[int, int, int, int, int]:
-    """Buffers as every call takes them; they must outlive it."""
+def buffer_arguments(buffers: Buffers) -> tuple[int, int, int, int, int]:
+    """Return the leading arguments of every call. They are addresses, so the buffers must outlive the call."""
     return (
         len(buffers), buffers.sizes.ctypes.data, buffers.born.ctypes.data, buffers.died.ctypes.data,
         buffers.aligned.ctypes.data,

@@ -1,4 +1,4 @@
-"""minimalloc's CSV, to exchange problems and layouts: a row per buffer, its id, its half-open life, its size, its offset."""
+"""Read and write layout problems as minimalloc's CSV: one row per buffer with id, half-open life, size and offset."""
 
 import csv
 from collections.abc import Sequence
@@ -11,7 +11,11 @@ COLUMNS = ("id", "lower", "upper", "size")
 
 
 def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
-    """Ids and buffers; ConfigError, naming the line, where a row cannot be read. Other columns are left alone."""
+    """Return the ids and the buffers of a CSV file. Other columns are ignored.
+
+    Raises:
+        ConfigError: The file or a row cannot be read; the message names the line.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -25,12 +29,12 @@ def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
     for (line, _), (lower, upper, size) in zip(rows, numbers, strict=True):
         if upper <= lower or size < 0:
             raise ConfigError(f"{path}:{line}: {size} bytes from {lower} to {upper}; a life ends after it begins")
-    born, died, sizes = ([row[at] for row in numbers] for at in range(3))
-    return tuple(row["id"] for _, row in rows), Buffers.of(sizes, born, died, alignment=alignment)
+    born, died, sizes = ([row[column] for row in numbers] for column in range(3))
+    return tuple(row["id"] for _, row in rows), Buffers.from_lives(sizes, born, died, alignment=alignment)
 
 
 def write(path: Path, ids: Sequence[str], buffers: Buffers, layout: Layout | None = None) -> None:
-    """The buffers, with their offsets where there is a layout."""
+    """Write the buffers, with their offsets if there is a layout."""
     columns = [ids, buffers.born.tolist(), buffers.died.tolist(), buffers.sizes.tolist()]
     columns += [layout.offsets] if layout else []
     with path.open("w", newline="", encoding="utf-8") as file:

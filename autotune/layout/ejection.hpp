@@ -1,5 +1,5 @@
-// The search that takes out what is in the way: a buffer that fits nowhere is put where it displaces the least, and what it
-// displaced is placed next. What was often displaced in vain comes to weigh more (Nagata and Braysy 2009, of routes).
+// Ejection search. A buffer that fits nowhere goes where it displaces the least; the displaced buffers are placed next. A
+// buffer that was often displaced in vain weighs more (Nagata and Braysy 2009, for vehicle routes).
 
 #pragma once
 
@@ -13,11 +13,11 @@
 
 #include "problem.hpp"
 
-// Per buffer those that live beside it.
-class Beside {
+// Per buffer the buffers with overlapping lives.
+class Neighbours {
  public:
-  // Empty, and `known` false, where there are more than `most` pairs.
-  Beside(const Problem& problem, int64_t most) : begin_(problem.count + 1, 0) {
+  // Empty, and `complete` false, if there are more than `max_pairs` pairs.
+  Neighbours(const Problem& problem, int64_t max_pairs) : begin_(problem.count + 1, 0) {
     std::vector<int> order(problem.count);
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(), [&](int a, int b) { return problem.born[a] < problem.born[b]; });
@@ -26,37 +26,37 @@ class Beside {
     for (const int item : order) {
       std::erase_if(alive, [&](int other) { return problem.died[other] <= problem.born[item]; });
       for (const int other : alive) pairs.emplace_back(item, other);
-      if (static_cast<int64_t>(pairs.size()) > most) return;
+      if (static_cast<int64_t>(pairs.size()) > max_pairs) return;
       alive.push_back(item);
     }
     for (const auto& [a, b] : pairs) ++begin_[a + 1], ++begin_[b + 1];
     std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
     items_.resize(2 * pairs.size());
-    std::vector<int64_t> at(begin_.begin(), begin_.end() - 1);
+    std::vector<int64_t> next(begin_.begin(), begin_.end() - 1);
     for (const auto& [a, b] : pairs) {
-      items_[at[a]++] = b;
-      items_[at[b]++] = a;
+      items_[next[a]++] = b;
+      items_[next[b]++] = a;
     }
-    known = true;
+    complete = true;
   }
 
   const int* begin(int item) const { return items_.data() + begin_[item]; }
   const int* end(int item) const { return items_.data() + begin_[item + 1]; }
 
-  bool known = false;
+  bool complete = false;
 
  private:
   std::vector<int64_t> begin_;
   std::vector<int> items_;
 };
 
-// Tries one after the other, each from nothing and with other choices among equals. No buffer is larger than the capacity.
+// Repeated attempts, each from nothing and with other choices among equals. No buffer may exceed the capacity.
 class Ejection {
  public:
-  // `first`: the higher, the earlier. `power`: of its area, by which a buffer weighs before it was ever displaced.
-  Ejection(const Problem& problem, Bytes capacity, const Beside& beside, const double* first, double power,
+  // `first`: keys; higher keys are placed earlier. `power`: exponent of the area that is a buffer's initial weight.
+  Ejection(const Problem& problem, Bytes capacity, const Neighbours& neighbours, const double* first, double power,
            uint64_t seed, int64_t moves, int64_t work)
-      : offsets(problem.count, kOut), problem_(problem), capacity_(capacity), beside_(beside), random_(seed),
+      : offsets(problem.count, kOut), problem_(problem), capacity_(capacity), neighbours_(neighbours), random_(seed),
         moves_(moves), work_(work), order_(problem.count), area_(problem.count), weight_(problem.count) {
     for (int item = 0; item < problem.count; ++item) {
       const double area = static_cast<double>(problem.size[item]) * (problem.died[item] - problem.born[item]);
@@ -66,15 +66,15 @@ class Ejection {
     std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return first[a] < first[b]; });
   }
 
-  Found next() {
-    if (spent()) return kSpent;
+  Outcome attempt() {
+    if (out_of_work()) return kOutOfWork;
     std::fill(offsets.begin(), offsets.end(), kOut);
     weight_ = area_;
     out_ = order_;
     for (int64_t left = moves_; !out_.empty(); --left) {
       if (left == 0 || work_ < 0) {
         moves_ += moves_ / kGrowth;
-        return kSpent;
+        return kOutOfWork;
       }
       const int item = out_.back();
       out_.pop_back();
@@ -83,7 +83,7 @@ class Ejection {
     return kSolved;
   }
 
-  bool spent() const { return work_ < 0; }
+  bool out_of_work() const { return work_ < 0; }
 
   std::vector<Bytes> offsets;
 
@@ -94,13 +94,13 @@ class Ejection {
     begins_.clear();
     ends_.clear();
     places_ = {0, last};
-    for (const int* other = beside_.begin(item); other != beside_.end(item); ++other) {
+    for (const int* other = neighbours_.begin(item); other != neighbours_.end(item); ++other) {
       const Bytes low = offsets[*other];
       if (low == kOut) continue;
       const Bytes high = low + problem_.size[*other];
       begins_.emplace_back(low - size, weight_[*other]);
       ends_.emplace_back(high, weight_[*other]);
-      if (up(high, aligned) <= last) places_.push_back(up(high, aligned));
+      if (round_up(high, aligned) <= last) places_.push_back(round_up(high, aligned));
       if (low > size && low - size < last) places_.push_back((low - size) / aligned * aligned);
     }
     work_ -= kSteps * static_cast<int64_t>(begins_.size() + 1);
@@ -114,7 +114,7 @@ class Ejection {
     for (const Bytes place : places_) {
       for (; begun < begins_.size() && begins_[begun].first < place; ++begun) inside += begins_[begun].second;
       for (; ended < ends_.size() && ends_[ended].first <= place; ++ended) inside -= ends_[ended].second;
-      if (begun == ended) {  // nothing is in the way: the lowest such place
+      if (begun == ended) {  // the lowest place with nothing in the way
         offsets[item] = place;
         return;
       }
@@ -127,7 +127,7 @@ class Ejection {
       }
     }
     weight_[item] += area_[item];
-    for (const int* other = beside_.begin(item); other != beside_.end(item); ++other) {
+    for (const int* other = neighbours_.begin(item); other != neighbours_.end(item); ++other) {
       const Bytes low = offsets[*other];
       if (low == kOut || low >= best + size || low + problem_.size[*other] <= best) continue;
       offsets[*other] = kOut;
@@ -143,16 +143,16 @@ class Ejection {
   }
 
   static constexpr Bytes kOut = -1;
-  static constexpr int64_t kSteps = 150;  // what a buffer beside the one to be placed costs, in nanoseconds
+  static constexpr int64_t kSteps = 150;  // cost in nanoseconds of each buffer that overlaps the placed one
   static constexpr int64_t kGrowth = 4;
-  static constexpr double kEqual = 1e-9;  // sums of weights differ by how they were added
+  static constexpr double kEqual = 1e-9;  // sums of weights depend on the order of addition
 
   const Problem problem_;
   const Bytes capacity_;
-  const Beside& beside_;
+  const Neighbours& neighbours_;
   uint64_t random_;
   int64_t moves_, work_;
-  std::vector<int> order_, out_;  // the last is placed next
+  std::vector<int> order_, out_;  // the last buffer is placed next
   std::vector<double> area_, weight_;
   std::vector<std::pair<Bytes, double>> begins_, ends_;
   std::vector<Bytes> places_;

@@ -1,10 +1,11 @@
-"""A layout within a capacity, or the proof that there is none: a search among canonical layouts.
+"""Exact search: a layout within a capacity, or the proof that there is none.
 
-Buffers are placed in rising order of offset, each as low as those before it allow, equal offsets by rank (minimalloc's
-idea, Moffitt, ASPLOS 2023). Letting every buffer drop makes any layout canonical, so nothing is lost. A branch ends
-where some moment could no longer hold all that is still to live in it, each buffer released where it can first lie. A
-search that takes too long begins again, with those ahead that did not fit before: of minimalloc's eleven hard instances
-two were not solved without that in a minute, all in seconds with it.
+The search enumerates canonical layouts, as minimalloc does (Moffitt, ASPLOS 2023). Buffers are placed in rising order of
+offset, each as low as the earlier ones allow, and equal offsets by rank. Any layout becomes canonical if every buffer
+drops as far as it can, so no solution is lost. A branch ends when some moment can no longer hold its remaining buffers.
+
+A search that takes too long restarts with the buffers ahead that did not fit before. Without restarts, two of
+minimalloc's eleven hard instances were not solved in a minute; with them, all are solved in seconds.
 """
 
 from collections.abc import Sequence
@@ -14,40 +15,41 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.layout.buffers import Buffers, Numbers
-from autotune.layout.compiled import arguments, library
+from autotune.layout.compiled import buffer_arguments, load_compiled
 
 TRIALS = 1000
-"""Placements of a search's first try; each later one has a part in 32 more."""
+"""Placements of the first attempt; each later attempt has 1 / 32 more."""
 _MOST_IN_PYTHON = 400
-"""Each buffer is a call within the one before it."""
+"""Maximum number of buffers of the search in Python, which recurses once per buffer."""
 _PULLS = ((0, 3.0), (0, 1.0), (0, 10.0), (1, 3.0))
-"""Searches side by side: the order to begin with, and how far what did not fit is moved ahead."""
+"""Parallel searches: (index of the initial order, distance by which a buffer that did not fit moves ahead)."""
 
 
-class Verdict(Enum):
-    """What a search that gave no layout can say."""
+class SearchEnd(Enum):
+    """Reason why a search ended without a layout."""
 
-    NONE = "no layout is so small"
-    SPENT = "not found within the effort"
+    INFEASIBLE = "no layout is so small"
+    OUT_OF_WORK = "no layout within the effort"
 
 
-def within(buffers: Buffers, capacity: int, work: int) -> Numbers | Verdict:
-    """Offsets of a layout of at most `capacity` bytes, of buffers none of which is empty. `work`: in steps of about a
-    nanosecond, for each of four searches.
+def find_layout(buffers: Buffers, capacity: int, work: int) -> Numbers | SearchEnd:
+    """Return the offsets of a layout of at most `capacity` bytes, or the reason why there is none.
+
+    No buffer may be empty. `work` limits each of four searches, in steps of about a nanosecond.
     """
     if buffers.max_live > capacity:
-        return Verdict.NONE
+        return SearchEnd.INFEASIBLE
     if not len(buffers):
         return np.zeros(0, np.int64)
-    loaded = library()
-    if loaded is None:
-        return within_in_python(buffers, capacity, work)
+    compiled = load_compiled()
+    if compiled is None:
+        return find_layout_in_python(buffers, capacity, work)
     orders = [_early(order) for order in _orders(buffers)]
     keys = np.ascontiguousarray([orders[order] for order, _ in _PULLS], np.float64)
     pulls = np.array([pull for _, pull in _PULLS], np.float64)
     offsets = np.zeros(len(buffers), np.int64)
-    found = loaded.layout_search(
-        *arguments(buffers),
+    outcome = compiled.layout_search(
+        *buffer_arguments(buffers),
         capacity,
         len(pulls),
         keys.ctypes.data,
@@ -56,37 +58,37 @@ def within(buffers: Buffers, capacity: int, work: int) -> Numbers | Verdict:
         work,
         offsets.ctypes.data,
     )
-    return offsets if found == 1 else Verdict.NONE if found == 0 else Verdict.SPENT
+    return offsets if outcome == 1 else SearchEnd.INFEASIBLE if outcome == 0 else SearchEnd.OUT_OF_WORK
 
 
 def _orders(buffers: Buffers) -> Sequence[Numbers]:
-    """What to place first among equals: what lives in the fullest moment, beside most others, on the widest area."""
+    """Return initial orders: by the fullest moment of a life, then by the number of overlapping lives, then by area."""
     births, deaths = np.sort(buffers.born), np.sort(buffers.died)
     beside = np.searchsorted(births, buffers.died) - np.searchsorted(deaths, buffers.born, side="right")
     area = buffers.sizes * (buffers.died - buffers.born)
-    return np.lexsort((-area, -beside, -buffers.crowd)), np.lexsort((-buffers.crowd,))
+    return np.lexsort((-area, -beside, -buffers.peak_during)), np.lexsort((-buffers.peak_during,))
 
 
 def _early(order: Numbers) -> npt.NDArray[np.float64]:
-    """Per buffer from 1 down to 0, the earlier in the order the higher."""
+    """Return per buffer a key from 1 down to 0, higher for the buffers that come earlier."""
     key = np.empty(len(order))
     key[order] = np.linspace(1, 0, len(order))
     return key
 
 
-def within_in_python(buffers: Buffers, capacity: int, work: int) -> Numbers | Verdict:
-    """The same search without a compiler, once and from one order: for a few dozen buffers."""
+def find_layout_in_python(buffers: Buffers, capacity: int, work: int) -> Numbers | SearchEnd:
+    """Search without a compiler, once and from one order: practical for a few dozen buffers."""
     if len(buffers) > _MOST_IN_PYTHON:
-        return Verdict.SPENT
+        return SearchEnd.OUT_OF_WORK
     rank = np.empty(len(buffers), np.int64)
     rank[_orders(buffers)[0]] = np.arange(len(buffers))
     search = _Search(buffers, capacity, rank.tolist(), work // 1000)
     everything = list(range(len(buffers)))
     try:
-        found = search.possible(everything, 0) and search.solve(everything, 0, -1)
-        return np.array(search.offsets, np.int64) if found else Verdict.NONE
+        solved = search.is_possible(everything, 0) and search.solve(everything, 0, -1)
+        return np.array(search.offsets, np.int64) if solved else SearchEnd.INFEASIBLE
     except TimeoutError:
-        return Verdict.SPENT
+        return SearchEnd.OUT_OF_WORK
 
 
 class _Search:
@@ -94,17 +96,17 @@ class _Search:
         self.sizes, self.born, self.died = buffers.sizes.tolist(), buffers.born.tolist(), buffers.died.tolist()
         self.aligned, self.capacity, self.rank, self.trials = buffers.aligned.tolist(), capacity, rank, trials
         self.offsets = [0] * len(buffers)
-        """Of a placed buffer where it lies, of another the lowest where it can."""
+        """Offset of a placed buffer; lowest possible offset of another."""
 
     def solve(self, left: list[int], low: int, rank: int) -> bool:
-        """Whether the rest can be placed, nothing below `low`, and there nothing before `rank`."""
+        """Place the rest, at `low` or above, and at `low` from `rank` on. Return True if all fit."""
         if not left:
             return True
         offsets, sizes = self.offsets, self.sizes
         height = min(offsets[item] + sizes[item] for item in left)
         turn = sorted((offsets[item], self.rank[item], item) for item in left if offsets[item] < height)
-        for offset, mine, item in turn:
-            if (offset, mine) < (low, rank):
+        for offset, item_rank, item in turn:
+            if (offset, item_rank) < (low, rank):
                 continue
             self.trials -= 1
             if self.trials < 0:
@@ -114,13 +116,13 @@ class _Search:
                 if self.born[other] < self.died[item] and self.born[item] < self.died[other]:
                     to = self.aligned[other]
                     offsets[other] = max(offsets[other], -(-(offset + sizes[item]) // to) * to)
-            if self.possible(rest, offset) and self.solve(rest, offset, mine):
+            if self.is_possible(rest, offset) and self.solve(rest, offset, item_rank):
                 return True
             offsets[:] = kept
         return False
 
-    def possible(self, left: list[int], low: int) -> bool:
-        """Whether each moment could hold its buffers, none of them below where it can now come to lie."""
+    def is_possible(self, left: list[int], low: int) -> bool:
+        """Return True if each moment can hold its buffers, each at its lowest possible offset or above."""
         released = sorted((max(self.offsets[item], low), item) for item in left)
         for moment in {self.born[item] for item in left}:
             full = 0

@@ -1,4 +1,4 @@
-// Buffers as the searches see them, and what a search that may be given up can say.
+// Layout problem of the searches, and the outcome of a search with limited work.
 
 #pragma once
 
@@ -14,7 +14,7 @@ struct Problem {
   const Bytes* aligned;
 };
 
-inline Bytes up(Bytes number, Bytes to) { return (number + to - 1) / to * to; }
+inline Bytes round_up(Bytes number, Bytes multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-// Of a capacity: no layout is so small; one is found; not found within the effort.
-enum Found { kNone = 0, kSolved = 1, kSpent = -1 };
+// Outcome for a capacity: no layout is so small, a layout was found, or the work ran out.
+enum Outcome { kInfeasible = 0, kSolved = 1, kOutOfWork = -1 };

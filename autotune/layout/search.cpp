@@ -1,4 +1,4 @@
-// Layouts of buffers in one block: a greedy one for a given order, and two searches for one within a capacity.
+// Layouts of buffers in one block: a greedy layout for a given order, and two searches for a layout within a capacity.
 
 #include <algorithm>
 #include <atomic>
@@ -22,8 +22,8 @@ Bytes place(const Problem& problem, const int* order, bool tight, Bytes* offsets
   std::vector<Placed> placed;  // by offset
   placed.reserve(problem.count);
   Bytes bytes = 0;
-  for (int at = 0; at < problem.count; ++at) {
-    const int item = order[at];
+  for (int index = 0; index < problem.count; ++index) {
+    const int item = order[index];
     const Bytes size = problem.size[item], aligned = problem.aligned[item];
     const int64_t born = problem.born[item], died = problem.died[item];
     Bytes floor = 0, best = -1, narrowest = std::numeric_limits<Bytes>::max();
@@ -35,43 +35,44 @@ Bytes place(const Problem& problem, const int* order, bool tight, Bytes* offsets
         narrowest = gap;
         if (!tight) break;
       }
-      floor = std::max(floor, up(other.end, aligned));
+      floor = std::max(floor, round_up(other.end, aligned));
     }
     const Bytes offset = best < 0 ? floor : best;
-    const Placed mine{offset, offset + size, born, died};
+    const Placed interval{offset, offset + size, born, died};
     const auto before = [](const Placed& a, const Placed& b) { return a.offset < b.offset; };
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), mine, before), mine);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), interval, before), interval);
     offsets[item] = offset;
     bytes = std::max(bytes, offset + size);
   }
   return bytes;
 }
 
-// Of the first search that draws lots.
+// Seed of the first random search.
 constexpr uint64_t kSeed = 0x9E3779B97F4A7C15;
 
-// Searches side by side, a try of each in turn: the row of the earliest try that says more than kSpent, and of those the
-// first row, -1 where none does. It does not hang on the number of threads.
+// Run searches in parallel, one attempt of each per turn. Return the row of the earliest attempt that ends with another
+// outcome than kOutOfWork, and of those the first row; -1 if none does. The result does not depend on the number of
+// threads.
 template <typename Searches>
-int race(Searches& searches, std::vector<Found>& found) {
+int race(Searches& searches, std::vector<Outcome>& outcomes) {
   const int rows = static_cast<int>(searches.size());
-  found.assign(rows, kSpent);
-  std::atomic<int64_t> earliest{std::numeric_limits<int64_t>::max()};  // try * rows + row
+  outcomes.assign(rows, kOutOfWork);
+  std::atomic<int64_t> earliest{std::numeric_limits<int64_t>::max()};  // turn * rows + row
   const int threads = std::min<int>(rows, std::max(1u, std::thread::hardware_concurrency()));
   const auto work_on = [&](int thread) {
     for (int64_t turn = 0;; ++turn) {
-      bool going = false;
-      for (int mine = thread; mine < rows; mine += threads) {
-        const int64_t number = turn * rows + mine;
-        if (found[mine] != kSpent || searches[mine].spent() || number > earliest) continue;
-        going = true;
-        found[mine] = searches[mine].next();
-        if (found[mine] == kSpent) continue;
-        int64_t known = earliest;
-        while (number < known && !earliest.compare_exchange_weak(known, number)) {
+      bool active = false;
+      for (int row = thread; row < rows; row += threads) {
+        const int64_t number = turn * rows + row;
+        if (outcomes[row] != kOutOfWork || searches[row].out_of_work() || number > earliest) continue;
+        active = true;
+        outcomes[row] = searches[row].attempt();
+        if (outcomes[row] == kOutOfWork) continue;
+        int64_t lowest = earliest;
+        while (number < lowest && !earliest.compare_exchange_weak(lowest, number)) {
         }
       }
-      if (!going) return;
+      if (!active) return;
     }
   };
   std::vector<std::thread> others;
@@ -85,45 +86,46 @@ int race(Searches& searches, std::vector<Found>& found) {
 
 extern "C" {
 
-// Each buffer in turn into the narrowest (`tight`) or the lowest gap that holds it; the bytes that all of them take.
+// Place each buffer in turn in the narrowest (`tight`) or lowest gap that holds it. Return the bytes of the whole block.
 int64_t layout_place(int count, const int64_t* size, const int64_t* born, const int64_t* died, const int64_t* aligned,
                      const int* order, int tight, int64_t* offsets) {
   return place({count, size, born, died, aligned}, order, tight != 0, offsets);
 }
 
-// Searches among canonical layouts, one for each row of `keys` (the higher, the earlier) and its `pull`, each with `trials`
-// in its first try and so much work in all: 1 with offsets, 0 where no layout exists, -1 where the work was spent.
+// Search among canonical layouts, once for each row of `keys` (higher keys come earlier) and its `pull`. Each search has
+// `trials` placements in its first attempt, and `work` in all. Return 1 with offsets, 0 if there is no layout, -1 if the
+// work ran out.
 int layout_search(int count, const int64_t* size, const int64_t* born, const int64_t* died, const int64_t* aligned,
                   int64_t capacity, int searches, const double* keys, const double* pulls, int64_t trials, int64_t work,
                   int64_t* offsets) {
   const Problem problem{count, size, born, died, aligned};
-  std::vector<Restarts> made;
-  for (int mine = 0; mine < searches; ++mine)
-    made.emplace_back(problem, capacity, keys + static_cast<int64_t>(mine) * count, pulls[mine], trials, work);
-  std::vector<Found> found;
-  const int mine = race(made, found);
-  if (mine < 0) return kSpent;
-  if (found[mine] == kSolved) std::copy(made[mine].offsets.begin(), made[mine].offsets.end(), offsets);
-  return found[mine];
+  std::vector<Restarts> runs;
+  for (int row = 0; row < searches; ++row)
+    runs.emplace_back(problem, capacity, keys + static_cast<int64_t>(row) * count, pulls[row], trials, work);
+  std::vector<Outcome> outcomes;
+  const int row = race(runs, outcomes);
+  if (row < 0) return kOutOfWork;
+  if (outcomes[row] == kSolved) std::copy(runs[row].offsets.begin(), runs[row].offsets.end(), offsets);
+  return outcomes[row];
 }
 
-// Searches that take out what is in the way, one for each row of `keys` (the higher, the earlier) and its `power`, each with
-// `moves` in its first try and so much work in all: 1 with offsets, -1 where the work was spent, or more than `most` pairs
-// live beside each other.
+// Run the ejection search, once for each row of `keys` (higher keys come earlier) and its `power`. Each search has `moves`
+// placements in its first attempt, and `work` in all. Return 1 with offsets, -1 if the work ran out, or if more than
+// `max_pairs` pairs of lives overlap.
 int layout_eject(int count, const int64_t* size, const int64_t* born, const int64_t* died, const int64_t* aligned,
                  int64_t capacity, int searches, const double* keys, const double* powers, int64_t moves, int64_t work,
-                 int64_t most, int64_t* offsets) {
+                 int64_t max_pairs, int64_t* offsets) {
   const Problem problem{count, size, born, died, aligned};
-  const Beside beside(problem, most);
-  if (!beside.known) return kSpent;
-  std::vector<Ejection> made;
-  for (int mine = 0; mine < searches; ++mine)
-    made.emplace_back(problem, capacity, beside, keys + static_cast<int64_t>(mine) * count, powers[mine], kSeed + mine,
+  const Neighbours neighbours(problem, max_pairs);
+  if (!neighbours.complete) return kOutOfWork;
+  std::vector<Ejection> runs;
+  for (int row = 0; row < searches; ++row)
+    runs.emplace_back(problem, capacity, neighbours, keys + static_cast<int64_t>(row) * count, powers[row], kSeed + row,
                       moves, work);
-  std::vector<Found> found;
-  const int mine = race(made, found);
-  if (mine < 0) return kSpent;
-  std::copy(made[mine].offsets.begin(), made[mine].offsets.end(), offsets);
+  std::vector<Outcome> outcomes;
+  const int row = race(runs, outcomes);
+  if (row < 0) return kOutOfWork;
+  std::copy(runs[row].offsets.begin(), runs[row].offsets.end(), offsets);
   return kSolved;
 }
 }

@@ -1,4 +1,4 @@
-"""Whether a layout is one: written apart from every solver, so that a mistake there cannot hide itself here."""
+"""Check layouts. Written apart from every solver, so that a defect in a solver cannot hide itself here."""
 
 from bisect import bisect_left, insort
 
@@ -7,9 +7,12 @@ from autotune.layout.buffers import Buffers, Layout
 
 
 def check_layout(buffers: Buffers, layout: Layout) -> None:
-    """Raise PlanError, naming the buffers, where two that live at once share a byte, or one lies outside or askew.
+    """Check that no two buffers share a byte while both are live, and that all are aligned and inside the block.
 
-    A sweep over births and deaths; those alive are kept by offset, so each is compared with its two neighbours alone.
+    The check sweeps over births and deaths. Live buffers are sorted by offset, so two comparisons per birth suffice.
+
+    Raises:
+        PlanError: The layout breaks a rule; the message names the buffers.
     """
     if len(layout.offsets) != len(buffers):
         raise PlanError(f"the layout has {len(layout.offsets)} offsets for {len(buffers)} buffers")
@@ -23,15 +26,15 @@ def check_layout(buffers: Buffers, layout: Layout) -> None:
             moments += ((int(buffers.born[item]), 1, item), (int(buffers.died[item]), 0, item))
     alive: list[tuple[int, int, int]] = []  # offset, end, buffer
     for moment, birth, item in sorted(moments):
-        mine = (layout.offsets[item], layout.offsets[item] + int(buffers.sizes[item]), item)
-        at = bisect_left(alive, mine)
+        interval = (layout.offsets[item], layout.offsets[item] + int(buffers.sizes[item]), item)
+        index = bisect_left(alive, interval)
         if not birth:
-            del alive[at]
+            del alive[index]
             continue
-        for other in alive[max(0, at - 1) : at + 1]:
-            if mine[0] < other[1] and other[0] < mine[1]:
+        for other in alive[max(0, index - 1) : index + 1]:
+            if interval[0] < other[1] and other[0] < interval[1]:
                 raise PlanError(
                     f"buffers {other[2]} and {item} both live at {moment} and share the bytes "
-                    f"{max(mine[0], other[0])} to {min(mine[1], other[1])}"
+                    f"{max(interval[0], other[0])} to {min(interval[1], other[1])}"
                 )
-        insort(alive, mine)
+        insort(alive, interval)

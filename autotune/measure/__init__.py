@@ -1,6 +1,6 @@
-"""Runs plans for real, in child processes that may die; the coordinator's side imports no torch.
+"""Measure plans in child processes that may die; the coordinator's side imports no torch.
 
-In: a workload's reference, and plans.
+In: a `Spec` (workload and conditions), and plans.
 Out: a `Measurement` for each plan.
 Read first: `harness`.
 """

@@ -1,8 +1,7 @@
-"""The coordinator's end of one child process: start it, ask it, end it, and say why it died."""
+"""The coordinator's end of one child process: start it, send requests, end it, and explain its death."""
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import signal
@@ -12,16 +11,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from autotune.measure.limits import CGROUP, FRACTION, RLIMIT, limit_cgroup, oom_kills, says_no_memory
-from autotune.measure.messages import Failed, Spec
+from autotune.measure.limits import LimitKind, limit_cgroup, oom_kills, reports_no_memory
+from autotune.measure.messages import ChildError, Expects, Failure, ReplyT, decode, encode
 from autotune.measure.meters.cgroup import OwnCgroup
-from autotune.records.json_codec import to_json
+from autotune.measure.spec import Spec
 from autotune.records.measurement import Outcome
 
 DETAIL_LINES = 3
-"""Last lines of a dead child's error that go into a measurement."""
+"""Number of last lines of a dead child's log that a measurement quotes."""
 
 _NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_TUNABLES")
 # joins the cgroup before Python starts, so that the interpreter is charged as well
@@ -30,7 +29,7 @@ _NUMBERS = itertools.count(1)
 
 
 class Child:
-    """One process in a session, and where possible a memory cgroup, of its own."""
+    """One process in a session of its own, and in a memory cgroup of its own where that is possible."""
 
     def __init__(
         self,
@@ -44,47 +43,42 @@ class Child:
         self._requests, self._replies = pipes
         self._unread = b""
         self._log, self._log_begin = log, log_begin
-        self._cgroup = cgroup
-        self._own = cgroup.cgroup if cgroup is not None else None
-        self._kills = oom_kills(self._own)
+        self._cgroup_owner = cgroup
+        self._cgroup = cgroup.cgroup if cgroup is not None else None
+        self._kills = oom_kills(self._cgroup)
         self.limit = ""
-        """What enforces the memory limit, if one was asked for."""
+        """Mechanism that enforces the memory limit; empty without a limit."""
         self.environment: Mapping[str, str] = {}
-        """What it has on top of this process's."""
+        """Variables set on top of this process's environment."""
 
     @classmethod
     def start(cls, spec: Spec, log: Path, environment: Mapping[str, str] | None = None) -> Self:
-        """Start one; where a cgroup can enforce the spec's limit, it does, and the child need not."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
-        cgroup = _own_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
-        theirs_requests, ours_requests = os.pipe()
-        ours_replies, theirs_replies = os.pipe()
-        # -P: a user's own autotune.py in the working directory is not ours
-        command = [sys.executable, "-P", "-m", "autotune.measure.worker.main"]
-        command += [str(number) for number in (os.getpid(), theirs_requests, theirs_replies)]
-        if cgroup is not None:
-            command = ["/bin/sh", "-c", _JOIN, str(cgroup.cgroup.path), *command]
+        """Start a child; where a cgroup enforces the spec's limit, the child does not limit itself."""
+        cgroup = _create_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
+        child_requests, requests = os.pipe()
+        replies, child_replies = os.pipe()
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("ab") as output:
                 log_begin = output.tell()  # a session before this one may have left a log of the same name
                 process = subprocess.Popen(
-                    command,
+                    _command(cgroup, child_requests, child_replies),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=(theirs_requests, theirs_replies),
+                    pass_fds=(child_requests, child_replies),
                     start_new_session=True,
-                    env={**inherited, **(environment or {})},
+                    env=_inherited_environment() | dict(environment or {}),
                 )
         finally:
-            os.close(theirs_requests)
-            os.close(theirs_replies)
-        child = cls(process, (ours_requests, ours_replies), log, log_begin, cgroup)
+            os.close(child_requests)
+            os.close(child_replies)
+        child = cls(process, (requests, replies), log, log_begin, cgroup)
         child.environment = environment or {}
         if spec.limit_bytes is not None:
-            child.limit = CGROUP if cgroup is not None else FRACTION if spec.device_kind == "cuda" else RLIMIT
-        child._send(to_json(replace(spec, limit_bytes=None) if cgroup is not None else spec))
+            emulated = LimitKind.FRACTION if spec.device_kind == "cuda" else LimitKind.RLIMIT
+            child.limit = (LimitKind.CGROUP if cgroup is not None else emulated).value
+        child._send(encode(replace(spec, limit_bytes=None) if cgroup is not None else spec))
         return child
 
     @property
@@ -95,50 +89,51 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The child's reply; Failed if it raised, died or took longer. Only after a reply may it be asked again."""
+    def ask(self, request: Expects[ReplyT], seconds: float) -> ReplyT:
+        """Send a request and return its reply; the next request must wait for the reply.
+
+        Raises ChildError if the child raised an exception, died, or took longer than `seconds`.
+        """
         deadline = time.monotonic() + seconds
         try:
-            self._send(request)
+            self._send(encode(request))
             reply = self._receive(deadline)
         except TimeoutError:
             self.end()
-            raise Failed(Outcome.TIMEOUT, self._with_log(f"no answer within {seconds:g} s")) from None
+            raise ChildError(Outcome.TIMEOUT, self._with_log(f"no answer within {seconds:g} s")) from None
         except EOFError:
-            raise self._autopsy() from None
-        except BaseException:  # an interrupt between request and reply: whatever comes now answers nobody
+            raise self._explain_death() from None
+        except BaseException:  # an interrupt between request and reply: a later reply would answer another request
             self.end()
             raise
-        if "ok" in reply:
-            return dict(reply["ok"])
-        failed = reply["failed"]
-        failure = Failed(Outcome(failed["outcome"]), failed["detail"], failed["error"])
-        if failure.ours() is None:
-            failure.detail = f"{failure.error}: {failure.detail}"
-        raise failure
+        if not isinstance(reply, Failure):
+            return cast("ReplyT", reply)
+        error = ChildError(reply.outcome, reply.detail, reply.error)
+        if error.as_autotune_error() is None:
+            error.detail = f"{reply.error}: {reply.detail}"
+        raise error
 
     def end(self) -> None:
-        """Kill it and everything that it started, and remove its cgroup."""
-        for end in (self._requests, self._replies):
-            if end >= 0:
-                os.close(end)
+        """Kill the child and everything that it started, and remove its cgroup."""
+        for pipe in (self._requests, self._replies):
+            if pipe >= 0:
+                os.close(pipe)
         self._requests = self._replies = -1
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if self._cgroup is not None:
-            self._cgroup.remove()
-            self._cgroup = None
+        if self._cgroup_owner is not None:
+            self._cgroup_owner.remove()
+            self._cgroup_owner = None
         if self._log.exists() and self._log.stat().st_size == 0:
             self._log.unlink()
 
-    def _send(self, message: Any) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # the reply, or its lack, tells why
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reply, or its absence, gives the reason
             while data:
                 data = data[os.write(self._requests, data) :]
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def _receive(self, deadline: float) -> Any:
         while b"\n" not in self._unread:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._replies], [], [], left)[0]:
@@ -148,24 +143,24 @@ class Child:
                 raise EOFError
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
-        return dict(json.loads(line))
+        return decode(line)
 
-    def _autopsy(self) -> Failed:
-        """Why a child closed its pipe without an answer."""
+    def _explain_death(self) -> ChildError:
+        """Return the error for a child that closed its pipe without a reply."""
         code = self._process.wait()
-        said = self._last_lines()
-        killed_for_memory = code == -signal.SIGKILL and oom_kills(self._own) > self._kills
+        last_lines = self._last_lines()
+        killed_for_memory = code == -signal.SIGKILL and oom_kills(self._cgroup) > self._kills
         self.end()
         if killed_for_memory:
-            where = "its memory limit" if self.limit == CGROUP else "the machine's memory"
-            return Failed(Outcome.OUT_OF_MEMORY, f"killed by the kernel: over {where}")
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        outcome = Outcome.OUT_OF_MEMORY if says_no_memory(said) else Outcome.CRASHED
-        return Failed(outcome, self._with_log(how))
+            where = "its memory limit" if self.limit == LimitKind.CGROUP else "the machine's memory"
+            return ChildError(Outcome.OUT_OF_MEMORY, f"killed by the kernel: over {where}")
+        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        outcome = Outcome.OUT_OF_MEMORY if reports_no_memory(last_lines) else Outcome.CRASHED
+        return ChildError(outcome, self._with_log(reason))
 
     def _with_log(self, reason: str) -> str:
-        said = self._last_lines()
-        return f"{reason}: {said}" if said else reason
+        last_lines = self._last_lines()
+        return f"{reason}: {last_lines}" if last_lines else reason
 
     def _last_lines(self) -> str:
         try:
@@ -175,16 +170,27 @@ class Child:
         return "\n".join([line for line in lines if line.strip()][-DETAIL_LINES:])
 
 
-def _own_cgroup(limit_bytes: int | None) -> OwnCgroup | None:
-    """None where cgroups cannot be written; then the child limits itself."""
+def _inherited_environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
+
+
+def _command(cgroup: OwnCgroup | None, requests: int, replies: int) -> list[str]:
+    # -P: an autotune.py in the user's working directory must not replace this package
+    command = [sys.executable, "-P", "-m", "autotune.measure.worker.main"]
+    command += [str(number) for number in (os.getpid(), requests, replies)]
+    return command if cgroup is None else ["/bin/sh", "-c", _JOIN, str(cgroup.cgroup.path), *command]
+
+
+def _create_cgroup(limit_bytes: int | None) -> OwnCgroup | None:
+    """Create a cgroup for one child; None where cgroups cannot be written, then the child limits itself."""
     try:
-        own = OwnCgroup(f"{os.getpid()}-{next(_NUMBERS)}")
+        created = OwnCgroup(f"{os.getpid()}-{next(_NUMBERS)}")
     except OSError:
         return None
     try:
         if limit_bytes is not None:
-            limit_cgroup(own.cgroup, limit_bytes)
+            limit_cgroup(created.cgroup, limit_bytes)
     except OSError:
-        own.remove()
+        created.remove()
         return None
-    return own
+    return created

@@ -1,4 +1,4 @@
-"""The harness's child processes by name: each started at its first request, replaced when it fails, ended with its files."""
+"""The harness's child processes by role: started at the first request, replaced after a failure, removed with their files."""
 
 import itertools
 import os
@@ -6,87 +6,119 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from autotune.measure.allocator_env import allocator_environment
 from autotune.measure.child import Child
-from autotune.measure.messages import Failed, Spec
+from autotune.measure.messages import (
+    BeginTiming,
+    ChildError,
+    DigestsRequest,
+    Expects,
+    FinishTiming,
+    PlanCheckRequest,
+    ReplyT,
+    TimeBlock,
+)
+from autotune.measure.spec import Spec
 
-_FOR_BYTES = ("bytes", "eager", "numerics")
-_BEGUN = ("block", "finish")
-"""Requests that only the process which began can answer: if it died, it says why."""
+
+class ChildRole(StrEnum):
+    """Purpose of a child process; the values name the log files."""
+
+    SURVEY = "prepare"
+    """Capture and profiling."""
+    EAGER = "eager"
+    """Bytes and results of plain eager steps."""
+    PLAN_BYTES = "bytes"
+    """Bytes and results of plans."""
+    NUMERICS = "numerics"
+    """Results of plans at a smaller batch."""
+    PLAN_SECONDS = "seconds"
+    """Times of plans."""
+    EAGER_SECONDS = "beside"
+    """Times of plain eager steps, between those of a plan."""
+
+
+_RETURN_MEMORY = (ChildRole.PLAN_BYTES, ChildRole.EAGER, ChildRole.NUMERICS)
 
 
 class Children:
-    """Processes of one workload; `spec` is what all have in common but `scratch` and `return_memory`, which are set here."""
+    """Processes of one workload. All share the spec, except for the fields that are set here."""
 
-    def __init__(self, spec: Spec, log_dir: Path, time_limit_seconds: float) -> None:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=log_dir))
-        self.time_limit_seconds = time_limit_seconds
+    def __init__(self, spec: Spec) -> None:
+        spec.log_dir.mkdir(parents=True, exist_ok=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=spec.log_dir))
+        self.time_limit_seconds = spec.time_limit_seconds
         self.limit = ""
-        """What enforces the memory limit, if one was asked for; known once a child has started."""
-        self.living: dict[str, Child] = {}
+        """Mechanism that enforces the memory limit; empty without a limit, and until the first child has started."""
+        self.living: dict[ChildRole, Child] = {}
         self._spec = spec
-        self._log_dir = log_dir
         self._numbers = itertools.count(1)
 
     def ask(
         self,
-        name: str,
-        request: dict[str, Any],
+        role: ChildRole,
+        request: Expects[ReplyT],
         *,
         arguments: Mapping[str, Any] | None = None,
         seconds: float | None = None,
-    ) -> dict[str, Any]:
-        """Ask the child of this name, a new one if need be (with other `arguments` of the factory, where given).
+    ) -> ReplyT:
+        """Send a request to the child of this role; start one if none lives, with other factory `arguments` if given.
 
-        Raises Failed where it does not answer; it is ended, and the next request gets a new one. So does a plan whose
-        allocator needs another environment.
+        A plan whose allocator needs another environment gets a new child. Raises ChildError where the child does not
+        answer; it is ended, and the next request starts a new one.
         """
-        child, environment = self.living.get(name), self._environment(request)
+        child, environment = self.living.get(role), self._environment(request)
         usable = child is not None and environment in (None, child.environment)
-        if child is None or not (usable and (child.alive or request["do"] in _BEGUN)):
-            self.end(name)
-            child = self.living[name] = self._start(name, arguments, environment or {})
+        # only the process that began timing can continue it: if it died, its own error says why
+        continues = isinstance(request, TimeBlock | FinishTiming)
+        if child is None or not (usable and (child.alive or continues)):
+            self.end(role)
+            child = self.living[role] = self._start(role, arguments, environment or {})
         try:
             return child.ask(request, self.time_limit_seconds if seconds is None else seconds)
         except BaseException:
-            self.end(name)
+            self.end(role)
             raise
 
-    def try_to_ask(self, name: str, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The same, where a failure is no one's fault: None then."""
+    def try_to_ask(self, role: ChildRole, request: Expects[ReplyT]) -> ReplyT | None:
+        """Send a request whose failure does not matter; None then."""
         try:
-            return self.ask(name, request)
-        except Failed:
+            return self.ask(role, request)
+        except ChildError:
             return None
 
-    def end(self, name: str) -> None:
-        child = self.living.pop(name, None)
+    def end(self, role: ChildRole) -> None:
+        """End the child of this role, if there is one, and remove its files."""
+        child = self.living.pop(role, None)
         if child is not None:
             child.end()
             shutil.rmtree(self.scratch / f"initial-{child.pid}", ignore_errors=True)  # as large as the model
 
     def end_all(self) -> None:
-        for name in list(self.living):
-            self.end(name)
+        """End every child."""
+        for role in list(self.living):
+            self.end(role)
 
     def close(self) -> None:
-        """End all and remove their files; the logs stay."""
+        """End every child and remove the temporary files; the logs stay."""
         self.end_all()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _environment(self, request: Mapping[str, Any]) -> dict[str, str] | None:
-        """None where any will do."""
-        plan = request.get("plan")
-        return None if plan is None else allocator_environment(plan["allocator"], self._spec.device_kind, os.environ)
+    def _environment(self, request: Expects[Any]) -> dict[str, str] | None:
+        """Return the variables that a request needs; None where any environment will do or no plan is involved."""
+        match request:
+            case BeginTiming(plan) | PlanCheckRequest(plan=plan) | DigestsRequest(plan) if plan is not None:
+                return allocator_environment(plan.allocator, self._spec.device_kind, os.environ)
+        return None
 
-    def _start(self, name: str, arguments: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Child:
-        spec = replace(self._spec, scratch=str(self.scratch), return_memory=name in _FOR_BYTES)
+    def _start(self, role: ChildRole, arguments: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Child:
+        spec = replace(self._spec, scratch=self.scratch, return_memory=role in _RETURN_MEMORY)
         if arguments is not None:
-            spec = replace(spec, arguments=dict(arguments))
-        child = Child.start(spec, self._log_dir / f"{name}-{next(self._numbers)}.log", environment)
+            spec = replace(spec, workload=replace(spec.workload, arguments=dict(arguments)))
+        child = Child.start(spec, spec.log_dir / f"{role}-{next(self._numbers)}.log", environment)
         self.limit = child.limit
         return child

@@ -1,17 +1,23 @@
-"""Enforce a memory limit on a child, and tell when a failure was for want of memory or of disk."""
+"""Memory limits of a child process, and the classification of failures for lack of memory or disk."""
 
 import errno
 import resource
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from autotune.measure.meters.cgroup import Cgroup
 from autotune.records.measurement import Outcome
 
-CGROUP = "cgroup"
-RLIMIT = "rlimit (emulated)"
-FRACTION = "fraction (emulated)"
+
+class LimitKind(StrEnum):
+    """Mechanism that enforces a memory limit."""
+
+    CGROUP = "cgroup"
+    RLIMIT = "rlimit (emulated)"
+    FRACTION = "fraction (emulated)"
+
 
 _ROOT = Path("/")
 _NO_MEMORY_TEXTS = (
@@ -25,23 +31,23 @@ _NO_MEMORY_TEXTS = (
 
 
 def limit_cgroup(cgroup: Cgroup, nbytes: int) -> None:
-    """Let everything in the cgroup, swap included, have `nbytes` and no more; the kernel kills what needs more."""
+    """Limit all processes of the cgroup to `nbytes` together, swap included; beyond that the kernel kills them."""
     if cgroup.version == 1:
         (cgroup.path / "memory.limit_in_bytes").write_text(str(nbytes))
-        swap, none = cgroup.path / "memory.memsw.limit_in_bytes", str(nbytes)
+        swap, no_swap = cgroup.path / "memory.memsw.limit_in_bytes", str(nbytes)
     else:
         (cgroup.path / "memory.max").write_text(str(nbytes))
-        swap, none = cgroup.path / "memory.swap.max", "0"
+        swap, no_swap = cgroup.path / "memory.swap.max", "0"
     if swap.exists():  # a kernel may be built without swap accounting
-        swap.write_text(none)
+        swap.write_text(no_swap)
 
 
 def limit_data(
     nbytes: int, now_bytes: int, root: Path = _ROOT, setrlimit: Callable[..., None] = resource.setrlimit
 ) -> None:
-    """Let this process take what is left of `nbytes` once its `now_bytes`, stores included, are paid.
+    """Limit this process to `nbytes`, of which it and its stores use `now_bytes` already.
 
-    The kernel's limit counts private mappings, so what it counts already is added.
+    The kernel's limit counts private mappings, so their present size is added.
     """
     status = (root / "proc/self/status").read_text()
     data = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
@@ -50,7 +56,7 @@ def limit_data(
 
 
 def limit_fraction(nbytes: int, context_bytes: int, cuda: Any = None) -> None:
-    """Let the caching allocator have what is left of `nbytes` beside the context. `cuda` is `torch.cuda`."""
+    """Limit the caching allocator to `nbytes` less the bytes of the context; `cuda` replaces `torch.cuda` in tests."""
     if cuda is None:
         import torch
 
@@ -60,7 +66,7 @@ def limit_fraction(nbytes: int, context_bytes: int, cuda: Any = None) -> None:
 
 
 def oom_kills(cgroup: Cgroup | None, root: Path = _ROOT) -> int:
-    """Processes killed for memory so far: in the cgroup, else on the whole machine."""
+    """Count the processes killed for memory so far: in the cgroup, without one on the whole machine."""
     if cgroup is not None:
         return cgroup.oom_kills()
     try:
@@ -70,8 +76,8 @@ def oom_kills(cgroup: Cgroup | None, root: Path = _ROOT) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def outcome_of(error: BaseException) -> Outcome:
-    """What a child's exception means for its trial."""
+def classify_error(error: BaseException) -> Outcome:
+    """Return the outcome of a trial whose child raised this exception."""
     for cause in _causes(error):
         match cause:
             case MemoryError():
@@ -80,14 +86,14 @@ def outcome_of(error: BaseException) -> Outcome:
                 return Outcome.OUT_OF_MEMORY
             case OSError(errno=errno.ENOSPC | errno.EDQUOT):
                 return Outcome.DISK_FULL
-            case RuntimeError() if says_no_memory(str(cause)):  # torch.OutOfMemoryError is one
+            case RuntimeError() if reports_no_memory(str(cause)):  # torch.OutOfMemoryError is one
                 return Outcome.OUT_OF_MEMORY
     return Outcome.CRASHED
 
 
-def says_no_memory(text: str) -> bool:
-    """Whether an error's text is one of those that allocators give up with."""
-    return any(known in text.lower() for known in _NO_MEMORY_TEXTS)
+def reports_no_memory(text: str) -> bool:
+    """Return True if an error's text is one with which allocators report a lack of memory."""
+    return any(phrase in text.lower() for phrase in _NO_MEMORY_TEXTS)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,112 +1,129 @@
-"""Where plans are compared with eager: at the workload's own batch, or where that does not fit, at a smaller one."""
+"""Choice of the results that plans are compared with: eager's at the workload's batch, or at a smaller one that fits."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import CaptureError, ConfigError, NumericsError
 from autotune.ir.plan import Plan
-from autotune.measure.children import Children
-from autotune.measure.messages import WITNESSES, Failed
-from autotune.records.json_codec import to_json
+from autotune.measure.children import Children, ChildRole
+from autotune.measure.messages import (
+    BatchSizeRequest,
+    BoundsRequest,
+    ChildError,
+    Comparison,
+    EagerPeakRequest,
+    PlanCheckRequest,
+    RoundingWitness,
+    TracedResultsRequest,
+    WiringRequest,
+    WitnessRequest,
+)
+from autotune.measure.spec import Spec
 from autotune.records.measurement import Outcome
-from autotune.workloads.reference import WorkloadRef
-
-
-def plan_tolerance(device_kind: str) -> float:
-    """Largest `max_error` accepted of a plan: on a CPU plans run the same kernels, so that every bit must agree."""
-    return 1.0 if device_kind == "cuda" else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Numerics:
-    """Which workload's results plans are compared with, and what those lie in."""
+class ExpectedResults:
+    """Results that plans are compared with."""
 
     arguments: dict[str, Any]
-    reference: str
-    """A directory."""
+    """Arguments of the workload's factory that produced them."""
+    directory: Path
     capture_error: float = 0.0
-    """Largest error of the captured step against eager, as a share of what the gate admits; 0 if every bit agrees."""
-    how: str = ""
-    """How the captured step was compared."""
+    """Largest error of the captured step against eager, as a share of the gate's bound; 0 if every bit agrees."""
+    method: str = ""
+    """Method by which the captured step was compared."""
     gate: str = ""
-    """How tensors that are not equal bit for bit are compared; empty where none is admitted."""
+    """Comparison of tensors that are not bit-equal; empty where none is accepted."""
 
 
-def find_numerics(
-    children: Children, workload: WorkloadRef, traced: Plan, *, reference: str, device_kind: str
-) -> tuple[Numerics | None, int | None]:
-    """Where eager and the traced plan both fit; and the floor of the process that found out, if that runs the workload.
+def find_expected_results(
+    children: Children, spec: Spec, traced: Plan, eager_results: Path | None
+) -> tuple[ExpectedResults | None, int | None]:
+    """Find a batch at which eager and the traced plan both fit, and compare the two there.
 
-    `reference` holds eager's results at the workload's own batch, empty where eager does not fit. None where eager fits
-    at no batch that the factory takes. Raises NumericsError where the captured step differs from eager.
+    `eager_results` holds eager's results at the workload's own batch; None where eager does not fit. Returns the results
+    to compare with, None where no batch fits. Returns also the floor bytes of the process that ran the traced plan at the
+    workload's own batch, else None. Raises NumericsError where the captured step differs from eager.
     """
-
-    def compare(child: str, at: Numerics) -> tuple[Numerics, int]:
-        return _compare(children, traced, at, child=child, workload=workload, device_kind=device_kind)
-
-    if reference:
+    workload = spec.workload
+    if eager_results is not None:
         try:
-            return compare("bytes", Numerics(workload.arguments, reference))
-        except Failed as failure:
-            if failure.outcome is not Outcome.OUT_OF_MEMORY:
-                raise failure.ours() or CaptureError(f"{workload}: the captured step fails: {failure.detail}") from None
-    for batch in _smaller_batches(children, workload):
+            expected = ExpectedResults(workload.arguments, eager_results)
+            return _compare_traced(children, spec, traced, expected, ChildRole.PLAN_BYTES)
+        except ChildError as error:
+            if error.outcome is not Outcome.OUT_OF_MEMORY:
+                raise error.as_autotune_error() or CaptureError(
+                    f"{workload}: the captured step fails: {error.detail}"
+                ) from None
+    for batch in _smaller_batches(children, spec):
         arguments = {**workload.arguments, "batch": batch}
-        reference = str(children.scratch / f"eager-{batch}")
+        results = children.scratch / f"eager-{batch}"
         try:
-            children.ask("eager", {"do": "baseline_bytes", "reference": reference}, arguments=arguments)
-            children.end("eager")
-            same = children.ask("numerics", {"do": "wiring"}, arguments=arguments)
-            if same == children.ask("bytes", {"do": "wiring"}):
-                return compare("numerics", Numerics(arguments, reference))[0], None
-            children.end("numerics")
-        except Failed as failure:
-            children.end("numerics")
-            if failure.error == ConfigError.__name__:
-                break  # the factory takes no batch
+            children.ask(ChildRole.EAGER, EagerPeakRequest(results), arguments=arguments)
+            children.end(ChildRole.EAGER)
+            wiring = children.ask(ChildRole.NUMERICS, WiringRequest(), arguments=arguments)
+            if wiring == children.ask(ChildRole.PLAN_BYTES, WiringRequest()):
+                expected = ExpectedResults(arguments, results)
+                return _compare_traced(children, spec, traced, expected, ChildRole.NUMERICS)[0], None
+            children.end(ChildRole.NUMERICS)
+        except ChildError as error:
+            children.end(ChildRole.NUMERICS)
+            if error.error == ConfigError.__name__:
+                break  # the factory has no argument `batch`
     return None, None
 
 
-def _compare(
-    children: Children, traced: Plan, at: Numerics, *, child: str, workload: WorkloadRef, device_kind: str
-) -> tuple[Numerics, int]:
-    request = {"do": "plan_bytes", "plan": to_json(traced), "reference": at.reference, "tolerance": float("inf")}
-    found = children.ask(child, request, arguments=at.arguments)
-    how, gate = "bit-equal to eager", ""
-    if found["max_error"] > 0 or device_kind == "cuda":
-        gate = _bounds(children, at)
-        found = children.ask(child, request, arguments=at.arguments)
-        if not found["max_error"] <= 1.0:
+def _compare_traced(
+    children: Children, spec: Spec, traced: Plan, expected: ExpectedResults, role: ChildRole
+) -> tuple[ExpectedResults, int]:
+    def check() -> tuple[Comparison, int]:
+        request = PlanCheckRequest(traced, expected.directory, tolerance=float("inf"))
+        reply = children.ask(role, request, arguments=expected.arguments)
+        assert reply.comparison is not None
+        assert reply.memory is not None
+        return reply.comparison, reply.memory.floor_bytes
+
+    comparison, floor_bytes = check()
+    method, gate = "bit-equal to eager", ""
+    if comparison.max_error > 0 or spec.device_kind == "cuda":
+        gate = _derive_bounds(children, expected)
+        comparison, floor_bytes = check()
+        if not comparison.max_error <= 1.0:
             raise NumericsError(
-                f"the captured step of {workload} differs from eager: {found['detail']} ({gate}); "
+                f"the captured step of {spec.workload} differs from eager: {comparison.detail} ({gate}); "
                 "leave out what breaks it, or report the model"
             )
-        if found["max_error"] > 0:
-            how = f"{gate}, worst {found['max_error']:.2g} of the bound"
-    error, reference = float(found["max_error"]), at.reference
-    if error > 0 and device_kind == "cpu":
-        reference = f"{reference}-traced"
-        children.ask(child, {"do": "trace", "reference": reference}, arguments=at.arguments)
-    return replace(at, reference=reference, capture_error=error, how=how, gate=gate), int(found["floor_bytes"])
+        if comparison.max_error > 0:
+            method = f"{gate}, worst {comparison.max_error:.2g} of the bound"
+    directory = expected.directory
+    if comparison.max_error > 0 and spec.device_kind == "cpu":
+        directory = directory.with_name(f"{directory.name}-traced")
+        children.ask(role, TracedResultsRequest(directory), arguments=expected.arguments)
+    expected = replace(expected, directory=directory, capture_error=comparison.max_error, method=method, gate=gate)
+    return expected, floor_bytes
 
 
-def _bounds(children: Children, at: Numerics) -> str:
-    """Measure eager's own rounding error, which bounds what may differ; how the gate compares then."""
+def _derive_bounds(children: Children, expected: ExpectedResults) -> str:
+    """Measure eager's own rounding error, which bounds each difference; return a description of the gate."""
     reasons: dict[str, str] = {}
-    for name in WITNESSES:
+    for witness in RoundingWitness:
         try:
-            children.ask("eager", {"do": "witness", "reference": at.reference, "name": name}, arguments=at.arguments)
-        except Failed as failure:
-            reasons[name] = failure.detail.partition("\n")[0]
-    request = {"do": "bounds", "reference": at.reference, "reasons": reasons}
-    how = children.ask("eager", request, arguments=at.arguments)["how"]
-    children.end("eager")
-    return str(how)
+            request = WitnessRequest(expected.directory, witness)
+            children.ask(ChildRole.EAGER, request, arguments=expected.arguments)
+        except ChildError as error:
+            reasons[witness] = error.detail.partition("\n")[0]
+    bounds = BoundsRequest(expected.directory, reasons)
+    gate = children.ask(ChildRole.EAGER, bounds, arguments=expected.arguments).text
+    children.end(ChildRole.EAGER)
+    return gate
 
 
-def _smaller_batches(children: Children, workload: WorkloadRef) -> list[int]:
-    found = children.try_to_ask("bytes", {"do": "batch_size"})
-    if found is None:
+def _smaller_batches(children: Children, spec: Spec) -> list[int]:
+    """Return the workload's batch size halved again and again, down to 1; empty where the size is unknown."""
+    reply = children.try_to_ask(ChildRole.PLAN_BYTES, BatchSizeRequest())
+    if reply is None:
         return []
-    batch = int(workload.arguments.get("batch", found["batch"]))
+    batch = int(spec.workload.arguments.get("batch", reply.batch))
     return [batch >> halvings for halvings in range(1, batch.bit_length())]

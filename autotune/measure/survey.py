@@ -4,39 +4,43 @@ from dataclasses import dataclass
 
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
-from autotune.measure.numerics import plan_tolerance
 from autotune.records.device import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
-    """What is known of a workload on this device without running a step of it."""
+class WorkloadSurvey:
+    """Graph, costs and device of a workload, obtained without running a step."""
 
     graph: TrainGraph
     costs: Costs
     device: Device
     floor_bytes: int
-    """Of the process that captured and profiled."""
+    """Idle bytes of the process that captured and profiled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What is known of a workload on this device before any plan but the traced one has run."""
+class PreparedWorkload:
+    """Everything measured of a workload on this device before the first plan; only the traced plan has run."""
 
     graph: TrainGraph
     costs: Costs
     device: Device
     floor_bytes: int
-    """Of a process that runs plans: interpreter, libraries, kernels' code."""
+    """Idle bytes of a process that runs plans: interpreter, libraries, code of kernels."""
     baseline_fits: bool
-    """Whether a plain eager step fits the memory, or the limit, at all."""
+    """True if a plain eager step fits the memory or the limit."""
     capture_error: float | None
-    """Largest error of the captured step against eager, as a share of what the gate admits; None if they could not be
-    compared at any batch size. In records of earlier versions an absolute difference."""
+    """Largest error of the captured step against eager, as a share of the gate's bound. None if no batch size allows a
+    comparison. Records of earlier versions hold an absolute difference."""
     verified: str = ""
-    """How the captured step was compared with eager; empty if it was not."""
+    """Method by which the captured step was compared with eager; empty if it was not."""
 
     @property
     def tolerance(self) -> float | None:
-        """Largest `max_error` accepted of a plan; a GPU's kernels add in any order."""
+        """Largest `max_error` accepted of a plan; above 0 on a GPU, whose kernels add in any order."""
         return None if self.capture_error is None else plan_tolerance(self.device.kind)
+
+
+def plan_tolerance(device_kind: str) -> float:
+    """Return the largest `max_error` accepted of a plan: 0 on a CPU, where plans run the same kernels bit for bit."""
+    return 1.0 if device_kind == "cuda" else 0.0

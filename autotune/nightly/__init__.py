@@ -1,6 +1,8 @@
-"""The nightly job: champions verified beside plain eager, refined, replaced after two nights, regressions told with a cause.
+"""Run the nightly job: verify each champion plan beside eager, search for a faster one, and diagnose regressions.
 
-In: `nightly.yaml` and the champions on record.
-Out: verdicts, history, and a page for the night.
+A challenger becomes the champion after it was faster in two nights.
+
+In: `nightly.yaml` and the recorded champions.
+Out: verdicts, a history for each entry, and result files for the night.
 Read first: `night`.
 """

@@ -1,4 +1,4 @@
-"""What a night runs on, as far as it may explain a change of the numbers."""
+"""Collect the conditions of a night that may explain a change of its measurements."""
 
 import hashlib
 import os
@@ -11,12 +11,14 @@ from autotune.records.device import Device
 from autotune.records.provenance import git_sha
 
 
-def conditions(device: Device | None, graph_digest: str, *, baseline_seconds: float | None, busy: float) -> Conditions:
-    """Everything that is recorded of a night; `busy` was looked at before anything of ours ran."""
-    packages = {found.name.lower(): found.version for found in distributions()}
+def collect_conditions(
+    device: Device | None, graph_digest: str, *, baseline_seconds: float | None, busy: float
+) -> Conditions:
+    """Return the versions, the device and the load of a night; measure `busy` before the night starts its own work."""
+    packages = {package.name.lower(): package.version for package in distributions()}
     code = {
         "commit": git_sha()[:12],
-        "uncommitted": uncommitted(),
+        "uncommitted": hash_uncommitted(),
         "autotune": packages.pop("autotune", ""),
         "graph": graph_digest[:12],
     }
@@ -30,28 +32,28 @@ def conditions(device: Device | None, graph_digest: str, *, baseline_seconds: fl
     silicon = {}
     if device is not None:
         silicon = {"silicon": device.silicon, "memory": str(device.memory_bytes), "cores": str(device.cores)}
-    return Conditions(code, environment, silicon, busy, clock_mhz(), baseline_seconds)
+    return Conditions(code, environment, silicon, busy, read_clock_mhz(), baseline_seconds)
 
 
-def busy_share() -> float:
-    """Share of all cores that is taken now, over a second in which this process rests."""
+def measure_busy_share() -> float:
+    """Return the share of all cores in use, measured over a second in which this process sleeps."""
     import psutil
 
     return float(psutil.cpu_percent(interval=1.0)) / 100
 
 
-def clock_mhz() -> float | None:
-    """Of the cores, on average; None where the machine does not tell, as most virtual ones."""
+def read_clock_mhz() -> float | None:
+    """Return the mean clock of the cores in MHz; None where the machine does not report it, as most virtual ones."""
     import psutil
 
     clock = psutil.cpu_freq()
     return float(clock.current) if clock is not None and clock.current else None
 
 
-def uncommitted() -> str:
-    """Eight letters that change with any uncommitted change; empty where there is none, or no repository."""
+def hash_uncommitted() -> str:
+    """Return eight hex digits of the uncommitted changes; empty without changes or without a repository."""
     try:
-        made = subprocess.run(["git", "diff", "HEAD"], capture_output=True, timeout=20, check=False)
+        diff = subprocess.run(["git", "diff", "HEAD"], capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return hashlib.sha256(made.stdout).hexdigest()[:8] if made.returncode == 0 and made.stdout else ""
+    return hashlib.sha256(diff.stdout).hexdigest()[:8] if diff.returncode == 0 and diff.stdout else ""

@@ -1,80 +1,100 @@
-"""One entry's night: its champion verified, a challenger that waits measured beside it, and a search around it."""
+"""Run one entry's night: verify the champion, measure a pending challenger against it, and search for a faster plan."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autotune.errors import AutotuneError, PlanError, StoreError
-from autotune.nightly.conditions import busy_share, conditions
-from autotune.nightly.config import Entry, Nightly
-from autotune.nightly.diagnosis import Cause, Conditions, cause
-from autotune.nightly.history import Home, Night, Verdict, good_nights, identity, medians, on_record
-from autotune.nightly.rounds import Borrowed, Rounds, Seen
-from autotune.nightly.verdict import Finding, Standing, better, decided, look, more_bytes
+from autotune.nightly.comparison import (
+    HistoryComparison,
+    Standing,
+    compare_challenger,
+    compare_with_history,
+    is_decided,
+    is_memory_regression,
+)
+from autotune.nightly.conditions import collect_conditions, measure_busy_share
+from autotune.nightly.config import NightlyConfig, NightlyEntry
+from autotune.nightly.diagnosis import Cause, Conditions, diagnose
+from autotune.nightly.history import (
+    EntryDirectory,
+    NightRecord,
+    NightVerdict,
+    good_nights,
+    plan_identity,
+    recent_medians,
+    record_ratios,
+)
+from autotune.nightly.rounds import PlanRounds, RoundRunner
 from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile, match_plan
+from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import Interrupts, Stopped
-from autotune.study.outcome import Result
-from autotune.study.runner import Runner
-from autotune.study.verdicts.statistics import Change, change, percent
+from autotune.study.outcome import StudyResult
+from autotune.study.runner import Runner, SharedRunner
+from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.statistics import RatioInterval, compare_ratios, format_percent
 
-Search = Callable[..., Result]
-"""`search(config, runner, run_dir)`: `autotune.study.session.tune` with somebody who listens."""
+Search = Callable[..., StudyResult]
+"""`search(config, runner, run_dir)`: `autotune.study.session.tune` with a listener."""
 
-VERIFY, DUEL = 0.5, 0.3
-"""Of the entry's time that is left, for one look at the champion, and for one comparison."""
-SEARCH = 0.6
-"""Of what is left after those, for the search; a comparison of what it finds takes the rest."""
+VERIFY_SHARE, DUEL_SHARE = 0.5, 0.3
+"""Shares of the entry's remaining time for one measurement of the champion, and for one comparison of two plans."""
+SEARCH_SHARE = 0.6
+"""Share of the time after these for the search; the comparison with its best plan uses the rest."""
 
 
 @dataclass
-class EntryNight:
-    """One session; `run` ends with what the history gets."""
+class EntrySession:
+    """One entry's session in one night; `run` returns the record for its history."""
 
-    entry: Entry
-    options: Nightly
-    home: Home
+    entry: NightlyEntry
+    options: NightlyConfig
+    home: EntryDirectory
     night: str
     runner: Runner
     search: Search
     interrupts: Interrupts
     deadline: float
-    """On the monotonic clock."""
+    """End of the entry's time, on the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
         self.home.directory.mkdir(parents=True, exist_ok=True)
-        self.home.settle()
+        self.home.reconcile()
         self.champion = self.home.read(self.home.champion)
-        self.waiting = self.home.read(self.home.challenger)
-        self.nights = good_nights(self.home.history(), _name(self.champion))
+        self.pending = self.home.read(self.home.challenger)
+        self.nights = good_nights(self.home.history(), _identity(self.champion))
         self.conditions = Conditions()
-        waiting, champion = _name(self.waiting), _name(self.champion)
-        self.result = Night(
-            self.night, self.entry.key, Verdict.SAME, champion=champion, pending=waiting, started=time.time()
+        pending, champion = _identity(self.pending), _identity(self.champion)
+        self.result = NightRecord(
+            self.night, self.entry.key, NightVerdict.SAME, champion=champion, pending=pending, started=time.time()
         )
         self.notes: list[str] = []
-        self.rounds = Rounds(self.runner, self.interrupts, self.deadline)
-        self.stale = False
-        """Whether the champion cannot run on this graph."""
+        self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
+        self.is_stale = False
+        """True if the champion cannot run on this graph."""
 
-    def run(self) -> Night:
-        """Everything; an error of the workload is an answer too. Stopped where a signal ended it."""
-        busy = busy_share()
+    def run(self) -> NightRecord:
+        """Run the entry and return its record; an error of the workload becomes a verdict.
+
+        Raises Stopped after a signal.
+        """
+        busy = measure_busy_share()
         try:
             with self.interrupts.breakable(patient=False):
                 self.prepared = self.runner.prepare()
                 baseline = self.runner.baseline() if self.prepared.baseline_fits else None
             seconds = baseline.median_seconds if baseline is not None else None
             device, digest = self.prepared.device, self.prepared.graph.digest
-            self.conditions = conditions(device, digest, baseline_seconds=seconds, busy=busy)
+            self.conditions = collect_conditions(device, digest, baseline_seconds=seconds, busy=busy)
             if self.champion is not None:
-                self.judge(self.champion)
-            self.challenge()
+                self.verify_champion(self.champion)
+            self.evaluate_challengers()
         except AutotuneError as error:
             if not self.conditions.code:
-                self.conditions = conditions(None, "", baseline_seconds=None, busy=busy)
-            self.failed(error)
+                self.conditions = collect_conditions(None, "", baseline_seconds=None, busy=busy)
+            self.report_error(error)
         return replace(
             self.result,
             detail="; ".join(filter(None, [self.result.detail, *self.notes])),
@@ -82,107 +102,122 @@ class EntryNight:
             seconds=time.monotonic() - self.began,
         )
 
-    def failed(self, error: AutotuneError) -> None:
-        """What ran before and does not now is a regression; what never ran is a fault of the config or the model."""
+    def report_error(self, error: AutotuneError) -> None:
+        """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
+
+        A missing store is inconclusive.
+        """
         if isinstance(error, StoreError):
-            self.result = replace(self.result, verdict=Verdict.INCONCLUSIVE, detail=f"{error}")
+            self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:
-            self.result = replace(self.result, verdict=Verdict.FAILED, detail=f"{error}", exit_code=error.exit_code)
+            failed = NightVerdict.FAILED
+            self.result = replace(self.result, verdict=failed, detail=f"{error}", exit_code=error.exit_code)
         else:
-            self.regression(f"{error}", Cause.STALE if isinstance(error, PlanError) else None)
+            self.report_regression(f"{error}", Cause.STALE if isinstance(error, PlanError) else None)
 
     # the champion
 
-    def judge(self, champion: PlanFile) -> None:
-        """Same, regression, inconclusive, or new. What looks like a regression is measured once more."""
+    def verify_champion(self, champion: PlanFile) -> None:
+        """Measure the champion and record its verdict; a suspected regression is re-measured first."""
         try:
             match_plan(self.home.champion, champion, self.prepared)
         except PlanError as error:
-            self.stale = True
-            self.regression(f"{error}", Cause.STALE)
+            self.is_stale = True
+            self.report_regression(f"{error}", Cause.STALE)
             return
-        seen = self.verify(champion)
-        if not (reason := self.fault(seen)):
-            self.stands(seen)
+        rounds = self.measure_champion(champion)
+        if not (reason := self.find_regression(rounds)):
+            self.accept_champion(rounds)
             return
-        again = self.verify(champion)
-        if still := self.fault(again):
-            self.tell(seen)
-            self.result = replace(self.result, rerun=self.changed(again))
-            self.regression(f"{reason}; once more: {still}")
+        repeated = self.measure_champion(champion)
+        if repeated_reason := self.find_regression(repeated):
+            self.record_rounds(rounds)
+            self.result = replace(self.result, rerun=self.change_from_record(repeated))
+            self.report_regression(f"{reason}; re-measured: {repeated_reason}")
         else:
-            self.notes.append(f"suspicious: {reason}, and not in the re-run")
-            self.stands(again)
+            self.notes.append(f"suspicious: {reason}, not confirmed when re-measured")
+            self.accept_champion(repeated)
 
-    def verify(self, champion: PlanFile) -> Seen:
-        """Rounds until the record is clearly kept or broken, or the time is up."""
+    def measure_champion(self, champion: PlanFile) -> PlanRounds:
+        """Measure until the champion clearly keeps or misses its record, or the time is up."""
 
-        def clear(seen: list[Seen]) -> bool:
-            return not self.nights or self.look(seen[0]).standing is not Standing.UNCLEAR
+        def is_clear(rounds: list[PlanRounds]) -> bool:
+            return not self.nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
 
-        return self.rounds.of([champion], self.prepared, VERIFY, clear)[0]
+        return self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
 
-    def look(self, seen: Seen) -> Finding:
-        return look(seen.turns, on_record(self.nights), medians(self.nights), self.options.slower)
+    def rules_of(self, file: PlanFile) -> Rules:
+        """Return the rules that a study applied to a plan, on this machine."""
+        return Rules(file.budget_bytes, self.prepared.floor_bytes, self.prepared.tolerance, 0.0)
 
-    def changed(self, seen: Seen) -> Change | None:
-        """Beside the record, if there is one and something ran."""
-        return self.look(seen).change if self.nights and len(seen.turns) > 1 else None
+    def compare(self, rounds: PlanRounds) -> HistoryComparison:
+        """Compare the champion's rounds with its history."""
+        record, medians = record_ratios(self.nights), recent_medians(self.nights)
+        return compare_with_history(rounds.turns, record, medians, self.options.slower)
 
-    def tell(self, seen: Seen) -> None:
-        """What was measured, into the result."""
-        charged = seen.charged_bytes
+    def change_from_record(self, rounds: PlanRounds) -> RatioInterval | None:
+        """Return the champion's time over its record; None without a record or without samples."""
+        return self.compare(rounds).change if self.nights and len(rounds.turns) > 1 else None
+
+    def record_rounds(self, rounds: PlanRounds) -> None:
+        """Copy the champion's measurements to the result."""
         self.result = replace(
-            self.result, turns=tuple(seen.turns), charged_bytes=charged, change=self.changed(seen)
-        )  # fmt: skip
+            self.result,
+            turns=tuple(rounds.turns),
+            charged_bytes=rounds.charged_bytes,
+            change=self.change_from_record(rounds),
+        )
 
-    def fault(self, seen: Seen) -> str:
-        """What would make it a regression, in words; empty for nothing."""
-        if seen.fault:
-            return seen.fault
+    def find_regression(self, rounds: PlanRounds) -> str:
+        """Return the reason that these rounds show a regression; empty for none."""
+        if rounds.plan_error:
+            return rounds.plan_error
         before = [night.charged_bytes for night in self.nights if night.charged_bytes is not None]
-        if seen.charged_bytes is not None and more_bytes(seen.charged_bytes, before):
-            return f"charged {percent(seen.charged_bytes / max(before))} beside its record"
-        if self.changed(seen) is None or (found := self.look(seen)).standing is not Standing.WORSE:
+        if rounds.charged_bytes is not None and is_memory_regression(rounds.charged_bytes, before):
+            return f"charged {format_percent(rounds.charged_bytes / max(before))} vs. its record"
+        if self.change_from_record(rounds) is None:
             return ""
-        return f"time {found.change} beside its record"
+        comparison = self.compare(rounds)
+        return f"time {comparison.change} vs. its record" if comparison.standing is Standing.WORSE else ""
 
-    def stands(self, seen: Seen) -> None:
-        """No regression: what it is then."""
-        self.tell(seen)
-        verdict, detail = Verdict.SAME, ""
-        if seen.failed is not None:
-            verdict, detail = Verdict.INCONCLUSIVE, seen.trouble
+    def accept_champion(self, rounds: PlanRounds) -> None:
+        """Record the verdict of a champion without a regression: same, new or inconclusive."""
+        self.record_rounds(rounds)
+        verdict, detail = NightVerdict.SAME, ""
+        if rounds.failed is not None:
+            verdict, detail = NightVerdict.INCONCLUSIVE, rounds.error
         elif not self.nights:
-            verdict, detail = Verdict.NEW, "the first night of this champion"
-        elif (found := self.look(seen)).standing is not Standing.SAME:
-            limit = percent(1 + self.options.slower)
-            detail = f"time {found.change} beside its record: {limit} cannot be excluded, with more time it may be"
-            verdict = Verdict.INCONCLUSIVE
+            verdict, detail = NightVerdict.NEW, "first night of this champion"
+        elif (comparison := self.compare(rounds)).standing is not Standing.SAME:
+            limit = format_percent(1 + self.options.slower)
+            detail = f"time {comparison.change} vs. its record: {limit} cannot be excluded in the time of this entry"
+            verdict = NightVerdict.INCONCLUSIVE
         self.result = replace(self.result, verdict=verdict, detail=detail)
 
-    def regression(self, detail: str, first: Cause | None = None) -> None:
-        """With what changed since the last good night."""
-        causes, why = cause(self.conditions, self.nights[-1].conditions if self.nights else None)
+    def report_regression(self, detail: str, first: Cause | None = None) -> None:
+        """Record a regression with its causes, `first` before those that the changed conditions suggest."""
+        causes, explanation = diagnose(self.conditions, self.nights[-1].conditions if self.nights else None)
         if first is not None:
-            causes = [first, *(one for one in causes if one is not Cause.DEVICE)]
+            causes = [first, *(cause for cause in causes if cause is not Cause.DEVICE)]
         self.result = replace(
-            self.result, verdict=Verdict.REGRESSION, detail=f"{detail} ({why})", causes=tuple(causes)
+            self.result, verdict=NightVerdict.REGRESSION, detail=f"{detail} ({explanation})", causes=tuple(causes)
         )  # fmt: skip
 
     # its challengers
 
-    def challenge(self) -> None:
-        """The plan that waits has its second night; else a search, whose best waits for its own."""
+    def evaluate_challengers(self) -> None:
+        """Give the pending challenger its second night; without one, search for a new challenger."""
         try:
-            won = self.duel(self.waiting) if self.waiting is not None else False
+            won = self.duel(self.pending) if self.pending is not None else False
             if won:
                 self.promote()
                 return
-            if won is not None and self.waiting is not None:
+            if won is not None and self.pending is not None:
                 self.result = replace(self.result, pending="")
-                self.notes.append("the plan that waited was not faster again")
-            if self.champion is None or (self.entry.refine and self.rounds.left > 0 and not self.result.pending):
+                self.notes.append("the pending plan was not faster again")
+            if self.champion is None or (
+                self.entry.refine and self.rounds.seconds_left > 0 and not self.result.pending
+            ):
                 self.refine()
         except AutotuneError as error:
             if self.champion is None:
@@ -190,80 +225,83 @@ class EntryNight:
             self.notes.append(f"no challenger: {error}")
 
     def promote(self) -> None:
-        """Better in two nights."""
+        """Make the challenger the champion, after it was faster in two nights."""
         self.result = replace(self.result, promoted=self.result.challenger, pending="")
         self.notes.append("a faster plan was promoted after its second night")
-        if self.result.verdict is not Verdict.REGRESSION:
-            self.result = replace(self.result, verdict=Verdict.PROMOTED)
+        if self.result.verdict is not NightVerdict.REGRESSION:
+            self.result = replace(self.result, verdict=NightVerdict.PROMOTED)
 
     def refine(self) -> None:
-        """Search, and keep what it finds if that is faster."""
-        found = self.searched()
-        if found is None:
+        """Search, and keep the best plan as a pending challenger if it is faster than the champion."""
+        candidate = self.search_candidate()
+        if candidate is None:
             return
         if self.champion is None:
-            self.adopt(found)
-        elif self.duel(found):
-            planfile.write(self.home.challenger, found)
-            self.result = replace(self.result, pending=_name(found))
-            self.notes.append("a faster plan waits for its second night")
+            self.adopt(candidate)
+        elif self.duel(candidate):
+            planfile.write(self.home.challenger, candidate)
+            self.result = replace(self.result, pending=_identity(candidate))
+            self.notes.append("a faster plan is pending until its second night")
 
-    def adopt(self, found: PlanFile) -> None:
-        """A first champion has nobody to beat; tonight begins its record."""
-        name = _name(found)
-        (seen,) = self.rounds.of([found], self.prepared, VERIFY, self.decided)
-        self.result = replace(self.result, turns=tuple(seen.turns), charged_bytes=seen.charged_bytes)
-        if seen.failed is not None:
-            self.result = replace(self.result, verdict=Verdict.INCONCLUSIVE, detail=seen.trouble)
+    def adopt(self, candidate: PlanFile) -> None:
+        """Make a plan the first champion; this night begins its record."""
+        name = _identity(candidate)
+        (rounds,) = self.rounds.measure([candidate], self.rules_of, VERIFY_SHARE, self.is_duel_decided)
+        self.result = replace(self.result, turns=tuple(rounds.turns), charged_bytes=rounds.charged_bytes)
+        if rounds.failed is not None:
+            self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=rounds.error)
             return
-        planfile.write(self.home.challenger, found)
+        planfile.write(self.home.challenger, candidate)
         self.result = replace(
-            self.result, verdict=Verdict.NEW, champion=name, promoted=name, detail="a first champion"
+            self.result, verdict=NightVerdict.NEW, champion=name, promoted=name, detail="first champion"
         )  # fmt: skip
 
     def duel(self, challenger: PlanFile) -> bool | None:
-        """Whether the challenger beats the champion, in turns; one that runs beats one that cannot. None: not to be told."""
+        """Measure challenger and champion interleaved; return true if the challenger wins, None if that is unclear.
+
+        A plan that runs wins against a plan that cannot run.
+        """
         try:
             match_plan(self.home.challenger, challenger, self.prepared)
         except PlanError as error:
             self.notes.append(f"a challenger cannot run: {error}")
             return False
-        plans = [challenger] if self.champion is None or self.stale else [challenger, self.champion]
-        mine, *others = self.rounds.of(plans, self.prepared, DUEL, self.decided)
-        self.result = replace(self.result, challenger=_name(challenger))
-        if mine.failed is not None:
-            return False if mine.fault else None
-        if not others or others[0].fault:
+        plans = [challenger] if self.champion is None or self.is_stale else [challenger, self.champion]
+        ours, *champion = self.rounds.measure(plans, self.rules_of, DUEL_SHARE, self.is_duel_decided)
+        self.result = replace(self.result, challenger=_identity(challenger))
+        if ours.failed is not None:
+            return False if ours.plan_error else None
+        if not champion or champion[0].plan_error:
             return True
-        if others[0].failed is not None:
+        if champion[0].failed is not None:
             return None
-        won, gain = better(mine.turns, others[0].turns, self.options.gain)
+        won, gain = compare_challenger(ours.turns, champion[0].turns, self.options.gain)
         self.result = replace(self.result, gain=gain)
         return won
 
-    def decided(self, seen: list[Seen]) -> bool:
-        """Whether more rounds would not change who is faster."""
-        return len(seen) < 2 or decided(change(seen[0].turns, seen[1].turns), self.options.gain)
+    def is_duel_decided(self, rounds: list[PlanRounds]) -> bool:
+        """Return true if more rounds would not change the faster plan."""
+        return len(rounds) < 2 or is_decided(compare_ratios(rounds[0].turns, rounds[1].turns), self.options.gain)
 
-    def searched(self) -> PlanFile | None:
-        """Search around the champion; None where that found nothing faster."""
-        config = self.entry.study(
-            SEARCH * self.rounds.left, self.home.plans, self.home.champion if self.champion else None
+    def search_candidate(self) -> PlanFile | None:
+        """Search from the champion's settings; return the best plan, or None if it was no faster."""
+        config = self.entry.search_config(
+            SEARCH_SHARE * self.rounds.seconds_left, self.home.plans, self.home.champion if self.champion else None
         )
         run_dir = self.home.directory / f"{self.night}_{self.entry.key}"
-        found = self.search(config, Borrowed(self.runner), run_dir)
-        if found.interrupted:
-            self.interrupts.received = found.interrupted
+        result = self.search(config, SharedRunner(self.runner), run_dir)
+        if result.interrupted:
+            self.interrupts.received = result.interrupted
             raise Stopped
-        best = found.best
+        best = result.best
         if best is None or best.plan is None or best.measurement is None:
             return None
-        ratio = best.measurement.time_ratio or best.measurement.median_seconds
+        ratio = best.time_cost
         if self.result.ratio is not None and ratio is not None and ratio >= self.result.ratio:
             return None
-        file = planfile.read(run_dir / "plan.json")
-        return None if identity(file) == self.result.champion else file
+        file = planfile.read(RunDir(run_dir).plan)
+        return None if plan_identity(file) == self.result.champion else file
 
 
-def _name(file: PlanFile | None) -> str:
-    return "" if file is None else identity(file)
+def _identity(file: PlanFile | None) -> str:
+    return "" if file is None else plan_identity(file)

@@ -1,4 +1,4 @@
-"""What nights left behind: a history of JSON lines and two plan files for each entry. The history is the truth."""
+"""Store each entry's history: one JSON line per night, and two plan files that follow from the history."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,129 +11,137 @@ from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line, read_lines
 from autotune.records.plan_file import PlanFile
 from autotune.study.verdicts.ranking import plan_hash
-from autotune.study.verdicts.statistics import Change
+from autotune.study.verdicts.statistics import RatioInterval
 
-RECORD = 5
-"""A champion's first good nights, which later ones are held to: a record that moved on would follow a slow decline."""
-MEMORY = 30
-"""Past nights that tell how far nights lie apart."""
+RECORD_NIGHTS = 5
+"""Number of a champion's first good nights that form its record; a moving record would follow a slow decline."""
+RECENT_NIGHTS = 30
+"""Number of past nights that the spread is estimated from."""
 
 
-class Verdict(StrEnum):
-    """What an entry's night came to."""
+class NightVerdict(StrEnum):
+    """Result of an entry's night."""
 
     SAME = "same"
     NEW = "new"
-    """A first champion, or the first night of one."""
+    """A first champion, or the first night of a champion."""
     PROMOTED = "promoted"
     REGRESSION = "regression"
     INCONCLUSIVE = "inconclusive"
     FAILED = "failed"
-    """Without a champion that could have run."""
+    """An error in an entry without a champion that could run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
-    """One entry's night."""
+class NightRecord:
+    """Result of one entry in one night."""
 
     night: str
     entry: str
-    verdict: Verdict
+    verdict: NightVerdict
     detail: str = ""
     causes: tuple[Cause, ...] = ()
-    """Of a regression, the likeliest first."""
+    """Causes of a regression, the likeliest first."""
     champion: str = ""
-    """The plan that was verified, by its `identity`."""
+    """Verified plan, by its `plan_identity`."""
     turns: tuple[float, ...] = ()
-    """Its time over plain eager's beside it, block by block; in seconds where eager does not fit."""
+    """Time of the champion over the interleaved eager time, one ratio per block; seconds where eager does not fit."""
     charged_bytes: int | None = None
-    """For its step."""
-    change: Change | None = None
-    """Beside its record."""
-    rerun: Change | None = None
-    """The same measured once more, before it was called a regression."""
+    """Bytes charged for the champion's step."""
+    change: RatioInterval | None = None
+    """Champion's time over its record."""
+    rerun: RatioInterval | None = None
+    """Ratio to the record, re-measured before the night was called a regression."""
     challenger: str = ""
-    """A plan that ran beside the champion."""
-    gain: Change | None = None
-    """Its time over the champion's."""
+    """Plan that was measured against the champion."""
+    gain: RatioInterval | None = None
+    """Challenger's time over the champion's."""
     pending: str = ""
-    """The plan that was better tonight and has to be so once more."""
+    """Plan that was faster in this night and needs a second one."""
     promoted: str = ""
-    """The champion from now on, where tonight made it one."""
+    """New champion, if this night made one."""
     conditions: Conditions = field(default_factory=Conditions)
     started: float = 0.0
-    """Seconds since the epoch."""
+    """Start, in seconds since the epoch."""
     seconds: float = 0.0
+    """Duration."""
     exit_code: int = 0
-    """What the entry alone would end with."""
+    """Exit code of the entry alone."""
 
     @property
     def ratio(self) -> float | None:
-        """The champion's time over plain eager's."""
+        """Median of the champion's time over eager's; None where it did not run."""
         return statistics.median(self.turns) if self.turns else None
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """One entry's directory."""
+class EntryDirectory:
+    """Files of one entry: history, champion, pending challenger and plans."""
 
     directory: Path
 
     @property
     def champion(self) -> Path:
+        """Plan file of the champion."""
         return self.directory / "champion.json"
 
     @property
     def challenger(self) -> Path:
-        """Of a plan that is to win once more."""
+        """Plan file of a plan that needs a second faster night."""
         return self.directory / "challenger.json"
 
     @property
     def plans(self) -> Path:
         return self.directory / "plans"
 
-    def history(self) -> list[Night]:
-        """All nights; of one that was begun twice the last."""
-        cure = "restore the file, or take it away to begin a new history"
-        found = read_lines(Night, self.directory / "history.jsonl", cure=cure)
-        return list({night.night: night for night in found}.values())
+    @property
+    def history_file(self) -> Path:
+        """One JSON line per night."""
+        return self.directory / "history.jsonl"
 
-    def record(self, night: Night) -> None:
-        """Sync the night to disk; then the plan files follow it."""
-        append_line(self.directory / "history.jsonl", night)
-        self.settle()
+    def history(self) -> list[NightRecord]:
+        """Return all nights; a repeated night counts once, with its last result."""
+        cure = "restore the file, or move it away to begin a new history"
+        records = read_lines(NightRecord, self.history_file, cure=cure)
+        return list({record.night: record for record in records}.values())
 
-    def settle(self) -> None:
-        """Finish what a night that was cut off had recorded but not done: the plan files say what the history says."""
+    def record(self, night: NightRecord) -> None:
+        """Append a night and sync it to disk, then update the plan files."""
+        append_line(self.history_file, night)
+        self.reconcile()
+
+    def reconcile(self) -> None:
+        """Make the plan files agree with the history, whose last night may have ended before it updated them."""
         if not self.challenger.exists():
             return
         history = self.history()
-        waiting = identity(planfile.read(self.challenger))
-        if history and history[-1].promoted == waiting:
+        challenger = plan_identity(planfile.read(self.challenger))
+        if history and history[-1].promoted == challenger:
             self.challenger.replace(self.champion)
-        elif not history or history[-1].pending != waiting:
+        elif not history or history[-1].pending != challenger:
             self.challenger.unlink()
 
     def read(self, path: Path) -> PlanFile | None:
+        """Return a plan file, or None if it does not exist."""
         return planfile.read(path) if path.exists() else None
 
 
-def identity(file: PlanFile) -> str:
-    """A plan's name in the history. Ids are positions: the same plan of another graph is another."""
+def plan_identity(file: PlanFile) -> str:
+    """Return a plan's name in the history; it includes the graph, whose op ids the plan uses."""
     return f"{plan_hash(file.plan)[:8]}-{file.graph_digest[:8]}"
 
 
-def good_nights(history: Sequence[Night], champion: str) -> list[Night]:
-    """Nights of this champion that nothing was wrong with."""
-    good = (Verdict.SAME, Verdict.NEW, Verdict.PROMOTED)
-    return [one for one in history if one.champion == champion and one.verdict in good and len(one.turns) > 1]
+def good_nights(history: Sequence[NightRecord], champion: str) -> list[NightRecord]:
+    """Return this champion's nights without a regression or an error."""
+    good = (NightVerdict.SAME, NightVerdict.NEW, NightVerdict.PROMOTED)
+    return [night for night in history if night.champion == champion and night.verdict in good and len(night.turns) > 1]
 
 
-def on_record(nights: Sequence[Night]) -> list[float]:
-    """The turns that tonight's are held to."""
-    return [turn for night in nights[:RECORD] for turn in night.turns]
+def record_ratios(nights: Sequence[NightRecord]) -> list[float]:
+    """Return the ratios of the nights that form a champion's record."""
+    return [ratio for night in nights[:RECORD_NIGHTS] for ratio in night.turns]
 
 
-def medians(nights: Sequence[Night]) -> list[float]:
-    """One ratio a night."""
-    return [night.ratio for night in nights[-MEMORY:] if night.ratio is not None]
+def recent_medians(nights: Sequence[NightRecord]) -> list[float]:
+    """Return the median ratio of each recent night."""
+    return [night.ratio for night in nights[-RECENT_NIGHTS:] if night.ratio is not None]

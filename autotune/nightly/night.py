@@ -1,4 +1,4 @@
-"""A night: every entry in turn with its share of the time, results after each, and one answer at the end."""
+"""Run a night: every entry in turn with its share of the time, with result files after each."""
 
 import contextlib
 import time
@@ -8,97 +8,98 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ConfigError
-from autotune.nightly.config import RESERVED, Entry, Nightly
-from autotune.nightly.entry import EntryNight, Search
-from autotune.nightly.history import Home, Night, Verdict
-from autotune.nightly.pages import write_results
-from autotune.nightly.results import Results
-from autotune.records.run_dir import locked
+from autotune.nightly.config import RESERVED, NightlyConfig, NightlyEntry
+from autotune.nightly.entry import EntrySession, Search
+from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
+from autotune.nightly.result_files import write_results
+from autotune.nightly.results import NightResults
+from autotune.records.run_dir import RunDir, lock_run_dir
 from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.runner import Runner
 
-Open = Callable[[Entry, Path], contextlib.AbstractContextManager[Runner]]
-"""`open(entry, log_dir)`: the runner of an entry, closed with the context."""
+OpenRunner = Callable[[NightlyEntry, Path], contextlib.AbstractContextManager[Runner]]
+"""`open_runner(entry, log_dir)`: context manager of an entry's runner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One night's work."""
+class NightJob:
+    """Config and collaborators of one night."""
 
-    options: Nightly
+    options: NightlyConfig
     config: Path
-    """Of the options, for messages."""
-    open_runner: Open
+    """Path of the config, for messages."""
+    open_runner: OpenRunner
     search: Search
-    tell: Callable[[Night], None]
-    """Called with every entry's outcome, which is on disk by then."""
+    on_result: Callable[[NightRecord], None]
+    """Callback for every entry's result, called after the result is on disk."""
 
 
-def run_night(job: Job, name: str) -> Results:
-    """All entries that this night has not done yet; what a signal or the time left undone stands in the results.
+def run_night(job: NightJob, name: str) -> NightResults:
+    """Run the entries that the night `name` has not done yet, and return the results of all.
 
-    Raises LockedError; what is wrong with an entry is its verdict.
+    Errors of an entry become its verdict. Entries without time left and entries after a signal are listed as `left`.
+    Raises LockedError if another process works in the directory.
     """
     home = Path(job.options.directory)
     deadline = time.monotonic() + job.options.time_seconds
-    with locked(home, "give another `directory`"), Interrupts() as interrupts:
-        results = _written(job, name)
+    with lock_run_dir(home, "give another `directory`"), Interrupts() as interrupts:
+        results = _write_results(job, name)
         for entry in job.options.entries:
             left = deadline - time.monotonic()
             if entry.key not in results.left or left <= 0:
                 continue
-            waiting = sum(one.share for one in job.options.entries if one.key in results.left)
-            until = time.monotonic() + min(left * entry.share / waiting, entry.time_seconds)
+            shares = sum(other.share for other in job.options.entries if other.key in results.left)
+            until = time.monotonic() + min(left * entry.share / shares, entry.time_seconds)
             try:
-                night = _one(job, entry, name, interrupts, until)
+                night = _run_entry(job, entry, name, interrupts, until)
             except Stopped:
-                return _written(job, name, interrupts.received)
-            except SystemExit as stopped:  # a study that was stopped before its baseline
-                return _written(job, name, int(stopped.code or 130) - 128)
-            results = _written(job, name)
-            job.tell(night)
+                return _write_results(job, name, interrupts.received)
+            except SystemExit as stopped:  # a study stopped before its baseline
+                return _write_results(job, name, int(stopped.code or 130) - 128)
+            results = _write_results(job, name)
+            job.on_result(night)
         return results
 
 
-def _one(job: Job, entry: Entry, name: str, interrupts: Interrupts, until: float) -> Night:
-    home = Home(Path(job.options.directory) / entry.key)
+def latest_night(options: NightlyConfig) -> str:
+    """Return the name of the latest night; ConfigError if there is none."""
+    names = sorted(path.parent.name for path in (Path(options.directory) / RESERVED).glob("*/nightly.json"))
+    if not names:
+        raise ConfigError(f"no night in {options.directory}/{RESERVED}/; begin one without --resume")
+    return names[-1]
+
+
+def _run_entry(job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float) -> NightRecord:
+    home = EntryDirectory(Path(job.options.directory) / entry.key)
     try:
-        with job.open_runner(entry, home.directory / "logs") as runner:
-            session = EntryNight(entry, job.options, home, name, runner, job.search, interrupts, until)
+        with job.open_runner(entry, RunDir(home.directory).logs) as runner:
+            session = EntrySession(entry, job.options, home, name, runner, job.search, interrupts, until)
             night = session.run()
-    except AutotuneError as error:  # a store, a device or a file that is not there: nothing of the entry could begin
-        night = _fault(home, entry, name, f"{error}", error.exit_code)
-    except Exception as error:  # noqa: BLE001 - a fault of ours in one entry must not cost the others their night
+    except AutotuneError as error:  # the entry could not start: a store, a device or a file is missing
+        night = _failed_night(home, entry, name, f"{error}", error.exit_code)
+    except Exception as error:  # noqa: BLE001 - a bug in one entry must not end the night of the others
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        night = _fault(home, entry, name, f"a fault of autotune's own: {reason}", AutotuneError.exit_code)
+        night = _failed_night(home, entry, name, f"internal error: {reason}", AutotuneError.exit_code)
     home.record(night)
     return night
 
 
-def _fault(home: Home, entry: Entry, name: str, detail: str, exit_code: int) -> Night:
-    """No verdict on the champion; what waits goes on waiting."""
+def _failed_night(home: EntryDirectory, entry: NightlyEntry, name: str, detail: str, exit_code: int) -> NightRecord:
+    """Return a failed night without a verdict on the champion; a pending challenger stays pending."""
     home.directory.mkdir(parents=True, exist_ok=True)
     pending = next((past.pending for past in reversed(home.history())), "")
-    return Night(
-        name, entry.key, Verdict.FAILED, detail, pending=pending, started=time.time(), exit_code=exit_code
+    return NightRecord(
+        name, entry.key, NightVerdict.FAILED, detail, pending=pending, started=time.time(), exit_code=exit_code
     )  # fmt: skip
 
 
-def _written(job: Job, name: str, interrupted: int = 0) -> Results:
-    """What the entries' histories say of this night, on disk as pages."""
+def _write_results(job: NightJob, name: str, interrupted: int = 0) -> NightResults:
+    """Collect this night's results from the entries' histories, and write the result files."""
     keys = [entry.key for entry in job.options.entries]
-    homes = {key: Home(Path(job.options.directory) / key) for key in keys}
+    homes = {key: EntryDirectory(Path(job.options.directory) / key) for key in keys}
     done = {key: night for key, home in homes.items() for night in home.history() if night.night == name}
     left = tuple(key for key in keys if key not in done)
-    results = Results(name, str(job.config), tuple(done.values()), left, interrupted)
+    results = NightResults(name, str(job.config), tuple(done.values()), left, interrupted)
     write_results(Path(job.options.directory) / RESERVED / name, results)
     return results
-
-
-def latest(options: Nightly) -> str:
-    """The last night that was begun; ConfigError where there is none."""
-    found = sorted(path.parent.name for path in (Path(options.directory) / RESERVED).glob("*/nightly.json"))
-    if not found:
-        raise ConfigError(f"no night in {options.directory}/{RESERVED}/; begin one without --resume")
-    return found[-1]

@@ -1,61 +1,63 @@
-"""What a night came to, and what that is to a script."""
+"""Summarize a night for people and for scripts: a headline, the order of severity, and the exit code."""
 
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, InconclusiveError, OutOfTimeError, RegressionError
-from autotune.nightly.history import Night, Verdict
+from autotune.nightly.history import NightRecord, NightVerdict
 
 SEVERITY = (
-    Verdict.REGRESSION, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PROMOTED, Verdict.NEW, Verdict.SAME,
+    NightVerdict.REGRESSION, NightVerdict.FAILED, NightVerdict.INCONCLUSIVE, NightVerdict.PROMOTED, NightVerdict.NEW,
+    NightVerdict.SAME,
 )  # fmt: skip
+"""Verdicts, the worst first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """One night."""
+class NightResults:
+    """Results of one night."""
 
     name: str
     config: str
-    """The file that it was asked for by."""
-    nights: tuple[Night, ...]
-    """Of the entries that are done, in the config's order."""
+    """Path of the nightly config."""
+    nights: tuple[NightRecord, ...]
+    """Entries that are done, in the order of the config."""
     left: tuple[str, ...]
-    """Entries that are not."""
+    """Entries that are not done."""
     interrupted: int = 0
-    """Number of the signal that ended it early; 0 for none."""
+    """Number of the signal that ended the night early; 0 for none."""
 
     @property
-    def by_severity(self) -> list[Night]:
-        """The worst first."""
+    def by_severity(self) -> list[NightRecord]:
+        """Entries that are done, the worst first."""
         return sorted(self.nights, key=lambda night: SEVERITY.index(night.verdict))
 
-    def of(self, verdict: Verdict) -> list[Night]:
-        """Entries that it came to this for."""
+    def with_verdict(self, verdict: NightVerdict) -> list[NightRecord]:
+        """Return the entries with this verdict."""
         return [night for night in self.nights if night.verdict is verdict]
 
     @property
     def headline(self) -> str:
-        """`nightly 2026-11-20: 3 entries: 1 regression, 2 same`."""
-        counts = [f"{len(found)} {verdict}" for verdict in SEVERITY if (found := self.of(verdict))]
+        """Count of each verdict, as `nightly 2026-11-20: 3 entries: 1 regression, 2 same`."""
+        counts = [f"{len(nights)} {verdict}" for verdict in SEVERITY if (nights := self.with_verdict(verdict))]
         counts += [f"{len(self.left)} not done"] if self.left else []
         return f"nightly {self.name}: {len(self.nights) + len(self.left)} entries: {', '.join(counts)}"
 
 
-def failure(results: Results) -> AutotuneError | None:
-    """The error that a night is to a script: the worst of its entries, then what is left of it."""
-    if red := results.of(Verdict.REGRESSION):
-        said = ", ".join(f"{one.entry} ({', '.join(one.causes)})" for one in red)
-        return RegressionError(f"night {results.name}: regression of {said}{_more(results)}")
-    if failed := results.of(Verdict.FAILED):
-        error = AutotuneError(f"night {results.name}: {failed[0].entry}: {failed[0].detail}{_more(results)}")
+def worst_error(results: NightResults) -> AutotuneError | None:
+    """Return the error that the night's command ends with: the worst entry's, then that of a missing entry, or None."""
+    if regressions := results.with_verdict(NightVerdict.REGRESSION):
+        names = ", ".join(f"{night.entry} ({', '.join(night.causes)})" for night in regressions)
+        return RegressionError(f"night {results.name}: regression of {names}{_resume_hint(results)}")
+    if failed := results.with_verdict(NightVerdict.FAILED):
+        error = AutotuneError(f"night {results.name}: {failed[0].entry}: {failed[0].detail}{_resume_hint(results)}")
         error.exit_code = failed[0].exit_code
         return error
     if results.left:
-        return OutOfTimeError(f"night {results.name} ended before {', '.join(results.left)}{_more(results)}")
-    if unclear := results.of(Verdict.INCONCLUSIVE):
+        return OutOfTimeError(f"night {results.name} ended before {', '.join(results.left)}{_resume_hint(results)}")
+    if unclear := results.with_verdict(NightVerdict.INCONCLUSIVE):
         return InconclusiveError(f"night {results.name}: {unclear[0].entry}: {unclear[0].detail}")
     return None
 
 
-def _more(results: Results) -> str:
+def _resume_hint(results: NightResults) -> str:
     return f"; go on with: autotune nightly {results.config} --resume" if results.left else ""

@@ -1,116 +1,97 @@
-"""Plans measured in turns, each time in fresh processes, until enough is known or the time is up."""
+"""Measure plans interleaved, in new processes each round, until the result is clear or the time is up."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.ir.plan import Plan
-from autotune.measure.survey import Prepared
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile
 from autotune.study.interrupts import Interrupts
 from autotune.study.runner import Runner
-from autotune.study.verdicts.ranking import Rules, judge
-from autotune.study.verdicts.statistics import turns
+from autotune.study.verdicts.ranking import Rules, apply_rules
+from autotune.study.verdicts.statistics import block_ratios
 
-ROUNDS = 2
-"""Fresh processes that a verdict comes from, at least."""
-SILENT = frozenset({Outcome.DISK_FULL, Outcome.STOPPED_EARLY})
-"""Outcomes that say nothing of the plan."""
+MIN_ROUNDS = 2
+"""Minimum rounds, each in new processes, behind a verdict."""
+UNINFORMATIVE = frozenset({Outcome.DISK_FULL, Outcome.STOPPED_EARLY})
+"""Failures that are no evidence against the plan."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """All rounds of one plan tonight."""
+class PlanRounds:
+    """All rounds of one plan in this night."""
 
     turns: list[float] = field(default_factory=list)
+    """Time over the interleaved eager time, one ratio per block."""
     charged: list[int] = field(default_factory=list)
+    """Bytes charged for the step, one figure per round."""
     failed: Measurement | None = None
-    """The round that did not run to its end, if one did not: it was the last."""
+    """The last round, if it failed."""
 
     @property
     def charged_bytes(self) -> int | None:
-        """The least of all rounds: by accident a step is charged more, never less."""
+        """Minimum over all rounds: accidents raise the charge of a step and never lower it."""
         return min(self.charged, default=None)
 
     @property
-    def fault(self) -> str:
-        """What went wrong, where that says something of the plan."""
-        return self.trouble if self.failed is not None and self.failed.outcome not in SILENT else ""
+    def plan_error(self) -> str:
+        """Failure that is evidence against the plan; empty for none."""
+        return self.error if self.failed is not None and self.failed.outcome not in UNINFORMATIVE else ""
 
     @property
-    def trouble(self) -> str:
-        """What went wrong, for whatever reason."""
+    def error(self) -> str:
+        """Failure for any reason; empty for none."""
         return f"{self.failed.outcome.value.replace('_', ' ')}: {self.failed.detail}" if self.failed is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
-    """What measures, until when."""
+class RoundRunner:
+    """Runner of rounds until a deadline."""
 
     runner: Runner
     interrupts: Interrupts
     deadline: float
-    """On the monotonic clock."""
+    """End of the entry's time, on the monotonic clock."""
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def of(
-        self, plans: Sequence[PlanFile], prepared: Prepared, share: float, enough: Callable[[list[Seen]], bool]
-    ) -> list[Seen]:
-        """Two rounds, then more until it is enough, or the share of the time that is left is used; the last where one failed."""
-        until = time.monotonic() + share * self.left
-        seen = [Seen() for _ in plans]
+    def measure(
+        self,
+        plans: Sequence[PlanFile],
+        rules_of: Callable[[PlanFile], Rules],
+        share: float,
+        is_enough: Callable[[list[PlanRounds]], bool],
+    ) -> list[PlanRounds]:
+        """Measure plans interleaved: at least two rounds, then more until `is_enough`.
+
+        `rules_of` gives the rules that a study applied to a plan. Ends as well when `share` of the remaining time is used, or after a round in which a plan failed.
+        """
+        until = time.monotonic() + share * self.seconds_left
+        rounds = [PlanRounds() for _ in plans]
         longest, number = 0.0, 0
-        while number < ROUNDS or time.monotonic() + longest < until:
+        while number < MIN_ROUNDS or time.monotonic() + longest < until:
             began = time.monotonic()
-            for file, one in zip(plans, seen, strict=True):
-                self._measure(file, prepared, one)
+            for file, plan_rounds in zip(plans, rounds, strict=True):
+                self._measure_once(file, rules_of(file), plan_rounds)
             number += 1
             longest = max(longest, time.monotonic() - began)
-            if any(one.failed is not None for one in seen) or (number >= ROUNDS and enough(seen)):
+            any_failed = any(plan_rounds.failed is not None for plan_rounds in rounds)
+            if any_failed or (number >= MIN_ROUNDS and is_enough(rounds)):
                 break
-        return seen
+        return rounds
 
-    def _measure(self, file: PlanFile, prepared: Prepared, seen: Seen) -> None:
-        """Once more, held to what a study holds it to."""
+    def _measure_once(self, file: PlanFile, rules: Rules, rounds: PlanRounds) -> None:
+        """Measure one round under the same rules as a study."""
         self.interrupts.check()
         self.runner.renew()
         with self.interrupts.breakable():
-            found = self.runner.measure(file.plan, budget_bytes=file.budget_bytes)
-        found = judge(found, rules(file, prepared))
-        if found.outcome is not Outcome.OK:
-            seen.failed = found
+            measurement = self.runner.measure(file.plan, budget_bytes=file.budget_bytes)
+        measurement = apply_rules(measurement, rules)
+        if measurement.outcome is not Outcome.OK:
+            rounds.failed = measurement
             return
-        seen.turns += turns(found)
-        if found.step_charged_bytes is not None:
-            seen.charged.append(found.step_charged_bytes)
-
-
-def rules(file: PlanFile, prepared: Prepared) -> Rules:
-    """What the plan was held to when it was found."""
-    return Rules(file.budget_bytes, prepared.floor_bytes, prepared.tolerance, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """A runner that a study may close: the night goes on with it, in fresh processes."""
-
-    runner: Runner
-
-    def prepare(self) -> Prepared:
-        return self.runner.prepare()
-
-    def baseline(self) -> Measurement:
-        return self.runner.baseline()
-
-    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
-        return self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
-
-    def renew(self) -> None:
-        self.runner.renew()
-
-    def close(self) -> None:
-        self.runner.renew()
+        rounds.turns += block_ratios(measurement)
+        if measurement.step_charged_bytes is not None:
+            rounds.charged.append(measurement.step_charged_bytes)

@@ -1,7 +1,7 @@
 """Planners: each decides one part of a plan, as a pure function of graph, budget and costs.
 
-To add one: a file in its kind's folder with a frozen dataclass whose fields are its knobs, and a line in that folder's
-dict. The search space, the command line, the report and the contract tests take it from there.
+To add one, write a frozen dataclass in a file of its kind's folder. Its fields are its knobs. Add it to that folder's
+dict. The search space, the command line, the report and the contract tests read that dict.
 
 In: a graph, a budget in bytes, and costs.
 Out: a checked `Plan`.
@@ -36,50 +36,74 @@ KINDS: Mapping[str, Mapping[str, type[Planner]]] = {
     "offload": OFFLOADS,
     "allocator": ALLOCATORS,
 }
-"""The kinds in the order in which they decide; in each the planners by name, its default first."""
+"""Planners by kind and name. Kinds stand in the order in which they run; each kind's first planner is its default."""
 
-__all__ = ["KINDS", "Planner", "build", "defaults", "foreseen", "make_plan"]
+__all__ = ["KINDS", "Planner", "anticipate_inplace", "build_planners", "default_settings", "make_plan"]
 
 
-def defaults() -> Settings:
-    """Every kind's first planner with its knobs as they come."""
+def default_settings() -> Settings:
+    """Return every kind's default planner with its default knobs."""
     first = {kind: next(iter(planners)) for kind, planners in KINDS.items()}
     return {kind: {"planner": name, **asdict(cast("Any", KINDS[kind][name]()))} for kind, name in first.items()}
 
 
-def build(settings: Settings) -> dict[str, Planner]:
-    """The planners that settings name, by kind, in the order in which they decide; a kind left out gets its default."""
+def build_planners(settings: Settings) -> dict[str, Planner]:
+    """Return the planners of these settings by kind, in the order in which they run; a missing kind gets its default.
+
+    Raises:
+        ConfigError: A kind, planner or knob is unknown, or a knob's value is out of range.
+    """
     for kind in settings:
         if kind not in KINDS:
             raise ConfigError(f"settings: no kind of planner is called {kind!r}; known: {', '.join(KINDS)}")
-    chosen = defaults() | settings
-    return {kind: _build(kind, chosen[kind]) for kind in KINDS}
+    complete = default_settings() | settings
+    return {kind: _build_planner(kind, complete[kind]) for kind in KINDS}
 
 
 def make_plan(graph: TrainGraph, settings: Settings, budget_bytes: int, costs: Costs) -> Plan:
-    """The plan of these settings, checked. `budget_bytes`: what the step itself may take; it may turn out above that."""
-    plan, planners = Plan.traced(graph), build(settings)
+    """Run the planners of these settings in turn and return the checked plan.
+
+    Args:
+        graph: Training step to plan.
+        settings: Planner name and knobs per kind; a missing kind gets its default.
+        budget_bytes: Bytes that the step may use, static bytes included. The plan's peak may exceed it.
+        costs: Seconds and scratch bytes per op, and the open stores.
+
+    Raises:
+        ConfigError: The settings are invalid, or a planner needs a store that is not open.
+        PlanError: A planner returned an invalid plan.
+
+    Examples:
+        >>> from autotune.ir.costs import Costs
+        >>> from autotune.testing.graphs import training_chain
+        >>> graph = training_chain(8)
+        >>> make_plan(graph, {"recompute": {"planner": "greedy"}}, 0, Costs.unit(graph)).recomputed > 0
+        True
+    """
+    plan, planners = Plan.traced(graph), build_planners(settings)
     for kind, planner in planners.items():
-        plan = planner.plan(graph, plan, budget_bytes, foreseen(kind, planners["inplace"], graph, plan, costs))
+        ahead = anticipate_inplace(kind, planners["inplace"], graph, plan, costs)
+        plan = planner.plan(graph, plan, budget_bytes, ahead)
     check(graph, plan)
     return plan
 
 
-def foreseen(kind: str, inplace: Planner, graph: TrainGraph, plan: Plan, costs: Costs) -> Costs:
-    """What a kind is to reckon with: where it computes again, an op that will overwrite an input needs that much less.
+def anticipate_inplace(kind: str, inplace: Planner, graph: TrainGraph, plan: Plan, costs: Costs) -> Costs:
+    """Return the costs for a planner of this kind: recompute and reorder see ops that will run in place as cheaper.
 
-    Computing the op again may keep the input alive, and out of its hands: then it needs that much more for one moment.
+    An op that overwrites an input needs that input's bytes less, so its scratch may be negative. If a recomputation
+    keeps the input alive, the op cannot overwrite it and needs the full bytes for one moment.
     """
     if kind not in ("recompute", "reorder"):
         return costs
     scratch = list(costs.scratch_bytes)
-    for taken in inplace.plan(graph, plan, 0, costs).inplace:
-        op = plan.order[taken.position]
-        scratch[op] = costs.scratch_bytes[op] - graph.values[taken.value].nbytes
+    for overwrite in inplace.plan(graph, plan, 0, costs).inplace:
+        op = plan.order[overwrite.position]
+        scratch[op] = costs.scratch_bytes[op] - graph.values[overwrite.value].nbytes
     return replace(costs, scratch_bytes=tuple(scratch))
 
 
-def _build(kind: str, settings: Mapping[str, object]) -> Planner:
+def _build_planner(kind: str, settings: Mapping[str, object]) -> Planner:
     name = settings.get("planner")
     if name is None:
         raise ConfigError(f"settings: {kind} names no planner; add planner: one of {', '.join(KINDS[kind])}")
@@ -91,6 +115,6 @@ def _build(kind: str, settings: Mapping[str, object]) -> Planner:
         if knob not in planner.knobs:
             known = ", ".join(planner.knobs) or "none"
             raise ConfigError(f"settings: {kind} planner {name} has no knob {knob!r}; known: {known}")
-        if not planner.knobs[knob].holds(value):
+        if not planner.knobs[knob].contains(value):
             raise ConfigError(f"settings: {kind}.{knob} is {value!r}; it must be {planner.knobs[knob]}")
     return cast("Callable[..., Planner]", planner)(**values)

@@ -1,4 +1,4 @@
-"""What planners answer to a budget, with the simulator's word on it: nothing here is measured."""
+"""Propose plans for a budget, with their simulated estimates. Nothing here is measured."""
 
 import functools
 import itertools
@@ -10,19 +10,20 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
-from autotune.planners import KINDS, make_plan, space
-from autotune.planners.auto import Plans, leaders
+from autotune.planners import KINDS, make_plan
+from autotune.planners.coordinate_descent import PlanCache, descend
 from autotune.planners.knobs import Settings
-from autotune.planners.space import Space
-from autotune.predict.plan_layout import with_layout
+from autotune.planners.space import Space, preset_settings
+from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import Estimate, simulate
 
 COMBINED = frozenset({"order", "update", "recompute", "offload"})
+"""Planner kinds that `propose` combines exhaustively."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Settings, the plan that they make for one budget, and what it is predicted to take."""
+    """Settings, the plan that they make for one budget, and its estimate."""
 
     settings: Settings
     plan: Plan
@@ -30,101 +31,100 @@ class Candidate:
 
 
 class Planning(Protocol):
-    """Makes plans for a study; `planned` is the real one."""
+    """Source of a study's plans. `DevicePlanning` is the implementation used outside of tests and replays."""
 
-    def smallest(self) -> Candidate:
-        """The lowest peak that is reached."""
+    def find_smallest(self) -> Candidate:
+        """Return the plan with the lowest peak that the planners reach."""
         ...
 
-    def answers(self, budget_bytes: int) -> Iterator[Candidate]:
-        """What planners answer to a budget by themselves, each plan once."""
+    def propose(self, budget_bytes: int) -> Iterator[Candidate]:
+        """Yield the planners' own plans for a budget, each plan once."""
         ...
 
-    def made(self, settings: Settings, budget_bytes: int) -> Candidate:
-        """The plan of these settings; PlanError or InfeasibleError where there is none."""
+    def make_candidate(self, settings: Settings, budget_bytes: int) -> Candidate:
+        """Return the plan of these settings; raise PlanError or InfeasibleError if there is none."""
         ...
 
-    def laid_out(self, made: Candidate) -> Estimate:
-        """Its estimate, with what its layout takes."""
+    def estimate_layout(self, candidate: Candidate) -> Estimate:
+        """Return the candidate's estimate, completed by the bytes of its arena layout."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """By the planners, for one graph on one device."""
+class DevicePlanning:
+    """Plans from the planners, for one graph on one device."""
 
     graph: TrainGraph
     costs: Costs
-    searched: Space
+    space: Space
 
-    def smallest(self) -> Candidate:
-        return smallest(self.graph, self.costs, self.searched)
+    def find_smallest(self) -> Candidate:
+        return find_smallest(self.graph, self.costs, self.space)
 
-    def answers(self, budget_bytes: int) -> Iterator[Candidate]:
-        return answers(self.graph, self.costs, self.searched, budget_bytes)
+    def propose(self, budget_bytes: int) -> Iterator[Candidate]:
+        return propose(self.graph, self.costs, self.space, budget_bytes)
 
-    def made(self, settings: Settings, budget_bytes: int) -> Candidate:
-        return candidate(self.graph, self.costs, settings, budget_bytes)
+    def make_candidate(self, settings: Settings, budget_bytes: int) -> Candidate:
+        return make_candidate(self.graph, self.costs, settings, budget_bytes)
 
-    def laid_out(self, made: Candidate) -> Estimate:
-        return with_layout(self.graph, made.plan, self.costs, made.estimate)
+    def estimate_layout(self, candidate: Candidate) -> Estimate:
+        return add_layout(self.graph, candidate.plan, self.costs, candidate.estimate)
 
 
 MakePlanning = Callable[[TrainGraph, Costs, Space], Planning]
-"""For a graph on a device, of planners that may be chosen."""
+"""Factory of a `Planning` for one graph, its costs on a device, and the planners to choose from."""
 
 
-def planned(graph: TrainGraph, costs: Costs, searched: Space) -> Planning:
-    """Plans as planners make them."""
-    return Planned(graph, costs, searched)
+def make_candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_bytes: int) -> Candidate:
+    """Make the plan of these settings and estimate it.
 
-
-def candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_bytes: int) -> Candidate:
-    """Make a plan and estimate it; PlanError where a planner broke a rule."""
+    Raises:
+        ConfigError: The settings name an unknown planner or knob, or a store that is not open.
+        PlanError: A planner returned an invalid plan.
+    """
     plan = make_plan(graph, settings, budget_bytes, costs)
     return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs, budget_bytes))
 
 
-def smallest(graph: TrainGraph, costs: Costs, searched: Space) -> Candidate:
-    """The lowest peak that planners reach for a budget of nothing, choosing one kind of planner after the other."""
-    names = {kind: next(iter(planners)) for kind, planners in searched.items()}
-    best = candidate(graph, costs, space.preset(KINDS, searched, names), 0)
-    for kind, planners in searched.items():
+def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
+    """Return the plan with the lowest peak for a budget of 0 bytes, by choosing one planner kind after the other."""
+    names = {kind: next(iter(planners)) for kind, planners in space.items()}
+    best = make_candidate(graph, costs, preset_settings(KINDS, space, names), 0)
+    for kind, planners in space.items():
         for name in list(planners)[1:]:
-            made = candidate(graph, costs, space.preset(KINDS, searched, names | {kind: name}), 0)
-            best = min(best, made, key=lambda one: (one.estimate.peak_bytes, one.estimate.seconds))
+            other = make_candidate(graph, costs, preset_settings(KINDS, space, names | {kind: name}), 0)
+            best = min(best, other, key=lambda candidate: (candidate.estimate.peak_bytes, candidate.estimate.seconds))
         names[kind] = str(best.settings[kind]["planner"])
     return best
 
 
-def answers(graph: TrainGraph, costs: Costs, searched: Space, budget_bytes: int) -> Iterator[Candidate]:
-    """What `auto` finds on its way; then every combination of planners with their knobs as they come. Each plan once."""
-    known: set[Plan] = set()
-    plans = Plans(graph, costs, budget_bytes)
-    for settings in _asked(plans, searched):
-        plan, estimate = plans.make(settings)
-        if plan not in known:
-            known.add(plan)
+def propose(graph: TrainGraph, costs: Costs, space: Space, budget_bytes: int) -> Iterator[Candidate]:
+    """Yield distinct plans for a budget: the steps of coordinate descent, then all combinations of default planners."""
+    plans: set[Plan] = set()
+    cache = PlanCache(graph, costs, budget_bytes)
+    for settings in _proposed_settings(cache, space):
+        plan, estimate = cache.evaluate(settings)
+        if plan not in plans:
+            plans.add(plan)
             yield Candidate(settings, plan, estimate)
 
 
-def _asked(plans: Plans, searched: Space) -> Iterator[Settings]:
-    choices = {kind: tuple(planners) for kind, planners in searched.items()}
+def _proposed_settings(cache: PlanCache, space: Space) -> Iterator[Settings]:
+    choices = {kind: tuple(planners) for kind, planners in space.items()}
     best: Settings = {}
-    for best in leaders(plans, choices, functools.partial(space.preset, KINDS, searched)):
+    for best in descend(cache, choices, functools.partial(preset_settings, KINDS, space)):
         yield best
-    yield from _combinations(searched, best)
+    yield from _combinations(space, best)
 
 
-def _combinations(searched: Space, chosen: Settings) -> Iterator[Settings]:
-    """Of the four kinds that matter most every one with every other, the defaults last; the rest as chosen."""
+def _combinations(space: Space, chosen: Settings) -> Iterator[Settings]:
+    """Yield every combination of the `COMBINED` kinds, defaults last; the other kinds stay as chosen."""
     free = {
-        kind: reversed(known) if kind in COMBINED else [str(chosen[kind]["planner"])]
-        for kind, known in searched.items()
+        kind: reversed(names) if kind in COMBINED else [str(chosen[kind]["planner"])] for kind, names in space.items()
     }
     for names in itertools.product(*free.values()):
-        settings = space.preset(KINDS, searched, dict(zip(searched, names, strict=True)))
+        settings = preset_settings(KINDS, space, dict(zip(space, names, strict=True)))
         yield settings
         if "store" in settings["offload"] and "share" in settings["recompute"]:
-            # computing again meets the budget alone if asked to: here a store gets half of the work
+            # a recompute planner meets the budget alone by default, so here the store takes half of the excess
             yield settings | {"recompute": {**settings["recompute"], "share": 0.5}}

@@ -1,4 +1,4 @@
-"""What a planner lets the search turn: plain descriptions, which the study translates for its sampler."""
+"""Describe the knobs that planners expose to the search, without depending on a sampler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,16 +7,18 @@ from typing import ClassVar, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Int:
-    """Whole numbers from `low` to `high`, both included."""
+    """Integers from `low` to `high`, both included."""
 
     low: int
     high: int
     log: bool = False
+    """Sample on a logarithmic scale."""
 
     def __str__(self) -> str:
         return f"a whole number from {self.low} to {self.high}"
 
-    def holds(self, value: object) -> bool:
+    def contains(self, value: object) -> bool:
+        """Return true for an integer in the range; a bool is no integer here."""
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
@@ -27,42 +29,45 @@ class Float:
     low: float
     high: float
     log: bool = False
+    """Sample on a logarithmic scale."""
 
     def __str__(self) -> str:
         return f"a number from {self.low} to {self.high}"
 
-    def holds(self, value: object) -> bool:
+    def contains(self, value: object) -> bool:
+        """Return true for an int or float in the range; a bool is no number here."""
         return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few names."""
+    """One of a few strings."""
 
     options: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"one of {', '.join(self.options)}"
 
-    def holds(self, value: object) -> bool:
+    def contains(self, value: object) -> bool:
+        """Return true for one of the options."""
         return value in self.options
 
 
 Knob = Int | Float | Choice
-"""A knob of a planner."""
+"""Range of one planner parameter."""
 
 KnobValue = int | float | str
-"""What a knob is set to."""
+"""Value of one planner parameter."""
 
 
 class Knobbed(Protocol):
-    """A frozen dataclass whose fields are its knobs."""
+    """Frozen dataclass whose fields are its knobs."""
 
     knobs: ClassVar[Mapping[str, Knob]]
 
 
 Settings = dict[str, dict[str, KnobValue]]
-"""Per kind of planner (`order`, `recompute`, `offload`, `update`) its name under `planner`, and its knobs.
+"""Planner name (key `planner`) and knob values, per planner kind (`order`, `recompute`, `offload`, ...).
 
-Settings travel between devices and versions; plans do not.
+Settings are portable between devices and versions; plans are not.
 """

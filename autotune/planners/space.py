@@ -1,4 +1,4 @@
-"""Choose the planners and knobs that are searched on a device."""
+"""Choose the planners and knobs to search on a device."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
@@ -10,16 +10,19 @@ from autotune.planners import KINDS, Planner
 from autotune.planners.knobs import Choice, Knob, KnobValue, Settings
 
 Space = dict[str, dict[str, dict[str, Knob]]]
-"""Per kind of planner and per planner's name its knobs."""
+"""Knobs to search, by planner kind and planner name."""
 
 
-def usual_allocator(device_kind: str) -> str:
-    """The one right answer on each device: glibc keeps what plans free, a GPU's caching allocator does not."""
+def default_allocator(device_kind: str) -> str:
+    """Return the allocator planner for a device: glibc keeps freed memory, a GPU's caching allocator reuses it."""
     return "system" if device_kind == "cuda" else "arena"
 
 
-def search_space(kinds: Mapping[str, Mapping[str, type[Planner]]], stores: Collection[str]) -> Space:
-    """What may be searched when these stores are open; a planner that needs a store falls away without one."""
+def build_space(kinds: Mapping[str, Mapping[str, type[Planner]]], stores: Collection[str]) -> Space:
+    """Return the knobs of these planners, with `store` restricted to the open stores.
+
+    A planner that needs a store is dropped if none of its stores is open.
+    """
     space: Space = {}
     for kind, planners in kinds.items():
         space[kind] = {}
@@ -31,41 +34,51 @@ def search_space(kinds: Mapping[str, Mapping[str, type[Planner]]], stores: Colle
                     continue
                 knobs["store"] = Choice(open_stores)
             if "windows" in knobs and find_spec("ortools") is None:
-                del knobs["windows"]  # none would be solved
+                del knobs["windows"]  # without CP-SAT no window would be solved
             space[kind][name] = knobs
     return space
 
 
-def chosen_space(planners: Mapping[str, Collection[str] | None], device_kind: str, stores: Collection[str]) -> Space:
-    """What may be searched on a device: of each kind the planners so named, or for None those that can be right there."""
-    # nothing is lost by running in place
-    usual = {"allocator": (usual_allocator(device_kind),), "inplace": ("greedy",)}
+def space_for_device(
+    planners: Mapping[str, Collection[str] | None], device_kind: str, stores: Collection[str]
+) -> Space:
+    """Return the space of a study: per kind the named planners, or for None the sensible ones on this device.
+
+    Raises:
+        ConfigError: All named planners of a kind need a store, and none is open.
+    """
+    # running in place costs nothing, so `never` is used only if named
+    usual = {"allocator": (default_allocator(device_kind),), "inplace": ("greedy",)}
     kinds = {
-        kind: {name: known[name] for name in known if name in (planners.get(kind) or usual.get(kind) or known)}
+        kind: {
+            name: planner for name, planner in known.items() if name in (planners.get(kind) or usual.get(kind) or known)
+        }
         for kind, known in KINDS.items()
     }
-    space = search_space(kinds, stores)
+    space = build_space(kinds, stores)
     for kind, names in space.items():
         if not names:
             raise ConfigError(f"planners.{kind}: {', '.join(kinds[kind])} needs a store; add --store ssd=DIR")
     return space
 
 
-def preset(kinds: Mapping[str, Mapping[str, type[Planner]]], space: Space, names: Mapping[str, str]) -> Settings:
-    """Settings of the planners so named, each knob at its planner's own default, or the nearest that is searched."""
+def preset_settings(
+    kinds: Mapping[str, Mapping[str, type[Planner]]], space: Space, names: Mapping[str, str]
+) -> Settings:
+    """Return settings of the named planners: each knob's default, or the lowest value where the space excludes it."""
     settings: Settings = {}
     for kind, name in names.items():
         planner = kinds[kind][name]
-        own = {field.name: field.default for field in fields(cast("Any", planner)) if field.default is not MISSING}
+        defaults = {field.name: field.default for field in fields(cast("Any", planner)) if field.default is not MISSING}
         settings[kind] = {"planner": name}
         for knob, values in space[kind][name].items():
-            if not _idle(kind, knob, names, space):
-                settings[kind][knob] = own[knob] if values.holds(own.get(knob)) else _lowest(values)
+            if not has_no_effect(kind, knob, names, space):
+                settings[kind][knob] = defaults[knob] if values.contains(defaults.get(knob)) else _lowest(values)
     return settings
 
 
-def _idle(kind: str, knob: str, names: Mapping[str, str], space: Space) -> bool:
-    """A share of the work is no choice where no store takes the rest: less than all of it is over the budget."""
+def has_no_effect(kind: str, knob: str, names: Mapping[str, str], space: Space) -> bool:
+    """Return true for `recompute.share` without a store: recompute then has to remove all of the excess."""
     return kind == "recompute" and knob == "share" and "store" not in space["offload"][names["offload"]]
 
 

@@ -1,6 +1,6 @@
-"""Predict bytes and seconds of a step without running it, and prove bounds of both.
+"""Predict bytes and seconds of a step without running it, and prove lower bounds of both.
 
 In: a graph, costs, and a plan or its schedule.
-Out: an `Estimate`, a timeline, or a bound.
+Out: an `Estimate`, a timeline, or a lower bound.
 Read first: `simulate`.
 """

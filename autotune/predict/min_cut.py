@@ -1,35 +1,43 @@
-"""The cheapest cut between two sides of a network (Dinic 1970)."""
+"""Minimum cut of a network, after Dinic (1970)."""
 
 from collections import deque
 
-FREE = 1 << 62
-"""Capacity of an edge that no cut may take."""
+UNCUTTABLE = 1 << 62
+"""Capacity of an edge that no cut may contain."""
 
 
 class Network:
-    """Nodes are numbers; node 0 is one side, node 1 the other."""
+    """Directed network with capacities. Nodes are integers; node 0 is the source and node 1 the sink.
+
+    >>> network = Network()
+    >>> middle = network.add_node()
+    >>> network.add_edge(0, middle, 3)
+    >>> network.add_edge(middle, 1, 2)
+    >>> network.min_cut()
+    [True, False, True]
+    """
 
     def __init__(self) -> None:
         self._edges: list[list[int]] = [[], []]  # per node
         self._head: list[int] = []
-        self._room: list[int] = []  # an edge's twin, which leads back, stands next to it
+        self._room: list[int] = []  # residual capacity; edge ^ 1 is the reverse of an edge
 
-    def node(self) -> int:
-        """A new node."""
+    def add_node(self) -> int:
+        """Add a node and return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
-    def edge(self, tail: int, head: int, capacity: int) -> None:
-        """Cutting it, with `tail` on side 0 and `head` on side 1, costs its capacity."""
+    def add_edge(self, tail: int, head: int, capacity: int) -> None:
+        """Add an edge. A cut with `tail` on the source side and `head` on the sink side pays its capacity."""
         for node, other, room in ((tail, head, capacity), (head, tail, 0)):
             self._edges[node].append(len(self._head))
             self._head.append(other)
             self._room.append(room)
 
-    def cut(self) -> list[bool]:
-        """Per node whether it is on side 0, in the cheapest cut with the most nodes there."""
+    def min_cut(self) -> list[bool]:
+        """Return per node True for the source side, in the minimum cut with the most nodes on that side."""
         while (level := self._levels())[1] >= 0:
-            self._block(level)
+            self._send_flow(level)
         side = [True] * len(self._edges)
         side[1] = False
         queue = deque([1])
@@ -42,7 +50,7 @@ class Network:
         return side
 
     def _levels(self) -> list[int]:
-        """Per node its distance from node 0 over edges with room."""
+        """Return per node its distance from the source over edges with residual capacity; -1 if there is no path."""
         level = [-1] * len(self._edges)
         level[0] = 0
         queue = deque([0])
@@ -55,29 +63,29 @@ class Network:
                     queue.append(head)
         return level
 
-    def _block(self, level: list[int]) -> None:
-        """Send what fits along shortest ways."""
+    def _send_flow(self, level: list[int]) -> None:
+        """Send a blocking flow along shortest paths."""
         following = [iter(edges) for edges in self._edges]
-        way: list[int] = []
+        path: list[int] = []
         node = 0
         while True:
             if node == 1:
-                sent = min(self._room[edge] for edge in way)
-                for edge in way:
+                sent = min(self._room[edge] for edge in path)
+                for edge in path:
                     self._room[edge] -= sent
                     self._room[edge ^ 1] += sent
-                full = next(place for place, edge in enumerate(way) if not self._room[edge])
-                node = self._head[way[full] ^ 1]
-                del way[full:]
-                # the edge was passed over by its iterator: it is full, and stays so in this round
+                full = next(index for index, edge in enumerate(path) if not self._room[edge])
+                node = self._head[path[full] ^ 1]
+                del path[full:]
+                # its iterator is already past the full edge, which stays full in this round
                 continue
             for edge in following[node]:
                 if self._room[edge] and level[self._head[edge]] == level[node] + 1:
-                    way.append(edge)
+                    path.append(edge)
                     node = self._head[edge]
                     break
             else:
-                if not way:
+                if not path:
                     return
                 level[node] = -1
-                node = self._head[way.pop() ^ 1]
+                node = self._head[path.pop() ^ 1]

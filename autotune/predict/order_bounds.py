@@ -1,4 +1,4 @@
-"""What no order of a graph's ops can do better than, as long as each runs once."""
+"""Lower bounds of the peak over all orders of a graph's ops, each run once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,23 +9,25 @@ import numpy.typing as npt
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.predict.bounds import peak_lower_bound, shared_bytes
-from autotune.predict.min_cut import FREE, Network
-from autotune.predict.ordering import Ordering, ordering
-from autotune.predict.reachability import blocks, reach, sums
+from autotune.predict.min_cut import UNCUTTABLE, Network
+from autotune.predict.ordering import Ordering, ordering_problem
+from autotune.predict.reachability import blocks, reachable_sets, sum_sets
 
 LARGEST = 20_000
-"""Ops of a problem whose sets are looked at one by one; a set of each op's ancestors takes 50 MB then."""
+"""Maximum number of ops for bounds that inspect each op's ancestors; the sets take 50 MB then."""
 
 
 def order_lower_bound(graph: TrainGraph, costs: Costs, *, inplace: bool = False) -> tuple[int, int]:
-    """(bytes, op): while an op runs, all that is made before it in every order and read after it in every order lives;
-    with `inplace` all but what its result may be made in. Nor does an order go below what holds for every plan.
+    """Return (bytes, op): no order of the ops peaks lower, and this op requires it.
 
-    Plans that compute something again, or move it to a store, may go below.
+    While an op runs, every value is live that is created before it and read after it in every order. With `inplace`,
+    an input that the op's output may reuse is not counted. The bound of all plans (`peak_lower_bound`) holds too.
+
+    Plans that recompute or offload may peak lower.
     """
     if not graph.ops:
         return graph.static_bytes, -1
-    needs = must_live(ordering(graph, costs))
+    needs = required_bytes(ordering_problem(graph, costs))
     if inplace:
         reads = (frozenset(op.inputs) - graph.static for op in graph.ops)
         shared = (shared_bytes(graph, op, free, costs.scratch_bytes) for op, free in zip(graph.ops, reads, strict=True))
@@ -35,44 +37,45 @@ def order_lower_bound(graph: TrainGraph, costs: Costs, *, inplace: bool = False)
     return (every, op) if every > needs[worst] else (int(needs[worst]), worst)
 
 
-def must_live(problem: Ordering) -> npt.NDArray[np.int64]:
-    """Per op the bytes that live while it runs, whatever the order."""
-    found = [_must_live(problem, first, end) for first, end in blocks(len(problem.before))]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+def required_bytes(problem: Ordering) -> npt.NDArray[np.int64]:
+    """Return per op the bytes that are live while it runs, whatever the order."""
+    parts = [_required_bytes(problem, first, end) for first, end in blocks(len(problem.before))]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
-def _must_live(problem: Ordering, first: int, end: int) -> npt.NDArray[np.int64]:
-    """For the ops from `first` on before `end`."""
+def _required_bytes(problem: Ordering, first: int, end: int) -> npt.NDArray[np.int64]:
+    """Return `required_bytes` for the block of ops from `first` to before `end`."""
     every = (1 << (end - first)) - 1
     ops = range(len(problem.before))
-    earlier, later = reach(problem.before, ops, first, end), reach(problem.after, reversed(ops), first, end)
-    rows, kept, throughout = [], [], problem.base
+    earlier = reachable_sets(problem.before, ops, first, end)
+    later = reachable_sets(problem.after, reversed(ops), first, end)
+    rows, sizes, throughout = [], [], problem.base
     for value, ends in enumerate(problem.ends):
-        begun = every if value in problem.stands else 0
-        needed = every if value in problem.stays else 0
+        begun = every if value in problem.live_at_start else 0
+        needed = every if value in problem.live_at_end else 0
         for op in ends:
             begun |= later[op]
             needed |= earlier[op]
-        lives = begun & needed
-        if lives == every:
+        live = begun & needed
+        if live == every:
             throughout += problem.nbytes[value]
-        elif lives:
-            rows.append(lives)
-            kept.append(problem.nbytes[value])
-    own = np.array(problem.scratch[first:end], dtype=np.int64) + throughout
-    return own + sums(rows, kept, end - first)
+        elif live:
+            rows.append(live)
+            sizes.append(problem.nbytes[value])
+    scratch = np.array(problem.scratch[first:end], dtype=np.int64)
+    return scratch + throughout + sum_sets(rows, sizes, end - first)
 
 
-def least_live(problem: Ordering, ran: int, barred: int) -> int:
-    """Of the sets of ops that may have run, with all of `ran` and none of `barred`, the largest with the fewest bytes
-    live after it. Sets are whole numbers, a bit for each op.
+def least_live_set(problem: Ordering, ran: int, barred: int) -> int:
+    """Return the set of completed ops, with all of `ran` and none of `barred`, after which the fewest bytes are live.
 
-    For a problem seen from its start: values are made by one op, which runs before their readers.
+    Of several such sets the largest is returned. Sets are integers with one bit for each op. The problem must be seen
+    from its start: values have one producer, which runs before their readers.
     """
     network = Network()
     count = len(problem.before)
     undecided = [op for op in range(count) if not (ran | barred) >> op & 1]
-    node = {op: network.node() for op in undecided}
+    node = {op: network.add_node() for op in undecided}
 
     def side(op: int) -> int:
         return node.get(op, ran >> op & 1 ^ 1)
@@ -80,57 +83,62 @@ def least_live(problem: Ordering, ran: int, barred: int) -> int:
     for op in undecided:
         for earlier in problem.before[op]:
             if earlier in node:
-                network.edge(node[op], node[earlier], FREE)
+                network.add_edge(node[op], node[earlier], UNCUTTABLE)
     for value in dict.fromkeys(value for op in undecided for value in problem.touches[op]):
         first, *rest = map(side, problem.ends[value])
-        if value in problem.stands:
+        if value in problem.live_at_start:
             first, rest = 0, [first, *rest]
-        if value in problem.stays or 1 in rest:
+        if value in problem.live_at_end or 1 in rest:
             rest = [1]
-        rest = [other for other in rest if other > 0]  # those that have run need it no more
+        rest = [other for other in rest if other > 0]  # completed readers no longer need the value
         if first == 1 or not rest:
             continue
         if len(rest) == 1:
-            network.edge(first, rest[0], problem.nbytes[value])
+            network.add_edge(first, rest[0], problem.nbytes[value])
             continue
-        held = network.node()
-        network.edge(first, held, problem.nbytes[value])
+        live = network.add_node()
+        network.add_edge(first, live, problem.nbytes[value])
         for other in rest:
-            network.edge(held, other, FREE)
-    sides = network.cut()
+            network.add_edge(live, other, UNCUTTABLE)
+    sides = network.min_cut()
     return ran | sum(1 << op for op in undecided if sides[node[op]])
 
 
 def live_bytes(problem: Ordering, ran: int) -> int:
-    """Bytes that stand once a set of ops ran."""
+    """Return the bytes that are live once a set of ops ran."""
     live = problem.base
     for value, ends in enumerate(problem.ends):
-        begun = value in problem.stands or any(ran >> op & 1 for op in ends)
-        needed = value in problem.stays or not all(ran >> op & 1 for op in ends)
+        begun = value in problem.live_at_start or any(ran >> op & 1 for op in ends)
+        needed = value in problem.live_at_end or not all(ran >> op & 1 for op in ends)
         live += problem.nbytes[value] if begun and needed else 0
     return live
 
 
-def must_live_near(problem: Ordering, order: Sequence[int], effort: int) -> int:
-    """Bytes that no order avoids at some of the ops where this one has most: `must_live`, and what must live in place of
-    something else. `effort`: places of ops that may be decided; each op asked decides some, and looks at all.
+def improve_required_bytes(problem: Ordering, order: Sequence[int], effort: int) -> int:
+    """Return a lower bound of the peak of all orders, tried at the ops where this order needs most.
 
-    For a problem seen from its start, as `least_live` is.
+    The bound counts the values of `required_bytes`, and those of which one or another must be live. `effort` limits the
+    number of ops that are decided; each op tried decides some and scans all. The problem must be seen from its start,
+    as in `least_live_set`.
     """
     count = len(problem.before)
     if count > LARGEST:
         return 0
-    earlier = reach(problem.before, range(count), 0, count)
-    later = reach(problem.after, reversed(range(count)), 0, count)
+    earlier = reachable_sets(problem.before, range(count), 0, count)
+    later = reachable_sets(problem.after, reversed(range(count)), 0, count)
     profile = problem.profile(order)
-    found = 0
-    for place in sorted(range(count), key=lambda place: -profile[place]):
-        op = order[place]
-        if effort <= 0 or profile[place] <= found:
-            break  # no bound of an op is above what the order takes there
+    bound = 0
+    for position in sorted(range(count), key=lambda position: -profile[position]):
+        op = order[position]
+        if effort <= 0 or profile[position] <= bound:
+            break  # no op's bound exceeds the bytes of this order there
         ran, barred = earlier[op] & ~(1 << op), later[op]
         effort -= count - ran.bit_count() - barred.bit_count() + 1 + count // 64
-        live = live_bytes(problem, least_live(problem, ran, barred))
-        makes = (value for value in problem.touches[op] if problem.ends[value][0] == op and value not in problem.stands)
-        found = max(found, live + sum(problem.nbytes[value] for value in makes) + problem.scratch[op])
-    return found
+        live = live_bytes(problem, least_live_set(problem, ran, barred))
+        outputs = (
+            value
+            for value in problem.touches[op]
+            if problem.ends[value][0] == op and value not in problem.live_at_start
+        )
+        bound = max(bound, live + sum(problem.nbytes[value] for value in outputs) + problem.scratch[op])
+    return bound

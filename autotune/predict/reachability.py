@@ -1,4 +1,7 @@
-"""Which ops lie before and after which, some ops at a time: a set of them is a whole number, a bit for each."""
+"""Ancestors and descendants of ops, computed for a block of ops at a time.
+
+A set of ops is an integer with one bit for each op of the block.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -6,34 +9,41 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 4096
-"""Ops looked at together: a set for every op of a graph takes 25 MB at 50,000 ops."""
+"""Number of ops per block: a set for every op of a graph takes 25 MB at 50,000 ops."""
 
 
 def blocks(count: int) -> Iterator[tuple[int, int]]:
-    """(first, end) of each part of the ops that is looked at together."""
+    """Yield (first, end) of each block of `count` ops; `end` is exclusive."""
     for first in range(0, count, BLOCK):
         yield first, min(first + BLOCK, count)
 
 
-def reach(steps: Sequence[Collection[int]], ops: Iterable[int], first: int, end: int) -> list[int]:
-    """Per op the set of it and all that `steps` lead to, of those from `first` on before `end`; `ops`: those led to first."""
-    reached = [0] * len(steps)
+def reachable_sets(steps: Sequence[Collection[int]], ops: Iterable[int], first: int, end: int) -> list[int]:
+    """Return per op the set of itself and all ops that `steps` lead to, as far as they lie in the block.
+
+    Args:
+        steps: Per op the ops that it leads to directly.
+        ops: All ops, in an order in which an op follows everything that it leads to.
+        first: First op of the block.
+        end: End of the block, exclusive.
+    """
+    reachable = [0] * len(steps)
     for op in ops:
-        found = bit(op, first, end)
+        members = bit_of(op, first, end)
         for other in steps[op]:
-            found |= reached[other]
-        reached[op] = found
-    return reached
+            members |= reachable[other]
+        reachable[op] = members
+    return reachable
 
 
-def bit(op: int, first: int, end: int) -> int:
-    """The set of one op; empty where it is not among those looked at."""
+def bit_of(op: int, first: int, end: int) -> int:
+    """Return the set of one op; empty if the op lies outside the block."""
     return 1 << (op - first) if first <= op < end else 0
 
 
-def sums(sets: Sequence[int], nbytes: Sequence[int], width: int) -> npt.NDArray[np.int64]:
-    """Per op of a part `width` wide the bytes of all sets that it is in."""
-    rows = np.frombuffer(b"".join(one.to_bytes((width + 7) // 8, "little") for one in sets), dtype=np.uint8)
+def sum_sets(sets: Sequence[int], nbytes: Sequence[int], width: int) -> npt.NDArray[np.int64]:
+    """Return, for each op of a block of `width` ops, the sum of `nbytes` over the sets that contain the op."""
+    rows = np.frombuffer(b"".join(ops.to_bytes((width + 7) // 8, "little") for ops in sets), dtype=np.uint8)
     rows = rows.reshape(len(sets), (width + 7) // 8)
     # sums of bytes stay exact in a double below 2^53, and a double's product is many times faster than an integer's
     sizes = np.array(nbytes, dtype=np.float64)
@@ -44,8 +54,8 @@ def sums(sets: Sequence[int], nbytes: Sequence[int], width: int) -> npt.NDArray[
     return total.astype(np.int64)
 
 
-def turned(steps: Sequence[Collection[int]]) -> list[list[int]]:
-    """Per op those that step to it, in their order."""
+def reverse_edges(steps: Sequence[Collection[int]]) -> list[list[int]]:
+    """Return per op the ops that lead to it, in rising order."""
     back: list[list[int]] = [[] for _ in steps]
     for op, others in enumerate(steps):
         for other in others:
@@ -53,12 +63,12 @@ def turned(steps: Sequence[Collection[int]]) -> list[list[int]]:
     return back
 
 
-def closure(steps: Sequence[Collection[int]], op: int) -> set[int]:
-    """All that the steps of one op lead to, without itself."""
-    found: set[int] = set()
+def descendants(steps: Sequence[Collection[int]], op: int) -> set[int]:
+    """Return all ops that the steps of one op lead to, without the op itself."""
+    reached: set[int] = set()
     ahead = [op]
     while ahead:
-        fresh = [other for other in steps[ahead.pop()] if other not in found]
-        found.update(fresh)
+        fresh = [other for other in steps[ahead.pop()] if other not in reached]
+        reached.update(fresh)
         ahead += fresh
-    return found
+    return reached

@@ -1,4 +1,4 @@
-"""Everything that is a file: configs, plans, trials, run directories.
+"""Read and write all files of the project: configs, plans, trials, run directories.
 
 In: values of the other folders, or files.
 Out: files, or the same values read back and checked.

@@ -1,7 +1,7 @@
-"""What a person asks for: a YAML file or a bare workload reference, the command line's options laid over it."""
+"""Define the config of a study: a YAML file or a workload reference, with the command line's options applied."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -14,22 +14,22 @@ from autotune.planners import KINDS
 from autotune.records import yaml_file as yamlfile
 from autotune.records.budget import Budget
 from autotune.units import parse_bytes, parse_seconds
-from autotune.workloads.reference import WorkloadRef
+from autotune.workloads.reference import WorkloadRef, name_factory
 
 StoreName = Literal["ssd", "ramdisk", "host"]
 
 
 class Section(BaseModel):
-    """A mapping of the file: no unknown keys, no conversions, no changes afterwards."""
+    """Mapping of the file: unknown keys and wrong types raise an error, and the values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 S = TypeVar("S", bound=Section)
 
 
 class Planners(Section):
-    """Which planners the search may choose from; a kind that is left out is free."""
+    """Planners that the search chooses from; None for all planners of a kind."""
 
     order: list[str] | None = None
     recompute: list[str] | None = None
@@ -41,84 +41,90 @@ class Planners(Section):
 
     @field_validator("order", "recompute", "reorder", "offload", "update", "inplace", "allocator")
     @classmethod
-    def _known(cls, names: list[str] | None, info: ValidationInfo) -> list[str] | None:
-        known = KINDS[str(info.field_name)]
+    def _check_names(cls, names: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        planners = KINDS[str(info.field_name)]
         for name in names or []:
-            if name not in known:
-                raise ValueError(f"no planner {name!r}{nearest(name, known)}")
+            if name not in planners:
+                raise ValueError(f"no planner {name!r}{nearest(name, planners)}")
         if names == []:
-            raise ValueError(f"nothing left to choose; name at least one of {', '.join(known)}, or leave it out")
+            raise ValueError(f"no planner is left; name at least one of {', '.join(planners)}, or leave the key out")
         return names
 
 
 class Config(Section):
-    """One study, resolved: every field has its value."""
+    """Config of one study; every field has a value."""
 
     workload: str = Field(min_length=1)
-    """A zoo name, `package.module:factory` or `path/file.py:factory`."""
+    """Workload: a zoo name, `package.module:factory` or `path/file.py:factory`."""
     arguments: dict[str, JsonValue] = {}
-    """The factory's."""
+    """Arguments of the workload's factory."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the step runs; model and batch are moved there."""
+    """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
+    """Upper limit of the charged bytes: a share of eager's peak (`65%`), or bytes of the whole process (`6GiB`)."""
     objective: Literal["time", "pareto"] = "time"
+    """Objective to minimize: step time, or the time-memory Pareto front."""
     time: str = "10m"
-    """How long the study may take; for one that is gone on with it begins anew."""
+    """Time limit of the search: `90s`, `10m`, `1h`. It starts again when a study is resumed."""
     trials: int | None = Field(None, ge=1)
-    """How many it may take; None for as many as there is time for."""
+    """Maximum number of trials; by default only the time is limited."""
     stores: dict[StoreName, str] = {}
-    """Where offloaded bytes may go: the directory of each store."""
+    """Directory of each store that plans may offload to, by its name: `ssd`, `ramdisk`, or `host` on a GPU."""
     seed: int = Field(0, ge=0)
-    """The sampler's; a workload's own seed stands in `arguments`."""
+    """Seed of the sampler; a workload's own seed is one of its `arguments`."""
     limit: str | None = None
-    """Enforced on the process that runs the step: `900MiB`."""
+    """Hard memory limit on every process that runs the step, the baseline's included: `900MiB`."""
     samples: int = Field(10, ge=1)
-    """Timed steps of one measurement."""
+    """Number of timed steps per measurement."""
     runs: str = "runs"
-    """Directory of the records."""
+    """Directory of the run directories."""
     plans: str = "plans"
-    """Directory of the plans that are handed back."""
+    """Directory of the resulting plan files."""
     memory_format: Literal["", "channels_last"] = ""
-    """What plans run in, and what they are compared with; times are told as ratios to the user's own format."""
+    """Memory format of the plans and of their reference results. Time ratios still refer to the user's own format."""
     seed_from: str | None = None
-    """A plan file or a run directory, of any device: its settings are the first trials."""
+    """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None
-    """MLflow's: `http://server:5000`, `postgresql://user@server/name`; a SQLite file in `runs` by default."""
+    """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
+    """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators)."""
     patience: int = Field(20, ge=1)
-    """Plans of the sampler's that are measured without a new leader, after which the search ends."""
+    """Number of measured plans without a new leader after which the search ends."""
 
     @property
     def ref(self) -> WorkloadRef:
-        """The workload as plan files name it."""
+        """Workload as plan files name it."""
         return WorkloadRef(self.workload, dict(self.arguments))
 
     @property
     def parsed_budget(self) -> Budget:
+        """Budget as a value."""
         return Budget.parse(self.budget)
 
     @property
     def time_seconds(self) -> float:
+        """Time limit in seconds."""
         return parse_seconds(self.time)
 
     @property
     def limit_bytes(self) -> int | None:
+        """Enforced memory limit in bytes; None for none."""
         return None if self.limit is None else parse_bytes(self.limit)
 
     @field_validator("tracking_uri")
     @classmethod
-    def _without_password(cls, uri: str | None) -> str | None:
+    def _refuse_password(cls, uri: str | None) -> str | None:
         if uri is not None and urlsplit(uri).password is not None:
             raise ValueError(
-                "holds a password, and configs are logged; leave it out and set PGPASSWORD or MLFLOW_TRACKING_PASSWORD, "
+                "contains a password, and configs are logged; leave it out and set PGPASSWORD or MLFLOW_TRACKING_PASSWORD, "
                 "or set the whole address as MLFLOW_TRACKING_URI"
             )
         return uri
 
     @field_validator("budget", "time", "limit", mode="before")
     @classmethod
-    def _readable(cls, value: object, info: ValidationInfo) -> object:
+    def _check_unit(cls, value: object, info: ValidationInfo) -> object:
         parse = {"budget": Budget.parse, "time": parse_seconds, "limit": parse_bytes}[str(info.field_name)]
         if value is not None:
             try:
@@ -129,52 +135,73 @@ class Config(Section):
 
 
 def load_config(
-    target: str, *, overrides: Mapping[str, object] | None = None, arguments: Mapping[str, str] | None = None
+    target: str | Config | Callable[..., Any],
+    *,
+    overrides: Mapping[str, object] | None = None,
+    arguments: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read `target`, a `.yaml` file or a workload reference.
+    """Return the config in `target`: a `.yaml` file, a workload reference, a factory function, or a config to copy.
 
-    `overrides` are fields, None for an option that was not given; `stores` and `planners` are laid over the file's one
-    by one. `arguments` are the factory's as typed on a command line: `8`, `1e-3`, `true`.
+    Args:
+        target: path of a YAML file, the `workload` of a config with defaults, a factory of a module or file, or a config.
+        overrides: fields that replace the file's; None means not set. Entries of `stores` and `planners` are merged.
+        arguments: the factory's arguments as typed on a command line: `8`, `1e-3`, `true`.
+
+    Raises:
+        ConfigError: the file cannot be read, or a value is wrong; the message names the line or the option.
+
+    >>> load_config("resnet18", overrides={"budget": "50%"}).budget
+    '50%'
     """
-    if Path(target).suffix in (".yaml", ".yml"):
+    if isinstance(target, Config):
+        document = yamlfile.Document("config", target.model_dump(mode="json"))
+    elif callable(target):
+        reference = name_factory(target)
+        document = yamlfile.Document(reference, {"workload": reference})
+    elif Path(target).suffix in (".yaml", ".yml"):
         document = yamlfile.read(Path(target))
     else:
         document = yamlfile.Document(target, {"workload": target})
     data = dict(document.data)
-    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    options = {key: value for key, value in (overrides or {}).items() if value is not None}
     if arguments:
-        given["arguments"] = {key: yamlfile.scalar(text, f"--set {key}") for key, text in arguments.items()}
-    for key, value in given.items():
-        below = data.get(key)
-        data[key] = {**below, **value} if isinstance(below, dict) and isinstance(value, Mapping) else value
-    return checked(Config, data, document, given)
+        options["arguments"] = {key: yamlfile.scalar(text, f"--set {key}") for key, text in arguments.items()}
+    for key, value in options.items():
+        base = data.get(key)
+        data[key] = {**base, **value} if isinstance(base, dict) and isinstance(value, Mapping) else value
+    return validate_section(Config, data, document, options)
 
 
-def checked(
-    kind: type[S], data: Mapping[str, Any], document: yamlfile.Document, given: Mapping[str, object] | None = None
+def validate_section(
+    kind: type[S], data: Mapping[str, Any], document: yamlfile.Document, options: Mapping[str, object] | None = None
 ) -> S:
-    """What the document says, with the options that were `given` laid over it; the first fault with its line or option."""
+    """Return the section that `data` describes.
+
+    Raises ConfigError for the first error, with its line in the document or its option on the command line.
+    """
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        # a misspelt `wrokload` says more than the missing one
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        raise ConfigError(_told(first, kind, document, given or {})) from None
+        # a misspelt `wrokload` is a better message than the missing one
+        first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+        raise ConfigError(_describe_error(first, kind, document, options or {})) from None
 
 
-def dump(config: Config) -> str:
-    """The config as YAML that `load_config` reads back equal."""
+def dump_config(config: Config) -> str:
+    """Return the config as YAML that `load_config` reads back equal."""
     return yamlfile.text(config.model_dump(mode="json"))
 
 
-def _told(error: ErrorDetails, kind: type[Section], document: yamlfile.Document, given: Mapping[str, object]) -> str:
-    """The first thing wrong, with its line or its option."""
+def _describe_error(
+    error: ErrorDetails, kind: type[Section], document: yamlfile.Document, options: Mapping[str, object]
+) -> str:
+    """Return an error with its line or its option."""
     path = tuple(part for part in error["loc"] if part != "[key]")
-    if not path:  # of the whole: a rule between its parts
+    if not path:  # a rule between several keys
         return f"{document.name}: {error['ctx']['error']}"
-    key, around = path[-1], [part for part in path[:-1] if isinstance(part, str)]
-    section = f" in {around[-1]}" if around else ""
-    if _holds(given, path):
+    key, enclosing = path[-1], [part for part in path[:-1] if isinstance(part, str)]
+    section = f" in {enclosing[-1]}" if enclosing else ""
+    if _has_option(options, path):
         place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}".replace("_", "-"))
     else:
         place = document.where(path)
@@ -184,7 +211,7 @@ def _told(error: ErrorDetails, kind: type[Section], document: yamlfile.Document,
         case "literal_error" if "[key]" in error["loc"]:
             return f"{place}: unknown key {key!r}{section}{nearest(str(key), typing.get_args(StoreName))}"
         case "missing" if key == "workload":
-            return f"{place}: no {key}{section}; give a zoo name, package.module:factory or path/file.py:factory"
+            return f"{place}: no {key}{section}; write a zoo name, package.module:factory or path/file.py:factory"
         case "missing":
             return f"{place}: no {key}{section}"
         case "value_error":
@@ -195,18 +222,18 @@ def _told(error: ErrorDetails, kind: type[Section], document: yamlfile.Document,
     return f"{place}: {reason}" if place == f"--{name}" else f"{place}: {name}: {reason}"
 
 
-def _holds(given: object, path: yamlfile.KeyPath) -> bool:
-    """Whether the options, and not the file, say what stands at `path`."""
-    if not path or not isinstance(given, Mapping):
-        return not isinstance(given, Mapping)
-    return path[0] in given and (len(path) == 1 or _holds(given[path[0]], path[1:]))
+def _has_option(options: object, path: yamlfile.KeyPath) -> bool:
+    """Return whether the value at `path` comes from an option rather than from the file."""
+    if not path or not isinstance(options, Mapping):
+        return not isinstance(options, Mapping)
+    return path[0] in options and (len(path) == 1 or _has_option(options[path[0]], path[1:]))
 
 
 def _fields(kind: type[BaseModel], path: yamlfile.KeyPath) -> list[str]:
-    """Known keys of the section at `path`."""
+    """Return the keys of the section at `path`."""
     for part in path:
         if isinstance(part, str):
-            found = kind.model_fields[part].annotation
-            # of a list the section that each of its parts is
-            kind = typing.cast("type[BaseModel]", (typing.get_args(found) or (found,))[0])
+            annotation = kind.model_fields[part].annotation
+            # in a list of sections, the section's type
+            kind = typing.cast("type[BaseModel]", (typing.get_args(annotation) or (annotation,))[0])
     return list(kind.model_fields)

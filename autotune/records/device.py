@@ -1,4 +1,4 @@
-"""Identify a device: two numbers compare only where it is the same."""
+"""Identify a device; measurements are comparable only on the same device."""
 
 import re
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 _NO_SILICON = re.compile(
     r"\((?:r|tm|c)\)|@.*|\b(?:cpu|processor|nvidia|pcie|sxm\d*|hbm\w*|\d+-core|[\d.]+ ?ghz)(?![\w])"
 )
-"""Of a silicon's name, in small letters: marks, the pace it was sold at, and the board that it sits on."""
+"""Parts of a chip's lower-case name that do not identify it: trade marks, nominal clock, board."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What makes two numbers comparable: the silicon, its memory, and the software that drives it."""
+    """Device of a measurement: the chip, its memory, and the software that drives it."""
 
     kind: str
     """`cpu` or `cuda`."""
@@ -23,7 +23,7 @@ class Device:
 
     @property
     def key(self) -> str:
-        """Name of the silicon alone, fit for file names and experiment names: makers spell one chip in several ways."""
+        """Name of the chip for files and experiments; vendors spell one chip in several ways."""
         name = self.silicon.lower()
         name = _NO_SILICON.sub(" ", name).strip() or name
         return re.sub(r"[^a-z0-9]+", "-", f"{self.kind}-{name}-{self.cores}").strip("-")

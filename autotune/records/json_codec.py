@@ -1,6 +1,5 @@
-"""Frozen dataclasses to JSON and back, checked on reading: unknown keys and wrong types are refused by name."""
+"""Convert frozen dataclasses to JSON and back; unknown keys and wrong types raise an error that names them."""
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -11,32 +10,39 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from autotune.errors import ConfigError
+from autotune.records.run_dir import write_text
 
 T = TypeVar("T")
 
 
 def to_json(record: Any) -> Any:
-    """The record as dicts, lists, strings and numbers; field names are the types' own."""
-    return _adapter(cast("Hashable", type(record))).dump_python(record, mode="json")
+    """Return a record as dicts, lists, strings and numbers; keys are field names, or `metadata["key"]`."""
+    return _adapter(cast("Hashable", type(record))).dump_python(record, mode="json", by_alias=True)
 
 
 def from_json(kind: type[T], data: Any, *, where: str) -> T:
-    """Read a record; `where` (a path, or path:line) stands in front of the ConfigError that bad data raises."""
+    """Return a record of type `kind` from JSON data.
+
+    Raises ConfigError for bad data; its message starts with `where`, a path or path:line.
+    """
     from pydantic import ValidationError
 
-    # as text once more: only for JSON does pydantic take lists as tuples and names as enums, yet no "2" for 2;
-    # a child's undecodable bytes become question marks
+    # validate as text: only for JSON does pydantic convert lists to tuples and names to enums, but not "2" to 2;
+    # bytes of a child process that are not UTF-8 become question marks
     text = json.dumps(data, ensure_ascii=False).encode(errors="replace")
     try:
         return cast("T", _adapter(cast("Hashable", kind)).validate_json(text, strict=True))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) + ": " if first["loc"] else ""
-        raise ConfigError(f"{where}: {place}{_fault(first['type'], first['msg'], first['input'])}") from None
+        raise ConfigError(f"{where}: {place}{_describe_error(first['type'], first['msg'], first['input'])}") from None
 
 
 def read_whole(kind: type[T], path: Path, *, schema: int, what: str, again: str) -> T:
-    """What `write_whole` wrote, of that schema; ConfigError names the file and the first thing wrong. `again`: the cure."""
+    """Read a file that `write_whole` wrote with this schema.
+
+    Raises ConfigError that names the file, the first error in it and the remedy `again`; `what` names the kind of file.
+    """
     try:
         document = json.loads(path.read_text())
     except OSError as error:
@@ -44,16 +50,16 @@ def read_whole(kind: type[T], path: Path, *, schema: int, what: str, again: str)
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise ConfigError(f"{path}: not a {what} file: truncated or not JSON; {again}") from None
     if not isinstance(document, dict) or document.get("schema") != schema:
-        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise ConfigError(f"{path}: {what} schema {found!r}; this version reads {schema}; {again}")
+        version = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise ConfigError(f"{path}: {what} schema {version!r}; this version reads {schema}; {again}")
     return from_json(kind, document, where=str(path))
 
 
 def append_line(path: Path, record: Any) -> None:
-    """Add one line of JSON and sync it; a torn last line, left by a crash, is cut off first."""
+    """Append a record as one line of JSON and sync it; an incomplete last line, left by a crash, is removed first."""
     line = json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"
     with path.open("a+b") as file:
-        file.truncate(_whole_lines(path))
+        file.truncate(_complete_bytes(path))
         file.seek(0, os.SEEK_END)
         file.write(line)
         file.flush()
@@ -61,55 +67,54 @@ def append_line(path: Path, record: Any) -> None:
 
 
 def read_lines(kind: type[T], path: Path, *, cure: str) -> list[T]:
-    """All whole lines of a file that may not be there; a torn last line is passed over. `cure`: what to do about a bad one."""
+    """Read all complete lines; a missing file has none, and an incomplete last line is skipped.
+
+    Raises ConfigError with the remedy `cure` for a line that is no such record.
+    """
     if not path.exists():
         return []
-    found = []
-    for number, line in enumerate(path.read_bytes()[: _whole_lines(path)].splitlines(), start=1):
+    records = []
+    for number, line in enumerate(path.read_bytes()[: _complete_bytes(path)].splitlines(), start=1):
         where = f"{path}:{number}"
         try:
             document = json.loads(line)
         except json.JSONDecodeError as error:
             raise ConfigError(f"{where}: not JSON ({error.msg}); {cure}") from None
-        found.append(from_json(kind, document, where=where))
-    return found
+        records.append(from_json(kind, document, where=where))
+    return records
 
 
-def _whole_lines(path: Path) -> int:
-    """Bytes up to and with the last newline."""
+def _complete_bytes(path: Path) -> int:
+    """Return the number of bytes up to and including the last newline."""
     return path.read_bytes().rfind(b"\n") + 1
 
 
 def write_whole(path: Path, record: Any, *, what: str, cure: str = "name another file with -o") -> None:
-    """The record as a file of JSON, whole or not at all; `what` is the file's to whoever named it: `plan`. ConfigError
-    with the `cure` where it cannot be written.
+    """Write a record as a JSON file, in one step.
+
+    Raises ConfigError with the remedy `cure` where the file cannot be written; `what` names the kind of file.
     """
     text = json.dumps(to_json(record), indent=1) + "\n"
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(path)
+        write_text(path, text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); {cure}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
-def _fault(fault: str, message: str, found: object) -> str:
-    match fault:
+def _describe_error(kind: str, message: str, value: object) -> str:
+    match kind:
         case "unexpected_keyword_argument":
             return "unknown key"
         case "missing":
             return "missing"
         case _:
-            return f"{message} (got {str(found)[:80]!r})"
+            return f"{message} (got {str(value)[:80]!r})"
 
 
 @functools.cache
 def _adapter(kind: Any) -> Any:
-    # pydantic takes a quarter of a second to import: `autotune --help` must not pay for it
+    # importing pydantic takes a quarter of a second, which `autotune --help` must not wait for
     from pydantic import TypeAdapter
 
     _forbid_unknown_keys(kind)
@@ -117,9 +122,12 @@ def _adapter(kind: Any) -> Any:
 
 
 def _forbid_unknown_keys(kind: Any) -> None:
-    """Tell pydantic, which reads its settings off the class, for a dataclass and all that it is made of."""
+    """Make pydantic refuse unknown keys for a dataclass and all types of its fields; it reads this from the class."""
     if dataclasses.is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
-        setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010 - mypy knows no such attribute
+        # a field renamed in Python keeps its key in files: field(metadata={"key": "old_name"})
+        keys = {field.name: field.metadata["key"] for field in dataclasses.fields(kind) if "key" in field.metadata}
+        config = {"extra": "forbid", "alias_generator": lambda name: keys.get(name, name)}
+        setattr(kind, "__pydantic_config__", config)  # noqa: B010 - mypy refuses an unknown attribute
         for hint in typing.get_type_hints(kind).values():
             _forbid_unknown_keys(hint)
     for part in typing.get_args(kind):

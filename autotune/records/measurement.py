@@ -1,4 +1,4 @@
-"""What was asked of a device and what was seen on it."""
+"""Define the measurement of a plan on a device: outcome, bytes, times and transfers."""
 
 import statistics
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from autotune.units import fmt_bytes
 
 
 class Outcome(StrEnum):
-    """How a trial ended; everything but a fault of ours is one of these, not an exception."""
+    """End of a trial. Every failure of a plan is an outcome; only defects of this program are exceptions."""
 
     OK = "ok"
     OVER_BUDGET = "over_budget"
@@ -23,78 +23,86 @@ class Outcome(StrEnum):
 
 
 Span = tuple[float, float]
-"""(start, end), in seconds from the step's begin."""
+"""Start and end in seconds from the begin of the step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """What a step's lanes did."""
+class TransferTrace:
+    """Transfers of one step, and the waits for them."""
 
     seconds: float = 0.0
-    """Of the whole step."""
+    """Duration of the whole step."""
     saves: tuple[Span, ...] = ()
+    """Writes to the store."""
     loads: tuple[Span, ...] = ()
+    """Reads from the store."""
     save_stalls: tuple[Span, ...] = ()
-    """Execution waited at the bound, for memory that a write still held."""
+    """Waits for memory that a write still occupied, at the memory limit."""
     load_stalls: tuple[Span, ...] = ()
-    """Execution waited for a value that it needed."""
+    """Waits for a value that the next op reads."""
 
     @property
     def stall_seconds(self) -> float:
-        """Waited in all."""
-        return busy(self.save_stalls) + busy(self.load_stalls)
+        """Total wait of the step."""
+        return total_seconds(self.save_stalls) + total_seconds(self.load_stalls)
 
     @property
     def hidden(self) -> float | None:
-        """Part of the store's time that execution did not wait for; None where the store did nothing."""
-        moving = busy(self.saves) + busy(self.loads)
+        """Share of the transfer time that execution did not wait for; None without transfers."""
+        moving = total_seconds(self.saves) + total_seconds(self.loads)
         return 1 - min(1.0, self.stall_seconds / moving) if moving else None
 
 
-def busy(lane: Iterable[Span]) -> float:
-    """Seconds of all pieces of a lane."""
-    return sum(end - start for start, end in lane)
+def total_seconds(spans: Iterable[Span]) -> float:
+    """Return the summed seconds of spans.
+
+    >>> total_seconds([(0.0, 1.0), (2.0, 4.0)])
+    3.0
+    """
+    return sum(end - start for start, end in spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One plan, run for real. Bytes of the whole process, as the meter saw them; None where it was not seen."""
+    """Measurement of one plan. Bytes are of the whole process, by the meter; None where nothing was measured."""
 
     outcome: Outcome
     detail: str = ""
-    """For people: the reason of a failure, with the last lines of the worker's error."""
+    """Reason of a failure for people, with the last lines of the worker's error."""
     peak_bytes: int | None = None
-    """Highest bytes of a warm step, the plan's own doing: every byte goes back as soon as it is free, by malloc or, where
-    the plan names an arena, by the heap of the steps that an arena records."""
+    """Peak bytes of a warm step where every freed byte returns to the system: the plan's own peak.
+
+    Without an arena malloc returns the bytes; with one, the heap of the steps that the arena records.
+    """
     charged_bytes: int | None = None
-    """Highest bytes with the allocator as it is in production, an arena's first steps among them; a budget binds these."""
+    """Peak bytes with the production allocator, first steps of an arena included; a budget limits these."""
     floor_bytes: int | None = None
-    """The same meter between steps less the tensors that live through a step: interpreter, libraries, context."""
+    """Bytes between steps without the tensors that live through a step: interpreter, libraries, context."""
     step_seconds: tuple[float, ...] = ()
-    """Raw samples."""
+    """Seconds of each timed step."""
     baseline_seconds: tuple[float, ...] = ()
     """Raw samples of plain eager steps, taken in turns with `step_seconds` in a process beside theirs; the baseline's own
     where that process ended."""
     stall_seconds: float | None = None
-    """Of one step: waited for a store."""
+    """Seconds of one step spent waiting for a store."""
     transfer_bytes: int | None = None
-    """Of one step: really written to and read from the store."""
-    lanes: Lanes | None = None
-    """Of one step that offloads."""
+    """Bytes of one step written to and read from the store."""
+    lanes: TransferTrace | None = None
+    """Transfers of one step that offloads."""
     max_error: float | None = None
     """Largest error over results, gradients, parameters, state and buffers, each as a share of what the gate
     (`autotune.runtime.verification.gates`) admits of that tensor: 0 if every bit agrees, above 1 refused. In records of earlier versions the
     largest absolute difference."""
     verified: str = ""
-    """How the results were compared with eager's; empty if they were not."""
+    """Method of comparing the results with eager's; empty without a comparison."""
     meter: str = ""
     limit: str = ""
-    """What enforced a memory limit, if one was: `cgroup`, `rlimit (emulated)`, `fraction (emulated)`."""
+    """Mechanism of the memory limit, if there is one: `cgroup`, `rlimit (emulated)`, `fraction (emulated)`."""
     device: Device | None = None
 
     @property
     def step_peak_bytes(self) -> int | None:
-        """Peak above the floor: what `Estimate.peak_bytes` predicts."""
+        """Peak above the floor, which `Estimate.peak_bytes` predicts."""
         if self.peak_bytes is None or self.floor_bytes is None:
             return None
         return self.peak_bytes - self.floor_bytes
@@ -107,16 +115,33 @@ class Measurement:
         return self.charged_bytes - self.floor_bytes
 
     @property
+    def highest_bytes(self) -> int | None:
+        """Highest bytes of the process: the charge, or the peak where a plan stopped before its charge was measured."""
+        return self.peak_bytes if self.charged_bytes is None else self.charged_bytes
+
+    @property
+    def step_bytes(self) -> int | None:
+        """Highest bytes above the floor."""
+        if self.highest_bytes is None or self.floor_bytes is None:
+            return None
+        return self.highest_bytes - self.floor_bytes
+
+    @property
+    def time_cost(self) -> float | None:
+        """Time ratio to the baseline, or the median seconds where the baseline did not run."""
+        return self.median_seconds if self.time_ratio is None else self.time_ratio
+
+    @property
     def median_seconds(self) -> float | None:
         """Median step time."""
         return statistics.median(self.step_seconds) if self.step_seconds else None
 
     @property
     def time_ratio(self) -> float | None:
-        """The median of each step over the baseline's of the same turn; None where the baseline did not run.
+        """Median of each step's time over the baseline's of the same turn; None where the baseline did not run.
 
-        A machine that others share changes its pace within minutes, but seldom within a turn. Where the two did not run
-        as often, the ratio of their medians.
+        A shared machine changes speed within minutes, but rarely within a turn. Where the two did not run the same
+        number of steps, it is the ratio of their medians.
         """
         if not self.step_seconds or not self.baseline_seconds:
             return None
@@ -127,8 +152,11 @@ class Measurement:
         )
 
 
-def held_to(measurement: Measurement, budget_bytes: int | None) -> Measurement:
-    """The measurement, over budget if the step was charged more. Two processes differ by a little in what is no step's."""
+def apply_budget(measurement: Measurement, budget_bytes: int | None) -> Measurement:
+    """Return the measurement, with the outcome OVER_BUDGET if the step's charge exceeds the budget.
+
+    The step's charge counts, without the floor: floors differ a little from process to process.
+    """
     charged = measurement.step_charged_bytes
     if budget_bytes is None or charged is None or charged <= budget_bytes:
         return measurement

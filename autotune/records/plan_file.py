@@ -1,35 +1,40 @@
-"""The plan file: JSON that a training loop reads, with what it was made for and what it was seen to do."""
+"""Read and write plan files: JSON with a plan, its workload and device, its estimate and its measurement."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from autotune.errors import PlanError
+from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
+from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
 from autotune.records.device import Device
-from autotune.records.json_codec import read_whole, write_whole
+from autotune.records.json_codec import from_json, read_whole, write_whole
 from autotune.records.measurement import Measurement
+from autotune.records.run_dir import RunDir
 from autotune.workloads.reference import WorkloadRef
+
+T = TypeVar("T")
 
 SCHEMA = 1
 NOT_VERIFIED = "not verified"
-"""Verification of a plan whose results were never compared with eager's."""
+"""Verification text of a plan whose results were never compared with eager's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan with its provenance."""
+    """Plan with its provenance."""
 
     workload: WorkloadRef
     graph_digest: str
     budget: str
     budget_bytes: int
-    """What the step itself may take: the budget less the floor."""
+    """Budget of the step: the budget without the floor."""
     floor_bytes: int
     settings: Settings
     plan: Plan
@@ -37,22 +42,22 @@ class PlanFile:
     device: Device | None = None
     measurement: Measurement | None = None
     verified: str = NOT_VERIFIED
-    """How the plan's results were compared with eager's."""
+    """Method of comparing the plan's results with eager's."""
     schema: int = SCHEMA
 
 
 def write(path: Path, file: PlanFile, *, cure: str = "name another file with -o") -> None:
-    """Write whole or not at all; ConfigError with the `cure`."""
+    """Write a plan file in one step; ConfigError with the remedy `cure` where that fails."""
     write_whole(path, file, what="plan", cure=cure)
 
 
 def read(path: Path) -> PlanFile:
-    """Read and validate; ConfigError names the file and the first thing wrong in it."""
+    """Read and validate a plan file; ConfigError names the file and the first error in it."""
     return read_whole(PlanFile, path, schema=SCHEMA, what="plan", again="make one with autotune tune")
 
 
 class Captured(Protocol):
-    """A workload, captured on a device."""
+    """Captured workload on a device."""
 
     @property
     def graph(self) -> TrainGraph: ...
@@ -61,7 +66,10 @@ class Captured(Protocol):
 
 
 def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
-    """PlanError that names what differs, unless the plan was made for this graph on this kind of device."""
+    """Raise PlanError that names the difference, unless the plan was made for this graph on this kind of device.
+
+    Another chip of the same kind prints a note only.
+    """
     graph, device = surveyed.graph, surveyed.device
     if file.device is not None and file.device.kind != device.kind:
         raise PlanError(
@@ -69,15 +77,34 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
         )
     if file.graph_digest != graph.digest:
         ops = len(set(file.plan.order))
-        what = (
+        other_graph = (
             f"a graph of {ops} ops, this one has {len(graph.ops)}"
             if ops != len(graph.ops)
             else f"the same {ops} ops on other shapes, types or wiring"
         )
         raise PlanError(
-            f"{path}: made for {what} (digest {file.graph_digest[:8]}, {graph.name} has {graph.digest[:8]}); "
-            f"give the arguments that it was made with, or tune anew"
+            f"{path}: made for {other_graph} (digest {file.graph_digest[:8]}, {graph.name} has {graph.digest[:8]}); "
+            f"use the arguments of the plan, or tune again"
         )
     check(graph, file.plan)
     if file.device is not None and file.device.silicon != device.silicon:
         print(f"note: made on {file.device.silicon}, measured on {device.silicon}", file=sys.stderr, flush=True)
+
+
+def find_graph(path: Path, digest: str) -> TrainGraph | None:
+    """Return the graph that lies beside a plan file, as in a run directory; None where there is none with this digest."""
+    graph = _read_record(RunDir(path.parent).graph, TrainGraph)
+    return graph if graph is not None and graph.digest == digest else None
+
+
+def find_costs(path: Path, graph: TrainGraph | None) -> Costs | None:
+    """Return the measured costs that lie beside a plan file; None where there are none of this graph."""
+    costs = _read_record(RunDir(path.parent).costs, Costs)
+    return costs if costs is not None and graph is not None and costs.matches(graph) else None
+
+
+def _read_record(path: Path, kind: type[T]) -> T | None:
+    try:
+        return from_json(kind, json.loads(path.read_text()), where=str(path))
+    except (OSError, ValueError, ConfigError):
+        return None

@@ -1,56 +1,216 @@
-"""Lock a run directory, write its files whole, and see who works in it."""
+"""Name the files of a run directory, replace a file in one step, and lock a directory against a second process."""
 
+import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import LockedError
+from autotune.errors import ConfigError, LockedError
+
+TRIALS_FILE = "trials.jsonl"
+"""Name of the file of trials, which every run directory with a result contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths of the files in one run directory.
+
+    >>> str(RunDir(Path("runs/first")).trials)
+    'runs/first/trials.jsonl'
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Config of the study, as YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def trials(self) -> Path:
+        """Trials in the order in which they ended: the source of truth, one JSON line each."""
+        return self.path / TRIALS_FILE
+
+    @property
+    def graph(self) -> Path:
+        """Captured graph."""
+        return self.path / "graph.json"
+
+    @property
+    def costs(self) -> Path:
+        """Measured costs of the graph's ops, and of the stores."""
+        return self.path / "costs.json"
+
+    @property
+    def device(self) -> Path:
+        """Device that measured the trials."""
+        return self.path / "device.json"
+
+    @property
+    def plan(self) -> Path:
+        """Plan file of the best trial."""
+        return self.path / "plan.json"
+
+    @property
+    def study(self) -> Path:
+        """Summary that a session writes when it ends: best trial, budget, signal."""
+        return self.path / "study.json"
+
+    @property
+    def confirmed(self) -> Path:
+        """Table of the re-measured plans."""
+        return self.path / "confirmed.json"
+
+    @property
+    def optuna(self) -> Path:
+        """SQLite file of the Optuna study."""
+        return self.path / "optuna.db"
+
+    @property
+    def report(self) -> Path:
+        """Report as one HTML page."""
+        return self.path / "report.html"
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the child processes' logs."""
+        return self.path / "logs"
+
+    @property
+    def lock(self) -> Path:
+        """Lock file, which contains the id of the last process that worked here."""
+        return self.path / "lock"
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if a study recorded anything in this directory."""
+        return self.config.exists() or self.trials.exists()
+
+    @property
+    def records(self) -> tuple[Path, ...]:
+        """Files that a finished study is read from."""
+        return self.config, self.trials, self.graph, self.costs, self.device, self.plan, self.study
+
+
+@dataclass(frozen=True, slots=True)
+class RunsDir:
+    """Paths of the files that all runs of one `runs` directory share."""
+
+    path: Path
+
+    @property
+    def mlflow_store(self) -> Path:
+        """SQLite file of MLflow's tracking data."""
+        return self.path / "mlflow.db"
+
+    @property
+    def mlflow_lock(self) -> Path:
+        """Lock file that a process holds while it creates or updates the MLflow store."""
+        return self.path / "mlflow.lock"
+
+    @property
+    def op_profile(self) -> Path:
+        """Cache of measured op costs, by device."""
+        return self.path / "profile.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the text of a file in one step: a reader finds the old text or the new text, never a part.
+
+    Raises OSError where the file cannot be written; the old text is then still there.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(json.dumps(document) + "\n")
-    draft.replace(path)
+    """Replace a file by a JSON document, in one step."""
+    write_text(path, json.dumps(document) + "\n")
 
 
 @contextmanager
-def locked(run_dir: Path, move: str = "tune under another --name") -> Iterator[None]:
-    """Work in a run directory alone; LockedError names the process that does already, and the next move."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / "lock").open("a+") as file:
+def lock_file(path: Path, *, wait: bool) -> Iterator[Any]:
+    """Lock a file against other processes for the time of a `with` block; the value is the open file.
+
+    Waits for the other process, or raises BlockingIOError with the open file as its only argument where `wait` is false.
+    """
+    with path.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise LockedError(f"{run_dir}: process {holder} works here; wait for it or {move}") from None
+            raise BlockingIOError(file.read().strip()) from None
+        yield file
+
+
+@contextmanager
+def lock_run_dir(run_dir: Path, remedy: str = "tune under another --name") -> Iterator[None]:
+    """Create a run directory and lock it for the time of a `with` block.
+
+    Raises LockedError where another process has the lock; the message names that process and the `remedy`.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(lock_file(RunDir(run_dir).lock, wait=False))
+        except BlockingIOError as error:
+            process = str(error) or "unknown"
+            raise LockedError(f"{run_dir}: process {process} works here; wait for it or {remedy}") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
 
 
-def at_work(run_dir: Path) -> int | None:
-    """The process of this machine that works in a run directory now; its lock is looked at, never taken."""
+def find_active_process(run_dir: Path) -> int | None:
+    """Return the id of the process of this machine that works in a run directory now, or None.
+
+    The lock file is read, never locked, so that a reader cannot stop a study from starting.
+    """
     import psutil
 
-    lock, done = run_dir / "lock", run_dir / "study.json"
+    files = RunDir(run_dir)
     try:
-        process, began = int(lock.read_text()), lock.stat().st_mtime
-        # a night goes on to other studies, and a number is given to another process one day
-        ended = done.exists() and done.stat().st_mtime >= began
+        process, began = int(files.lock.read_text()), files.lock.stat().st_mtime
+        # a nightly process continues with other studies, and the system reuses process ids
+        ended = files.study.exists() and files.study.stat().st_mtime >= began
         alive = not ended and psutil.Process(process).create_time() <= began
     except (OSError, ValueError, psutil.Error):
         return None
     return process if alive else None
 
 
-def runs_of(run_dir: Path) -> str:
-    """The `runs` that a run lies in now, which its config may name where it lay before; a night's lie deeper than others."""
+def find_runs_dir(run_dir: Path) -> str:
+    """Return the `runs` directory that contains a run now; its config may name an earlier place.
+
+    Runs of a night lie deeper than others, so the nearest directory with an MLflow lock counts.
+    """
     above = list((run_dir if run_dir.name else run_dir.resolve()).parents)
-    return str(next((place for place in above if (place / "mlflow.lock").exists()), above[0]))
+    return str(next((place for place in above if RunsDir(place).mlflow_lock.exists()), above[0]))
+
+
+def remove_empty_run(run_dir: Path) -> None:
+    """Remove the directory of a run without a trial, unless another process works there."""
+    with contextlib.suppress(LockedError, OSError), lock_run_dir(run_dir):
+        if not RunDir(run_dir).trials.exists():
+            shutil.rmtree(run_dir, ignore_errors=True)
+            run_dir.parent.rmdir()  # fails where other runs lie there
+
+
+def find_latest_run(runs: Path) -> Path:
+    """Return the directory of the run that changed last; ConfigError where there is none."""
+    found = [path.parent for path in runs.glob(f"*/{TRIALS_FILE}")]
+    if not found:
+        raise ConfigError(f"no run in {runs}/; make one with autotune tune, or name its directory")
+    return max(found, key=lambda path: RunDir(path).trials.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""YAML with the line of every key, so that an error can say where."""
+"""Read YAML with the line of every key, so that an error names the line."""
 
 import re
 from collections.abc import Mapping
@@ -11,40 +11,43 @@ import yaml
 from autotune.errors import ConfigError, nearest
 
 KeyPath = tuple[int | str, ...]
-"""Keys and list positions, from the outermost to the innermost."""
+"""Path of a value: keys and list positions, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A mapping, and on which line of which file each part of it stands."""
+    """Mapping of a YAML file, with the line of each part."""
 
     name: str
     data: dict[str, Any]
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """`configs/gpt.yaml:7`: the line of the part, else of the innermost part around it that has one."""
-        around = (path[:length] for length in range(len(path), 0, -1))
-        line = next((self.lines[part] for part in around if part in self.lines), None)
+        """Return `configs/gpt.yaml:7`, the line of a part or else of the innermost part around it that has one."""
+        enclosing = (path[:length] for length in range(len(path), 0, -1))
+        line = next((self.lines[part] for part in enclosing if part in self.lines), None)
         return self.name if line is None else f"{self.name}:{line}"
 
 
 def read(path: Path) -> Document:
-    """Read a file that holds one mapping; a key that stands twice is refused."""
+    """Read a file with one mapping.
+
+    Raises ConfigError for a missing file, for other YAML, and for a repeated key.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        beside = [str(other) for other in sorted(path.parent.glob("*.y*ml"))]
-        raise ConfigError(f"{path}: no such file{nearest(str(path), beside)}") from None
+        siblings = [str(other) for other in sorted(path.parent.glob("*.y*ml"))]
+        raise ConfigError(f"{path}: no such file{nearest(str(path), siblings)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read it ({error}); give a YAML file") from None
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{path}: holds no mapping; write at least `workload: NAME`")
+            raise ConfigError(f"{path}: contains no mapping; write at least `workload: NAME`")
         lines: dict[KeyPath, int] = {}
-        _mark(node, (), lines, path)
+        _record_lines(node, (), lines, path)
         return Document(str(path), loader.construct_document(node), lines)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -54,7 +57,11 @@ def read(path: Path) -> Document:
 
 
 def scalar(text: str, where: str) -> Any:
-    """A value as typed on a command line: `8`, `1e-3`, `true`, `[1, 2]`; anything else is a string."""
+    """Parse a value from a command line: `8`, `1e-3`, `true`, `[1, 2]`; anything else is a string.
+
+    >>> scalar("1e-3", "--set lr")
+    0.001
+    """
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -68,16 +75,16 @@ def scalar(text: str, where: str) -> Any:
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """YAML that `read` reads back equal."""
+    """Return YAML that `read` converts back to equal data."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes `1e-3` for a number, as YAML 1.2 does."""
+    """Loader that reads `1e-3` as a number, as YAML 1.2 does."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the string `1e-3`, since `_Loader` would take it for a number."""
+    """Dumper that quotes the string `1e-3`, which `_Loader` would read as a number."""
 
 
 for _side in (_Loader, _Dumper):
@@ -86,17 +93,19 @@ for _side in (_Loader, _Dumper):
     )
 
 
-def _mark(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: Path) -> None:
+def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], file: Path) -> None:
     match node:
         case yaml.MappingNode():
             for key, value in node.value:
                 inner = (*path, key.value)
                 line = key.start_mark.line + 1
                 if inner in lines:
-                    raise ConfigError(f"{file}:{line}: {key.value!r} stands twice; the first is on line {lines[inner]}")
+                    raise ConfigError(
+                        f"{file}:{line}: {key.value!r} is repeated; the first one is on line {lines[inner]}"
+                    )
                 lines[inner] = line
-                _mark(value, inner, lines, file)
+                _record_lines(value, inner, lines, file)
         case yaml.SequenceNode():
             for position, value in enumerate(node.value):
                 lines[*path, position] = value.start_mark.line + 1
-                _mark(value, (*path, position), lines, file)
+                _record_lines(value, (*path, position), lines, file)

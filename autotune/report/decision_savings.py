@@ -1,165 +1,188 @@
-"""What the decisions of a plan save and cost, module by module: bytes at the highest moment, seconds of a step."""
+"""Compute the peak bytes that a plan's decisions save and the time they cost, module by module."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import early_updates
-from autotune.ir.schedule import Free, Offload, Prefetch, Run
-from autotune.predict.step_view import NO_LAYER, Walk
+from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run
+from autotune.predict.step_view import NO_LAYER, StepTimeline
 
-RECOMPUTE, OFFLOAD, INPLACE, UPDATE = "computed again", "sent to the store", "made in place", "updated at once"
-KINDS = (RECOMPUTE, OFFLOAD, INPLACE, UPDATE)
+
+class DecisionKind(StrEnum):
+    """Kind of a memory-saving decision, in the order of the report."""
+
+    RECOMPUTE = "recomputed"
+    OFFLOAD = "offloaded"
+    INPLACE = "in-place"
+    UPDATE = "early update"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One kind of decision about one module."""
+class DecisionSaving:
+    """Saving and cost of all decisions of one kind about one module."""
 
-    kind: str
-    """One of `KINDS`."""
+    kind: DecisionKind
     layer: str
-    """Path of the module; empty for all of them together, which save no less than any of them alone."""
+    """Path of the module; empty for the total over all modules, whose saving is no smaller than a module's."""
     saved_bytes: int
-    """By how much the highest moment of the step would rise if these bytes stayed in memory."""
+    """Rise of the step's peak if these bytes stayed resident."""
     seconds: float
-    """Computing again, or waiting for the store, of one step."""
+    """Time of one step spent on recomputation, or on waiting for the store."""
     moved_bytes: int
-    """Written and read, of one step."""
+    """Bytes that one step writes to the store and reads from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Absence:
     """Bytes that a decision keeps out of memory from instruction `first` to instruction `last`."""
 
-    kind: str
+    kind: DecisionKind
     layer: str
     nbytes: int
     first: int
     last: int
 
 
-def decisions(walk: Walk) -> list[Decision]:
-    """Of every kind that the plan made use of the whole, then its modules, those that save most first."""
-    gone: dict[tuple[str, str], list[_Absence]] = defaultdict(list)
-    for absence in _absences(walk):
-        gone[absence.kind, absence.layer].append(absence)
-        gone[absence.kind, ""].append(absence)
-    seconds, moved = _spent(walk)
-    during = np.array([span.moment.during_bytes for span in walk.spans], dtype=np.int64)
-    found = [
-        Decision(kind, layer, _saved(during, gone[kind, layer]), seconds[kind, layer], moved[layer] * (kind == OFFLOAD))
-        for kind, layer in {**gone, **seconds}
-    ]
-    return sorted(found, key=lambda one: (KINDS.index(one.kind), one.layer != "", -one.saved_bytes, one.layer))
+def evaluate_decisions(timeline: StepTimeline) -> list[DecisionSaving]:
+    """Return the savings of a plan: for each kind of decision the total, then the modules, largest saving first."""
+    absences: dict[tuple[DecisionKind, str], list[_Absence]] = defaultdict(list)
+    for absence in _find_absences(timeline):
+        absences[absence.kind, absence.layer].append(absence)
+        absences[absence.kind, ""].append(absence)
+    seconds, moved = _sum_costs(timeline)
+    during = np.array([span.moment.during_bytes for span in timeline.spans], dtype=np.int64)
+    savings = [
+        DecisionSaving(
+            kind, layer, _peak_rise(during, absences[kind, layer]), seconds[kind, layer],
+            moved[layer] * (kind == DecisionKind.OFFLOAD),
+        )
+        for kind, layer in {**absences, **seconds}
+    ]  # fmt: skip
+    kinds = list(DecisionKind)
+    return sorted(savings, key=lambda s: (kinds.index(s.kind), s.layer != "", -s.saved_bytes, s.layer))
 
 
-def _saved(during: npt.NDArray[np.int64], gone: Iterable[_Absence]) -> int:
+def _peak_rise(during: npt.NDArray[np.int64], absences: Iterable[_Absence]) -> int:
+    """Return the rise of the peak if all these absent bytes were resident."""
     change = np.zeros(len(during) + 1, dtype=np.int64)
-    for absence in gone:
+    for absence in absences:
         change[absence.first] += absence.nbytes
         change[absence.last + 1] -= absence.nbytes
     return int((during + np.cumsum(change[:-1])).max() - during.max())
 
 
-def _absences(walk: Walk) -> Iterator[_Absence]:
-    """Every stretch of the step during which a decision keeps a value out of memory.
+def _find_absences(timeline: StepTimeline) -> Iterator[_Absence]:
+    """Yield every stretch of the step during which a decision keeps a value out of memory.
 
-    A value that is made again only for others that are made again too would be gone anyway.
+    A value that is recomputed only as the input of another recomputation does not count: without that one, nothing
+    would read it again.
     """
-    graph, order = walk.graph, walk.schedule
-    runs = [made.op for made in order.instructions if isinstance(made, Run)]
-    first = {op: at for at, op in reversed(list(enumerate(runs)))}
-    last_read = [-1] * len(graph.values)
-    for op, at in first.items():
-        for value in (*graph.ops[op].inputs, *graph.ops[op].writes):
-            last_read[value] = max(last_read[value], at)
-    for value in graph.outputs:
-        last_read[value] = len(runs)
+    graph, instructions = timeline.graph, timeline.schedule.instructions
+    runs = [instruction.op for instruction in instructions if isinstance(instruction, Run)]
+    last_read = _last_reads(graph, runs)
     early = set(early_updates(graph, tuple(runs)))
-    last_needed = max((at for at, one in enumerate(order.instructions) if _computes(graph, one)), default=-1)
+    steps = [step for step, instruction in enumerate(instructions) if _is_compute(graph, instruction)]
+    last_compute = max(steps, default=-1)
     freed: dict[int, tuple[int, int]] = {}  # value: (instruction, runs until then)
     reader: dict[int, int] = {}
     count = 0
-    for at, instruction in enumerate(order.instructions):
+    for step, instruction in enumerate(instructions):
         match instruction:
-            case Run(op, takes):
-                made = graph.ops[op]
-                for value in made.outputs:
+            case Run(op_id, takes):
+                op, layer = graph.ops[op_id], _op_layer(graph, op_id)
+                for value in op.outputs:
                     if value in freed and last_read[value] >= freed[value][1]:
-                        yield _Absence(
-                            RECOMPUTE, _module(graph, op), graph.values[value].nbytes, freed[value][0] + 1, at - 1
-                        )
-                if takes is not None and takes != made.given:
-                    yield _Absence(INPLACE, _module(graph, op), graph.values[takes].nbytes, at, at)
-                    freed[takes] = at, count + 1
-                reader.update(dict.fromkeys((*made.inputs, *made.writes), op))
+                        nbytes = graph.values[value].nbytes
+                        yield _Absence(DecisionKind.RECOMPUTE, layer, nbytes, freed[value][0] + 1, step - 1)
+                if takes is not None and takes != op.alias_of:
+                    yield _Absence(DecisionKind.INPLACE, layer, graph.values[takes].nbytes, step, step)
+                    freed[takes] = step, count + 1
+                reader.update(dict.fromkeys((*op.inputs, *op.writes), op_id))
                 count += 1
             case Free(value):
-                freed[value] = at, count
-                if reader.get(value) in early and _is_gradient(graph, value) and at < last_needed:
-                    yield _Absence(UPDATE, _layer(graph, value), graph.values[value].nbytes, at + 1, last_needed)
+                freed[value] = step, count
+                if reader.get(value) in early and _is_gradient(graph, value) and step < last_compute:
+                    layer, nbytes = _value_layer(graph, value), graph.values[value].nbytes
+                    yield _Absence(DecisionKind.UPDATE, layer, nbytes, step + 1, last_compute)
             case Prefetch(value):
-                yield _Absence(OFFLOAD, _layer(graph, value), graph.values[value].nbytes, freed[value][0] + 1, at - 1)
+                layer, nbytes = _value_layer(graph, value), graph.values[value].nbytes
+                yield _Absence(DecisionKind.OFFLOAD, layer, nbytes, freed[value][0] + 1, step - 1)
             case Offload(_):
                 pass
 
 
-def _spent(walk: Walk) -> tuple[dict[tuple[str, str], float], Counter[str]]:
-    """(seconds by kind and module, bytes through the store by module); a wait is that of the value that came last."""
-    graph = walk.graph
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    moved: Counter[str] = Counter()
-    arrives: dict[int, float] = {}
-    ran: set[int] = set()
+def _last_reads(graph: TrainGraph, runs: list[int]) -> list[int]:
+    """Return for each value the position in `runs` of the last first-time run that reads it; -1 for none."""
+    first_runs = {op: position for position, op in reversed(list(enumerate(runs)))}
+    last_read = [-1] * len(graph.values)
+    for op, position in first_runs.items():
+        for value in (*graph.ops[op].inputs, *graph.ops[op].writes):
+            last_read[value] = max(last_read[value], position)
+    for value in graph.outputs:
+        last_read[value] = len(runs)
+    return last_read
 
-    def spend(kind: str, layer: str, amount: float) -> None:
+
+def _sum_costs(timeline: StepTimeline) -> tuple[dict[tuple[DecisionKind, str], float], Counter[str]]:
+    """Return (seconds by kind and module, transferred bytes by module).
+
+    A wait for several values is charged to the value that arrived last.
+    """
+    graph = timeline.graph
+    seconds: dict[tuple[DecisionKind, str], float] = defaultdict(float)
+    moved: Counter[str] = Counter()
+    arrivals: dict[int, float] = {}
+    executed: set[int] = set()
+
+    def add(kind: DecisionKind, layer: str, amount: float) -> None:
         seconds[kind, layer] += amount
         seconds[kind, ""] += amount
 
-    for span in walk.spans:
+    for span in timeline.spans:
         match span.moment.instruction:
-            case Run(op):
-                made = graph.ops[op]
-                if op in ran:
-                    spend(RECOMPUTE, _module(graph, op), walk.costs.seconds[op])
-                ran.add(op)
-                coming = [value for value in dict.fromkeys((*made.inputs, *made.writes)) if value in arrives]
-                if coming and span.ready_seconds > span.start_seconds:
-                    late = max(coming, key=lambda value: arrives[value])
-                    spend(OFFLOAD, _layer(graph, late), span.ready_seconds - span.start_seconds)
-                for value in coming:
-                    del arrives[value]
+            case Run(op_id):
+                op = graph.ops[op_id]
+                if op_id in executed:
+                    add(DecisionKind.RECOMPUTE, _op_layer(graph, op_id), timeline.costs.seconds[op_id])
+                executed.add(op_id)
+                arriving = [value for value in dict.fromkeys((*op.inputs, *op.writes)) if value in arrivals]
+                if arriving and span.ready_seconds > span.start_seconds:
+                    latest = max(arriving, key=lambda value: arrivals[value])
+                    add(DecisionKind.OFFLOAD, _value_layer(graph, latest), span.ready_seconds - span.start_seconds)
+                for value in arriving:
+                    del arrivals[value]
             case Free(value) if span.end_seconds > span.start_seconds:
-                spend(OFFLOAD, _layer(graph, value), span.end_seconds - span.start_seconds)
-            case Offload(value) | Prefetch(value) as moves:
-                moved[_layer(graph, value)] += graph.values[value].nbytes
+                add(DecisionKind.OFFLOAD, _value_layer(graph, value), span.end_seconds - span.start_seconds)
+            case Offload(value) | Prefetch(value) as transfer:
+                moved[_value_layer(graph, value)] += graph.values[value].nbytes
                 moved[""] += graph.values[value].nbytes
-                if isinstance(moves, Prefetch) and span.transfer is not None:
-                    arrives[value] = span.transfer[1]
+                if isinstance(transfer, Prefetch) and span.transfer is not None:
+                    arrivals[value] = span.transfer[1]
     return seconds, moved
 
 
-def _layer(graph: TrainGraph, value: int) -> str:
-    """Of the op that makes a value, or of the user's own, the first that reads it."""
-    maker = graph.producer[value]
-    if maker is None:
-        maker = next(iter(graph.consumers[value]), None)
-    return NO_LAYER if maker is None else _module(graph, maker)
+def _value_layer(graph: TrainGraph, value: int) -> str:
+    """Return the module that produces a value, or for an input of the step the first module that reads it."""
+    op = graph.producer[value]
+    if op is None:
+        op = next(iter(graph.consumers[value]), None)
+    return NO_LAYER if op is None else _op_layer(graph, op)
 
 
-def _module(graph: TrainGraph, op: int) -> str:
+def _op_layer(graph: TrainGraph, op: int) -> str:
     return graph.ops[op].layer or NO_LAYER
 
 
 def _is_gradient(graph: TrainGraph, value: int) -> bool:
-    maker = graph.producer[value]
-    return maker is not None and graph.ops[maker].phase is Phase.BACKWARD
+    op = graph.producer[value]
+    return op is not None and graph.ops[op].phase is Phase.BACKWARD
 
 
-def _computes(graph: TrainGraph, instruction: object) -> bool:
+def _is_compute(graph: TrainGraph, instruction: Instruction) -> bool:
     return isinstance(instruction, Run) and graph.ops[instruction.op].phase is not Phase.UPDATE

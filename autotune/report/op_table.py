@@ -1,4 +1,4 @@
-"""A plan op by op: what lives while each runs, as nnstreamer/nntrainer#1126 tabulates an order."""
+"""Tabulate a plan op by op with the values that are live while each op runs, as nnstreamer/nntrainer#1126 does."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.ir.schedule import Free, Offload, Prefetch, Run, lower
+from autotune.ir.schedule import Run, lives, lower
 from autotune.predict.simulate import resident_bytes, timeline
 from autotune.units import fmt_bytes
 
@@ -17,49 +17,50 @@ class OpRow:
 
     op: str
     tensors: tuple[tuple[str, int], ...]
-    """(name, bytes) of all that the step has made and still needs, its own results last."""
+    """(name, bytes) of all live values, the op's own inputs and outputs last."""
     waiting: int
-    """How many of them, the first ones, this op neither reads nor makes."""
+    """Number of live values, the first ones, that this op neither reads nor writes."""
     scratch_bytes: int
     resident_bytes: int
-    """Parameters, state, buffers, batch, and what an open store holds."""
+    """Bytes of parameters, state, buffers and batch, and of an open store."""
     peak_bytes: int
-    """Highest so far."""
+    """Highest memory so far, in bytes."""
 
     @property
     def memory_bytes(self) -> int:
-        """All of it together."""
+        """Total memory during the op."""
         return self.resident_bytes + sum(nbytes for _, nbytes in self.tensors) + self.scratch_bytes
 
 
-def op_rows(graph: TrainGraph, plan: Plan, costs: Costs) -> Iterator[OpRow]:
-    """A row for every run of the plan, repeated and offloaded values as they stand then."""
+def build_op_rows(graph: TrainGraph, plan: Plan, costs: Costs) -> Iterator[OpRow]:
+    """Yield a row for every run of an op under a plan; a recomputed op has one row per run."""
     schedule = lower(graph, plan)
     resident = resident_bytes(graph, schedule, costs)
     live: dict[int, None] = {}
     peak = resident
-    for moment in timeline(graph, schedule, costs):
+    moments = timeline(graph, schedule, costs)
+    for moment, (instruction, begins, ends) in zip(moments, lives(graph, schedule), strict=True):
         peak = max(peak, moment.during_bytes)
-        match moment.instruction:
-            case Run(op_id, takes):
-                op = graph.ops[op_id]
-                if takes is not None:
-                    del live[takes]  # the result lies in its buffer
-                live |= dict.fromkeys(op.outputs)
-                own = [value for value in live if value in op.inputs or value in op.outputs]
-                waiting = [value for value in live if value not in own]
-                tensors = tuple((graph.values[value].name, graph.values[value].nbytes) for value in (*waiting, *own))
-                yield OpRow(op.name, tensors, len(waiting), costs.scratch_bytes[op_id], resident, peak)
-            case Free(value):
+        for value in ends:
+            if value in graph.static:
+                resident -= graph.values[value].nbytes
+            else:
                 del live[value]
-            case Prefetch(value):
+        for value in begins:
+            if value in graph.static:
+                resident += graph.values[value].nbytes
+            else:
                 live[value] = None
-            case Offload(_):
-                pass
+        if isinstance(instruction, Run):
+            op = graph.ops[instruction.op]
+            used = [value for value in live if value in op.inputs or value in op.outputs]
+            waiting = [value for value in live if value not in used]
+            tensors = tuple((graph.values[value].name, graph.values[value].nbytes) for value in (*waiting, *used))
+            yield OpRow(op.name, tensors, len(waiting), costs.scratch_bytes[op.id], resident, peak)
 
 
-def op_table(rows: Iterable[OpRow], most: int = 6) -> Iterator[str]:
-    """Aligned lines; of the tensors that wait at most `most` are named where there are many."""
+def format_op_table(rows: Iterable[OpRow], most: int = 6) -> Iterator[str]:
+    """Yield aligned lines; more than `most` waiting values are counted instead of named."""
     cells = [("op", "tensors", "memory", "peak")]
     for row in rows:
         names = [name for name, _ in row.tensors]
@@ -68,6 +69,6 @@ def op_table(rows: Iterable[OpRow], most: int = 6) -> Iterator[str]:
             names = [f"{row.waiting} waiting ({fmt_bytes(nbytes)})", *names[row.waiting :]]
         scratch = [f"scratch ({fmt_bytes(row.scratch_bytes)})"] if row.scratch_bytes else []
         cells.append((row.op, ", ".join(names + scratch), fmt_bytes(row.memory_bytes), fmt_bytes(row.peak_bytes)))
-    wide = [max(len(line[column]) for line in cells) for column in range(4)]
+    widths = [max(len(line[column]) for line in cells) for column in range(4)]
     for op, tensors, memory, peak in cells:
-        yield f"{op:<{wide[0]}}  {memory:>{wide[2]}}  {peak:>{wide[3]}}  {tensors}".rstrip()
+        yield f"{op:<{widths[0]}}  {memory:>{widths[2]}}  {peak:>{widths[3]}}  {tensors}".rstrip()

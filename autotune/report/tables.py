@@ -1,117 +1,129 @@
-"""Trials as rows of words and figures, for a screen and for the report alike."""
+"""Format trials as rows of text, for the terminal and for the HTML report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.planners.knobs import KnobValue
 from autotune.records.measurement import Outcome
-from autotune.records.trial import Trial
-from autotune.study.verdicts.confirm import Confirmed, Word
-from autotune.study.verdicts.statistics import Interval, blocks, interval, percent
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.confirm import ConfirmationStatus, ConfirmedPlan
+from autotune.study.verdicts.statistics import Interval, block_means, format_percent, median_interval
 from autotune.units import mib
 
 COLUMNS = (
     "plan", "kind", "order", "update", "recompute", "offload",
     "peak MiB", "charged MiB", "step ms", "ratio", "verdict",
 )  # fmt: skip
-"""Of a row's cells; from `peak MiB` to `ratio` figures, the rest words."""
-FRESH_COLUMNS = (
-    "plan", "peak MiB", "charged MiB", "step ms", "95 %", "overhead", "of it 95 %", "beside the best", "rounds", "verdict",
+"""Columns of the table of trials."""
+CONFIRMED_COLUMNS = (
+    "plan", "peak MiB", "charged MiB", "step ms", "step 95 % CI", "overhead", "overhead 95 % CI", "vs. best", "rounds",
+    "verdict",
 )  # fmt: skip
-"""Of what was measured afresh, plain eager first."""
-FIGURES = frozenset({"plan", "peak MiB", "charged MiB", "step ms", "ratio", "95 %", "overhead", "of it 95 %", "rounds"})
+"""Columns of the table of re-measured plans."""
+NUMERIC_COLUMNS = frozenset({
+    "plan", "peak MiB", "charged MiB", "step ms", "ratio", "step 95 % CI", "overhead", "overhead 95 % CI", "rounds",
+})  # fmt: skip
+"""Columns to align to the right."""
+DUPLICATE, NOT_RUN, BEST = "duplicate", "not run", "BEST"
+QUIET_VERDICTS = frozenset({"ok", NOT_RUN, "over budget", DUPLICATE})
+"""Verdicts that are no failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One trial. A figure with `~` before it was predicted, not measured."""
+class TrialRow:
+    """One trial as text. A figure with `~` before it is predicted."""
 
     trial: Trial
     cells: tuple[str, ...]
     best: bool = False
     pale: bool = False
-    """Nothing that could be chosen."""
+    """True for a trial that cannot be chosen."""
 
 
-def rows(trials: Iterable[Trial], best: Trial | None = None) -> list[Row]:
-    """In order of their numbers; bytes are the step's own, above the process's floor."""
-    return [_row(trial, best is not None and trial.number == best.number) for trial in trials]
+def trial_rows(trials: Iterable[Trial], best: Trial | None = None) -> list[TrialRow]:
+    """Return a row under `COLUMNS` for each trial; bytes exclude the idle process."""
+    return [_trial_row(trial, best is not None and trial.number == best.number) for trial in trials]
 
 
-def _row(trial: Trial, best: bool) -> Row:
-    seen = trial.measurement
-    peak = seen.step_peak_bytes if seen else None
-    predicted = trial.estimate.peak_bytes if trial.estimate and peak is None else None
-    charged = seen.step_charged_bytes if seen else None
-    seconds = seen.median_seconds if seen else None
-    ratio = seen.time_ratio if seen else None
-    chosen = [words(trial.settings.get(kind, {})) for kind in ("order", "update", "recompute", "offload")]
-    if trial.plan is None:
-        chosen = ["eager", "-", "-", "-"]
-    cells = (
-        str(trial.number),
-        trial.kind,
-        *chosen,
-        mib(peak) if predicted is None else f"~{mib(predicted)}",
-        mib(charged),
-        "-" if seconds is None else f"{seconds * 1e3:.1f}",
-        "-" if ratio is None else f"{ratio:.3f}",
-        verdict(trial, best),
-    )
-    return Row(trial, cells, best, cells[-1] not in ("ok", "BEST"))
-
-
-def fresh_rows(found: Sequence[Confirmed], baseline: Trial) -> list[Row]:
-    """Plain eager as it ran beside them, then the plans that were measured afresh; bytes are the step's own."""
-    if not found:
+def confirmed_rows(confirmed: Sequence[ConfirmedPlan], baseline: Trial) -> list[TrialRow]:
+    """Return rows under `CONFIRMED_COLUMNS`: eager as it ran interleaved with them, then the re-measured plans."""
+    if not confirmed:
         return []
-    seen = [one.trial.measurement for one in found if one.trial.measurement is not None]
-    beside = blocks([seconds for one in seen for seconds in one.baseline_seconds])
-    plain = baseline.measurement
-    eager = (
-        "eager", mib(plain.step_peak_bytes if plain else None), mib(plain.step_charged_bytes if plain else None),
-        *_seconds(interval(beside) if len(beside) > 1 else None), "-", "-", "-", "-", "baseline",
-    )  # fmt: skip
-    return [Row(baseline, eager), *(_fresh(one) for one in found)]
-
-
-def _fresh(one: Confirmed) -> Row:
-    seen, ratio = one.trial.measurement, one.ratio
-    within = "-" if ratio is None else f"{percent(ratio.low)} to {percent(ratio.high)}"
+    measurements = [plan.trial.measurement for plan in confirmed if plan.trial.measurement is not None]
+    eager_blocks = block_means([seconds for measurement in measurements for seconds in measurement.baseline_seconds])
+    eager = baseline.measurement
     cells = (
-        str(one.trial.number), mib(seen.step_peak_bytes if seen else None), mib(seen.step_charged_bytes if seen else None),
-        *_seconds(one.seconds), "-" if ratio is None else percent(ratio.middle), within,
-        "-" if one.beside is None else str(one.beside), str(one.rounds), one.verdict,
+        "eager", mib(eager.step_peak_bytes if eager else None), mib(eager.step_charged_bytes if eager else None),
+        *_interval_cells(median_interval(eager_blocks) if len(eager_blocks) > 1 else None), "-", "-", "-", "-", "baseline",
     )  # fmt: skip
-    return Row(one.trial, cells, one.word is Word.BEST)
+    return [TrialRow(baseline, cells), *(_confirmed_row(plan) for plan in confirmed)]
 
 
-def _seconds(found: Interval | None) -> tuple[str, str]:
-    if found is None:
-        return "-", "-"
-    return f"{found.middle * 1e3:.1f}", f"{found.low * 1e3:.1f} to {found.high * 1e3:.1f}"
-
-
-def verdict(trial: Trial, best: bool = False) -> str:
-    """What became of a trial, in two words at most."""
+def trial_verdict(trial: Trial, best: bool = False) -> str:
+    """Return the outcome of a trial in at most two words."""
     if trial.measurement is None:
         return "unfinished"
     outcome = trial.measurement.outcome
     if best:
-        return "BEST"
-    if trial.kind == "repeat":
-        return "seen before"
+        return BEST
+    if trial.kind == TrialKind.REPEAT:
+        return DUPLICATE
     if outcome is Outcome.OVER_BUDGET and trial.measurement.peak_bytes is None:
-        return "not run"
+        return NOT_RUN
     return outcome.value.replace("_", " ")
 
 
-def words(knobs: Mapping[str, KnobValue]) -> str:
-    """`greedy`, `window store=ssd window=2`: a planner and its knobs; `-` for none."""
+def format_knobs(knobs: Mapping[str, object]) -> str:
+    """Return a planner and its knobs, as `window store=ssd window=2`; `-` for no planner.
+
+    >>> format_knobs({"planner": "window", "store": "ssd", "window": 2})
+    'window store=ssd window=2'
+    """
     name = str(knobs.get("planner", "-"))
     rest = (f"{knob}={_short(value)}" for knob, value in knobs.items() if knob != "planner")
     return " ".join((name, *rest))
 
 
-def _short(value: KnobValue) -> str:
+def _trial_row(trial: Trial, best: bool) -> TrialRow:
+    measurement = trial.measurement
+    peak = measurement.step_peak_bytes if measurement else None
+    predicted = trial.estimate.peak_bytes if trial.estimate and peak is None else None
+    charged = measurement.step_charged_bytes if measurement else None
+    seconds = measurement.median_seconds if measurement else None
+    ratio = measurement.time_ratio if measurement else None
+    planners = [format_knobs(trial.settings.get(kind, {})) for kind in ("order", "update", "recompute", "offload")]
+    if trial.plan is None:
+        planners = ["eager", "-", "-", "-"]
+    cells = (
+        str(trial.number),
+        trial.kind,
+        *planners,
+        mib(peak) if predicted is None else f"~{mib(predicted)}",
+        mib(charged),
+        "-" if seconds is None else f"{seconds * 1e3:.1f}",
+        "-" if ratio is None else f"{ratio:.3f}",
+        trial_verdict(trial, best),
+    )
+    return TrialRow(trial, cells, best, cells[-1] not in ("ok", BEST))
+
+
+def _confirmed_row(plan: ConfirmedPlan) -> TrialRow:
+    measurement, ratio = plan.trial.measurement, plan.ratio
+    ratio_interval = "-" if ratio is None else f"{format_percent(ratio.low)} to {format_percent(ratio.high)}"
+    cells = (
+        str(plan.trial.number),
+        mib(measurement.step_peak_bytes if measurement else None),
+        mib(measurement.step_charged_bytes if measurement else None),
+        *_interval_cells(plan.seconds), "-" if ratio is None else format_percent(ratio.middle), ratio_interval,
+        "-" if plan.versus_best is None else str(plan.versus_best), str(plan.rounds), plan.label,
+    )  # fmt: skip
+    return TrialRow(plan.trial, cells, plan.status is ConfirmationStatus.BEST)
+
+
+def _interval_cells(seconds: Interval | None) -> tuple[str, str]:
+    if seconds is None:
+        return "-", "-"
+    return f"{seconds.middle * 1e3:.1f}", f"{seconds.low * 1e3:.1f} to {seconds.high * 1e3:.1f}"
+
+
+def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

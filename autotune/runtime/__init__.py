@@ -1,6 +1,11 @@
-"""Run a planned step in the user's own process.
+"""Run a planned training step in the user's own process.
 
-In: a `Program` and a `Plan`.
-Out: the step's results, the same bits as eager, and what was profiled.
+`train_step` is the object that a training loop calls. It looks up or captures the step for a batch (`step_cache`,
+`recapture`) and prepares it (`prepared_step`). It updates once per accumulation cycle (`update_cycle`). An `executor` runs the
+schedule as Python source from `codegen`. Its `offload_engine` moves values to a store (`stores/`), and its arena places
+tensors in one block of memory (`arena/`). `op_profiler` measures costs, and `verification/` compares steps with eager.
+
+In: a model, a loss function, an optimizer, and a plan; inside, a `Program` and a `Plan`.
+Out: the step's results, with the same bits as eager, and measured costs of ops and stores.
 Read first: `train_step`.
 """

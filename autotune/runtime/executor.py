@@ -1,4 +1,4 @@
-"""Run a schedule for real: straight-line Python, generated once, that frees every value at its last use."""
+"""Execute a schedule: straight-line Python, generated once, that frees every value after its last use."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,18 +10,41 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.program import Program
 from autotune.ir.schedule import Schedule
-from autotune.records.measurement import Lanes
+from autotune.records.measurement import TransferTrace
 from autotune.runtime import malloc
-from autotune.runtime.arena import Arena
-from autotune.runtime.codegen import _Writer
-from autotune.runtime.offload_engine import Engine, Store
-from autotune.runtime.offload_slots import own_bytes, own_tensors
+from autotune.runtime.arena import StepArena
+from autotune.runtime.codegen import StepWriter
+from autotune.runtime.offload_engine import OffloadEngine, Store
+from autotune.runtime.offload_slots import peak_step_bytes, static_tensors
 
 
 class Executor:
-    """One step of a program under a schedule. Calling it takes the batch's tensors and gives the results.
+    """One step of a program under a schedule.
 
-    `after_instruction`, called with each instruction's index, is for meters that compare bytes with the simulator.
+    Args:
+        program: The captured step.
+        schedule: The instructions to run; all ids are those of the program's graph.
+        store: Destination of offloaded values; None if the schedule offloads none.
+        arena: Block of memory that the step's tensors are placed in; None for malloc.
+        after_instruction: Called with each instruction's index, so that a meter can compare bytes with the simulator.
+
+    Raises:
+        PlanError: The schedule offloads a parameter that shares its memory with another tensor.
+
+    Examples:
+        >>> from autotune.capture.tracer import capture
+        >>> from autotune.ir.plan import Plan
+        >>> from autotune.ir.schedule import lower
+        >>> from autotune.workloads.workload import Workload
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> batch = torch.ones(3, 4)
+        >>> program = capture(Workload(model, lambda model, batch: model(batch).sum(), optimizer, batch))
+        >>> execute = Executor(program, lower(program.graph, Plan.traced(program.graph)))
+        >>> with program.updates.step():
+        ...     loss = execute([batch])
+        >>> loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -30,88 +53,83 @@ class Executor:
         schedule: Schedule,
         store: Store | None = None,
         *,
-        arena: Arena | None = None,
+        arena: StepArena | None = None,
         after_instruction: Callable[[int], None] | None = None,
     ) -> None:
         self.program = program
         self.schedule = schedule
         self._arena = arena
-        own = {} if store is None else own_tensors(program, schedule)
-        lends = own and arena is not None and arena.works and program.device.type == "cpu"
-        # the user's own memory is not the arena's: while one of them has it the other must not hold it too
-        self._memory: Lent | None = None
-        if lends and arena is not None:
-            self._memory = Lent(arena, own_bytes(program.graph, schedule))
-        self._engine = None if store is None else Engine(store, own, len(program.graph.values), self._memory)
+        static = {} if store is None else static_tensors(program, schedule)
+        self._memory: SharedBudget | None = None
+        if static and arena is not None and arena.works and program.device.type == "cpu":
+            # static tensors lie outside of the arena: bytes that one of the two holds the other must not hold too
+            self._memory = SharedBudget(arena, peak_step_bytes(program.graph, schedule))
+        self._engine = None if store is None else OffloadEngine(store, static, len(program.graph.values), self._memory)
         self.tangent = seed_gradient(program)
-        writer = _Writer(program, schedule)
-        self.source = writer.source(traced=after_instruction is not None)
-        scope: dict[str, Any] = {
-            **writer.names,
-            "engine": self._engine,
-            "after": after_instruction,
-        }
+        writer = StepWriter(program, schedule)
+        self.source = writer.source(calls_back=after_instruction is not None)
+        scope: dict[str, Any] = {**writer.names, "engine": self._engine, "after": after_instruction}
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
 
     def __call__(self, batch: list[torch.Tensor]) -> Any:
-        """Run the step; what it returns has the structure that the workload's loss function returned."""
+        """Run the step on the batch's tensors; return the results in the structure of the loss function's."""
         with (
             torch.no_grad(),
-            malloc.returning(self._memory is not None),
+            malloc.eager_release(self._memory is not None),
             self._arena.step() if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
             results = self._step(self.tangent, *batch, *(read() for _, read in self.program.free))
         if self._memory is not None:
-            self._memory.away(0)
+            self._memory.set_offloaded(0)
         return pytree.tree_unflatten(list(results), self.program.result_spec)
 
-    def use(self, store: Store) -> None:
-        """Offload to another store from the next step on; it has the slots of the first."""
+    def replace_store(self, store: Store) -> None:
+        """Offload to `store` from the next step on; it must have the same slots as the first one."""
         if self._engine is not None:
             self._engine.store = store
 
     @property
-    def lanes(self) -> Lanes:
-        """Of the last step: what the store did beside it, and when the step waited for that."""
-        return self._engine.lanes if self._engine else Lanes()
+    def transfer_trace(self) -> TransferTrace:
+        """Transfers of the last step, and the times at which the step waited for them."""
+        return self._engine.transfer_trace if self._engine else TransferTrace()
 
     @property
     def stall_seconds(self) -> float:
-        """Of the last step: waited for the store."""
-        return self.lanes.stall_seconds
+        """Seconds that the last step waited for the store."""
+        return self.transfer_trace.stall_seconds
 
     @property
     def transfer_bytes(self) -> int:
-        """Of the last step: handed to and asked from the store."""
+        """Bytes written to the store and read from it by the last step."""
         return self._engine.transfer_bytes if self._engine else 0
 
     @property
     def problem(self) -> str:
-        """Why something of the last step stayed in memory that was to leave; empty if nothing did."""
+        """Reason why a value that the schedule offloads stayed in memory in the last step; empty if none did."""
         return self._engine.problem if self._engine else ""
 
 
 @dataclass
-class Lent:
-    """An arena's block may take what the step's own do at most, and the memory of the user's own that is away."""
+class SharedBudget:
+    """One bound on the bytes of an arena and of the offloaded static tensors together."""
 
-    arena: Arena
-    most: int
-    """By `own_bytes`."""
+    arena: StepArena
+    step_bytes: int
+    """Peak of the step's own values, by `peak_step_bytes`."""
 
-    def away(self, nbytes: int) -> None:
-        """So many bytes of the user's own are away."""
-        self.arena.hold(self.most, nbytes)
+    def set_offloaded(self, nbytes: int) -> None:
+        """Let the arena hold its own peak plus the bytes that are offloaded now."""
+        self.arena.limit_resident(self.step_bytes, nbytes)
 
-    def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """One of them takes memory again."""
-        self.arena.map(storage, nbytes)
+    def allocate(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Allocate memory for a static tensor that returns."""
+        self.arena.map_storage(storage, nbytes)
 
 
 def seed_gradient(program: Program) -> torch.Tensor:
-    """The loss's own gradient: one, in the loss's dtype and shape."""
+    """Return the gradient of the loss with respect to itself: one, in the loss's dtype and shape."""
     meta = program.metas[program.tangent] if program.tangent is not None else None
     if meta is None:
         return torch.ones((), device=program.device)

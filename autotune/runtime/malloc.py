@@ -1,4 +1,4 @@
-"""glibc's malloc: when it gives memory back to the kernel. Without glibc nothing here does anything."""
+"""Control when glibc's malloc returns freed memory to the kernel. Without glibc nothing here has an effect."""
 
 import ctypes
 from collections.abc import Iterator
@@ -6,36 +6,39 @@ from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 RETURNED_BYTES = 64 * 2**10
-"""What is smaller shares its pages with others, and they stay."""
-_AT_ONCE = RETURNED_BYTES, RETURNED_BYTES
-_LONG_LIVED = 64 * 2**20, 32 * 2**20  # where glibc's own adjustment ends
-_always = False
+"""Smallest block that can return to the kernel; smaller blocks share their pages with others."""
+_IMMEDIATE = RETURNED_BYTES, RETURNED_BYTES
+_LONG_LIVED = 64 * 2**20, 32 * 2**20  # the limits of glibc's own adjustment
+_is_permanent = False
 
 
-def return_always() -> None:
-    """From now on every block of 64 KiB and more goes back as soon as it is freed: for a process that weighs bytes."""
-    global _always  # noqa: PLW0603 - the setting is the process's
-    _always = True
-    _set(*_AT_ONCE)
+def always_release() -> None:
+    """Return every freed block of 64 KiB or more at once, from now on: for a process whose bytes are measured."""
+    global _is_permanent  # noqa: PLW0603 - the setting belongs to the process
+    _is_permanent = True
+    _set(*_IMMEDIATE)
 
 
 @contextmanager
-def returning(wanted: bool = True) -> Iterator[None]:
-    """The same for a while, if wanted; afterwards as glibc behaves in a long-lived process."""
-    if not wanted:
+def eager_release(enabled: bool = True) -> Iterator[None]:
+    """Return freed blocks of 64 KiB or more at once inside the context, if enabled.
+
+    Afterwards malloc behaves as in a long-lived process, unless `always_release` was called.
+    """
+    if not enabled:
         yield
         return
-    _set(*_AT_ONCE)
+    _set(*_IMMEDIATE)
     try:
         yield
     finally:
         trim()
-        if not _always:
+        if not _is_permanent:
             _set(*_LONG_LIVED)
 
 
 def trim() -> None:
-    """Give back what is kept."""
+    """Return all free pages of malloc's heap to the kernel."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

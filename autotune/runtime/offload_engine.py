@@ -1,9 +1,9 @@
-"""What leaves memory during a step and comes back: where each value is, who waits for it, what the store's workers did.
+"""Move offloaded values between memory and a store while a step runs.
 
-Three work beside each other: the caller executes, the store's two workers save and load. The schedule itself holds the
-bound: a value's memory is given back at its `Free`, which waits until the write has completed, and what is loaded next
-stands behind that `Free`. So loading waits for saving, saving waits for nobody, and execution waits only there and for a
-value that it needs now. Timing moves these waits, never bytes.
+Three threads work at the same time: the caller executes, and the store's two workers write and read. The schedule
+bounds the memory. A `Free` of an offloaded value waits until its write has finished, and each `Prefetch` stands behind the
+`Free` that makes room for it. Reads therefore wait for writes, and writes wait for nothing. Execution waits only at a
+`Free` and for a value that its next op reads. Timing changes these waits, never the bytes.
 """
 
 import logging
@@ -17,102 +17,112 @@ from typing import Any, Protocol, Self
 import torch
 
 from autotune.errors import PlanError, StoreError
-from autotune.records.measurement import Lanes, Span
+from autotune.records.measurement import Span, TransferTrace
 from autotune.runtime import malloc
+from autotune.runtime.stores import Direction
 
 _log = logging.getLogger(__name__)
 
 
-class Place(StrEnum):
-    """Where an offloaded value is."""
+class Residence(StrEnum):
+    """Place of an offloaded value's bytes."""
 
-    READY_FOR_EXEC = "in memory"
-    WAIT_FOR_OFF = "being written"
-    SWAPPED = "away"
-    WAIT_FOR_EXEC = "being read back"
+    MEMORY = "in memory"
+    WRITING = "being written"
+    STORE = "in the store"
+    READING = "being read back"
 
 
-_BEFORE = {
-    Place.WAIT_FOR_OFF: Place.READY_FOR_EXEC,
-    Place.SWAPPED: Place.WAIT_FOR_OFF,
-    Place.WAIT_FOR_EXEC: Place.SWAPPED,
-    Place.READY_FOR_EXEC: Place.WAIT_FOR_EXEC,
+_PREVIOUS = {
+    Residence.WRITING: Residence.MEMORY,
+    Residence.STORE: Residence.WRITING,
+    Residence.READING: Residence.STORE,
+    Residence.MEMORY: Residence.READING,
 }
-"""Each place, and the only one that a value may come from."""
+"""The only valid predecessor of each residence."""
 
 
 class Store(Protocol):
-    """The part of a store that a step talks to; see `autotune.runtime.stores`."""
+    """The part of a store that a step uses; see `autotune.runtime.stores.SwapStore`."""
 
     def put(self, key: int, tensor: torch.Tensor) -> "Future[None]": ...
 
     def fetch(self, key: int, into: torch.Tensor | None = None) -> "Future[torch.Tensor]": ...
 
-    def transfers(self) -> list[tuple[str, float, float]]: ...
+    def transfers(self) -> list[tuple[Direction, float, float]]: ...
 
 
-class Memory(Protocol):
-    """What the user's own tensors take memory from."""
+class StaticMemory(Protocol):
+    """An allocator of static tensors (parameters and optimizer state) that return from a store."""
 
-    def away(self, nbytes: int) -> None:
-        """So many bytes of them are away: told at a step's begin, after one gave its memory up, before one takes memory again."""
+    def set_offloaded(self, nbytes: int) -> None:
+        """Update the bytes of static tensors that are offloaded now.
 
-    def take(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """Give memory to one that has none."""
+        Called when a step begins, after a static tensor has released its memory, and before one is allocated again.
+        """
+
+    def allocate(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Allocate `nbytes` for a storage without memory."""
 
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """One offloaded value during a step."""
+    """State of one offloaded value during a step."""
 
-    place: Place = Place.READY_FOR_EXEC
+    residence: Residence = Residence.MEMORY
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """Until they are written; the user's own, and what could not be written, until they are back."""
+    """Tensors that must stay alive: until written, or until read back if they are static or their write failed."""
     nbytes: list[int] = field(default_factory=list)
     pending: list["Future[Any]"] = field(default_factory=list)
-    kept: bool = False
-    """Its write failed: it never left."""
+    stays: bool = False
+    """True if it could not be written, so its memory was never released."""
 
 
-class Engine:
-    """Around each step: `with engine: ...`, and in it `save`, `gone`, `load` and `arrived` as the schedule says.
+class OffloadEngine:
+    """Run the transfers of each step: `with engine: ...`, inside which the schedule's instructions call the methods.
 
-    `own`: for values that are the user's own (weights, optimizer state) what gives their tensors; `memory`: what these take
-    theirs from, malloc if there is none. A value that cannot be written stays in memory, the step goes on above its plan's bytes, and `problem` says why. One that cannot be read back
-    is a StoreError; `abandon` then brings the user's own tensors back, and the next step begins anew.
+    Args:
+        store: Destination of the bytes.
+        static: For each static value (parameter or optimizer state), a function that returns its tensors.
+        value_count: Number of values in the graph.
+        memory: Allocator of static tensors that return; malloc if None.
+
+    A value that cannot be written stays in memory. The step then continues with more bytes than planned, and `problem`
+    holds the reason. A value that cannot be read back raises StoreError. `abort` then restores all static tensors,
+    and the next step starts from a clean state.
     """
 
     def __init__(
         self,
         store: Store,
-        own: Mapping[int, Callable[[], list[torch.Tensor]]],
-        values: int,
-        memory: Memory | None = None,
+        static: Mapping[int, Callable[[], list[torch.Tensor]]],
+        value_count: int,
+        memory: StaticMemory | None = None,
     ) -> None:
         self.store = store
-        """Another may take its place between steps, with the same slots."""
-        self._own, self._count = own, values
+        """Store in use; between steps it may be replaced by another with the same slots."""
+        self._static, self._value_count = static, value_count
         self._memory = memory
-        self.lanes = Lanes()
-        """Of the last step that ended."""
+        self.transfer_trace = TransferTrace()
+        """Transfers and stalls of the last completed step."""
         self.transfer_bytes = 0
-        """Of the last step: handed to and asked from the store."""
+        """Bytes written and read by the last step."""
         self.problem = ""
-        """Why something of the last step stayed in memory; empty if nothing did."""
-        self._begun, self._stepped = 0.0, False
-        self._away = 0
+        """Reason why a value of the last step stayed in memory; empty if every value was offloaded."""
+        self._start_seconds, self._has_run = 0.0, False
+        self._offloaded_static_bytes = 0
         self._values: dict[int, _Value] = {}
-        self._save_stalls: list[Span] = []
-        self._load_stalls: list[Span] = []
+        self._write_stalls: list[Span] = []
+        self._read_stalls: list[Span] = []
 
     def begin(self) -> None:
-        """A new step."""
+        """Start a step."""
         self._values = {}
-        self._save_stalls, self._load_stalls = [], []
+        self._write_stalls, self._read_stalls = [], []
         self.transfer_bytes, self.problem = 0, ""
-        self._leave(-self._away)
-        self.store.transfers()  # of a step that was abandoned
-        self._begun = time.perf_counter()
+        self._add_offloaded(-self._offloaded_static_bytes)
+        self.store.transfers()  # drops those of an aborted step
+        self._start_seconds = time.perf_counter()
 
     def __enter__(self) -> Self:
         self.begin()
@@ -122,146 +132,156 @@ class Engine:
         if error is None:
             self.end()
         else:
-            self.abandon()
+            self.abort()
 
     def end(self) -> None:
-        """Note what the lanes did."""
-        seconds = time.perf_counter() - self._begun
-        self._stepped = True
-        away = next((key for key, value in self._values.items() if value.place is not Place.READY_FOR_EXEC), None)
-        if away is not None:
-            raise PlanError(f"value {away} is {self._values[away].place} at the end of the step")
-        moved: dict[str, list[Span]] = {"write": [], "read": []}
-        for verb, start, stop in self.store.transfers():
-            moved[verb].append((start - self._begun, stop - self._begun))
-        self.lanes = Lanes(
-            seconds, tuple(moved["write"]), tuple(moved["read"]), tuple(self._save_stalls), tuple(self._load_stalls)
+        """Finish a step and record its transfers. Raises PlanError if a value is still outside of memory."""
+        seconds = time.perf_counter() - self._start_seconds
+        self._has_run = True
+        for key, value in self._values.items():
+            if value.residence is not Residence.MEMORY:
+                raise PlanError(f"value {key} is {value.residence} at the end of the step")
+        spans: dict[Direction, list[Span]] = {Direction.WRITE: [], Direction.READ: []}
+        for direction, start, stop in self.store.transfers():
+            spans[direction].append((start - self._start_seconds, stop - self._start_seconds))
+        self.transfer_trace = TransferTrace(
+            seconds,
+            tuple(spans[Direction.WRITE]),
+            tuple(spans[Direction.READ]),
+            tuple(self._write_stalls),
+            tuple(self._read_stalls),
         )
 
-    def save(self, key: int, tensor: torch.Tensor | None = None) -> None:
-        """Begin to write: a value of the step's own, or without a tensor one of the user's."""
+    def start_write(self, key: int, tensor: torch.Tensor | None = None) -> None:
+        """Start to write a value: `tensor`, or the tensors of a static value if None."""
         value = self._values.setdefault(key, _Value())
-        self._move(key, Place.WAIT_FOR_OFF)
-        value.tensors = [tensor] if tensor is not None else self._own[key]()
-        if tensor is None and not all(one.untyped_storage().resizable() for one in value.tensors):
-            value.kept = True
-            self._told(
-                "the memory of a weight cannot be given back: Tensor.numpy() was called on it, or it is of a file"
+        self._enter(key, Residence.WRITING)
+        value.tensors = [tensor] if tensor is not None else self._static[key]()
+        if tensor is None and not all(part.untyped_storage().resizable() for part in value.tensors):
+            value.stays = True
+            self._report(
+                "the memory of a weight cannot be released: Tensor.numpy() was called on it, or it maps a file"
             )
             return
-        value.nbytes = [one.untyped_storage().nbytes() for one in value.tensors]
-        value.pending = [self.store.put(self._slot(key, at), one) for at, one in enumerate(value.tensors)]
+        value.nbytes = [part.untyped_storage().nbytes() for part in value.tensors]
+        value.pending = [self.store.put(self._slot(key, index), part) for index, part in enumerate(value.tensors)]
         self.transfer_bytes += sum(value.nbytes)
 
-    def gone(self, key: int) -> None:
-        """Wait until it is written; then the user's own memory is given back, and the step's own is the caller's to drop."""
+    def finish_write(self, key: int) -> None:
+        """Wait for a value's write, then release its memory if it is static; the caller drops any other value."""
         value = self._values[key]
-        problem = self._wait(value, self._save_stalls)
-        self._move(key, Place.SWAPPED)
+        problem = self._wait(value, self._write_stalls)
+        self._enter(key, Residence.STORE)
         if problem is not None:
-            value.kept = True
-            self._told(str(problem))
-        if value.kept:
+            value.stays = True
+            self._report(str(problem))
+        if value.stays:
             return
-        if key in self._own:
-            for one in value.tensors:
-                one.untyped_storage().resize_(0)
-            self._leave(sum(value.nbytes))
-            if not self._stepped:
-                malloc.trim()  # it lay in the heap, between others; from now on it has a mapping of its own
+        if key in self._static:
+            for part in value.tensors:
+                part.untyped_storage().resize_(0)
+            self._add_offloaded(sum(value.nbytes))
+            if not self._has_run:
+                malloc.trim()  # it was part of the heap; when it returns it gets a mapping of its own
         else:
             value.tensors = []
 
-    def load(self, key: int) -> None:
-        """Take memory for it, and begin to read it back."""
+    def start_read(self, key: int) -> None:
+        """Allocate memory for an offloaded value and start to read it back."""
         value = self._values[key]
-        self._move(key, Place.WAIT_FOR_EXEC)
-        if value.kept:
+        self._enter(key, Residence.READING)
+        if value.stays:
             return
-        if key in self._own:
-            self._leave(-sum(value.nbytes))
+        if key in self._static:
+            self._add_offloaded(-sum(value.nbytes))
             value.pending = []
-            for at in range(len(value.tensors)):  # one by one: if there is no memory for the next, these are waited for
-                value.pending.append(self._fetch_back(key, at, value))
+            # appended one by one: if the next allocation fails, `abort` must wait for the reads before it
+            for index in range(len(value.tensors)):
+                value.pending.append(self._restore(key, index, value))
         else:
             value.pending = [self.store.fetch(self._slot(key, 0))]
         self.transfer_bytes += sum(value.nbytes)
 
-    def arrived(self, key: int) -> torch.Tensor | None:
-        """Wait until it is back; gives the tensor of a value of the step's own."""
+    def finish_read(self, key: int) -> torch.Tensor | None:
+        """Wait until a value is back; return its tensor, or None for a static value. Raises StoreError if a read failed."""
         value = self._values[key]
-        if not value.kept:
-            problem = self._wait(value, self._load_stalls)
+        if not value.stays:
+            problem = self._wait(value, self._read_stalls)
             if problem is not None:
                 raise problem
-        self._move(key, Place.READY_FOR_EXEC)
-        back = None
-        if key not in self._own:
-            back = value.tensors[0] if value.kept else value.pending[0].result()
+        self._enter(key, Residence.MEMORY)
+        tensor = None
+        if key not in self._static:
+            tensor = value.tensors[0] if value.stays else value.pending[0].result()
         self._values[key] = _Value()
-        return back
+        return tensor
 
-    def abandon(self) -> None:
-        """End a step that failed: whatever is under way ends, and the user's own tensors come back. StoreError where the
-        store does not give one of them back."""
-        lost = []
-        self._leave(-self._away)
+    def abort(self) -> None:
+        """End a failed step: wait for pending transfers and restore all static tensors.
+
+        Raises StoreError if the store cannot return one of them.
+        """
+        problems = []
+        self._add_offloaded(-self._offloaded_static_bytes)
         for key, value in self._values.items():
             self._wait(value, [])
-            if key not in self._own or value.kept or value.place in (Place.READY_FOR_EXEC, Place.WAIT_FOR_OFF):
+            in_memory = value.residence in (Residence.MEMORY, Residence.WRITING)
+            if key not in self._static or value.stays or in_memory:
                 continue
-            back = value.pending if value.place is Place.WAIT_FOR_EXEC else []
-            for at in range(len(value.tensors)):
-                if at < len(back) and back[at].exception() is None:
+            reads = value.pending if value.residence is Residence.READING else []
+            for index in range(len(value.tensors)):
+                if index < len(reads) and reads[index].exception() is None:
                     continue
                 try:
-                    problem = self._fetch_back(key, at, value).exception()
-                except (MemoryError, RuntimeError) as error:  # torch's own where it has no memory
+                    problem = self._restore(key, index, value).exception()
+                except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError if there is no memory
                     problem = error
-                lost += [str(problem)] if problem is not None else []
+                problems += [str(problem)] if problem is not None else []
         self._values = {}
-        if lost:
-            raise StoreError(f"{lost[0]}. A weight or its optimizer state is lost: load a checkpoint")
+        if problems:
+            raise StoreError(f"{problems[0]}. A weight or its optimizer state is lost: load a checkpoint")
 
-    def _leave(self, nbytes: int) -> None:
-        """So many bytes more of the user's own are away."""
-        self._away += nbytes
+    def _add_offloaded(self, nbytes: int) -> None:
+        self._offloaded_static_bytes += nbytes
         if self._memory is not None:
-            self._memory.away(self._away)
+            self._memory.set_offloaded(self._offloaded_static_bytes)
 
-    def _told(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         if not self.problem:
-            _log.warning("%s. What cannot leave stays in memory: this step takes more than planned", problem)
+            _log.warning("%s. The value stays in memory, so this step exceeds its planned bytes", problem)
         self.problem = problem
 
-    def _fetch_back(self, key: int, at: int, value: _Value) -> "Future[torch.Tensor]":
-        storage = value.tensors[at].untyped_storage()
-        if storage.nbytes() != value.nbytes[at]:
+    def _restore(self, key: int, index: int, value: _Value) -> "Future[torch.Tensor]":
+        """Allocate one static tensor's memory, unless it has it already, and start to read its bytes."""
+        storage = value.tensors[index].untyped_storage()
+        if storage.nbytes() != value.nbytes[index]:
             if self._memory is None:
-                storage.resize_(value.nbytes[at])
+                storage.resize_(value.nbytes[index])
             else:
-                self._memory.take(storage, value.nbytes[at])
-        return self.store.fetch(self._slot(key, at), value.tensors[at])
+                self._memory.allocate(storage, value.nbytes[index])
+        return self.store.fetch(self._slot(key, index), value.tensors[index])
 
-    def _slot(self, key: int, at: int) -> int:
-        return slot(key, at, self._count)
+    def _slot(self, key: int, part: int) -> int:
+        return slot_key(key, part, self._value_count)
 
-    def _move(self, key: int, place: Place) -> None:
+    def _enter(self, key: int, residence: Residence) -> None:
         value = self._values[key]
-        if value.place is not _BEFORE[place]:
-            raise PlanError(f"value {key} is {value.place}, so it cannot be {place} next: the schedule is wrong")
-        value.place = place
+        if value.residence is not _PREVIOUS[residence]:
+            raise PlanError(
+                f"value {key} is {value.residence}, so it cannot be {residence} next: the schedule is wrong"
+            )
+        value.residence = residence
 
     def _wait(self, value: _Value, stalls: list[Span]) -> BaseException | None:
-        """Until nothing of it is under way; what went wrong, if anything did."""
-        waits = not all(one.done() for one in value.pending)
+        """Wait for all pending transfers of a value; return the first error, or None."""
+        waits = not all(future.done() for future in value.pending)
         start = time.perf_counter()
-        problems = [found for one in value.pending if (found := one.exception()) is not None]
+        errors = [error for future in value.pending if (error := future.exception()) is not None]
         if waits:
-            stalls.append((start - self._begun, time.perf_counter() - self._begun))
-        return problems[0] if problems else None
+            stalls.append((start - self._start_seconds, time.perf_counter() - self._start_seconds))
+        return errors[0] if errors else None
 
 
-def slot(value: int, part: int, values: int) -> int:
-    """Key in the store of one of a value's tensors, where the graph has so many values."""
-    return value + part * values
+def slot_key(value: int, part: int, value_count: int) -> int:
+    """Return the store's key for one tensor of a value, in a graph with `value_count` values."""
+    return value + part * value_count

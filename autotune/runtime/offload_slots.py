@@ -1,4 +1,4 @@
-"""List what leaves memory in a schedule, and the store slots and tensors that it needs."""
+"""Derive from a schedule which values it offloads, and the store slots and tensors that they need."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,77 +8,73 @@ import torch
 from autotune.capture.program import Program, reads
 from autotune.errors import PlanError
 from autotune.ir.graph import Role, TrainGraph
-from autotune.ir.schedule import Free, Offload, Prefetch, Run, Schedule
-from autotune.runtime.offload_engine import slot
+from autotune.ir.schedule import Offload, Schedule, lives
+from autotune.runtime.offload_engine import slot_key
 
 
-def own_bytes(graph: TrainGraph, schedule: Schedule) -> int:
-    """The most that the step's own take beyond what is away of the user's own: the step's peak beside the static bytes,
-    kernels' scratch not counted.
+def peak_step_bytes(graph: TrainGraph, schedule: Schedule) -> int:
+    """Return the peak bytes of a step's values beside the static bytes, less the static bytes offloaded at that time.
+
+    Scratch memory of kernels is not included.
     """
-    live = most = 0
-    for instruction in schedule.instructions:
-        match instruction:
-            case Run(op, takes):
-                live += sum(graph.values[value].nbytes for value in graph.ops[op].outputs)
-                live -= graph.values[takes].nbytes if takes is not None else 0
-            case Free(value):
-                live -= graph.values[value].nbytes
-            case Prefetch(value):
-                live += graph.values[value].nbytes
-            case Offload(_):
-                pass
-        most = max(most, live)
-    return most
+    live = peak = 0
+    for _, begins, ends in lives(graph, schedule):
+        live += sum(graph.values[value].nbytes for value in begins)
+        live -= sum(graph.values[value].nbytes for value in ends)
+        peak = max(peak, live)
+    return peak
 
 
-def open_slots(program: Program, *schedules: Schedule) -> Mapping[int, int]:
-    """What a store must hold for schedules of one program: bytes per slot."""
+def slot_sizes(program: Program, *schedules: Schedule) -> Mapping[int, int]:
+    """Return the bytes of each slot, by key, that a store needs for schedules of one program."""
     values = program.graph.values
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for schedule in schedules:
-        for value in offloaded(schedule):
+        for value in offloaded_values(schedule):
             parts = [values[value].nbytes]
             if values[value].role is Role.STATE and program.updates is not None:
                 parts = program.updates.state_sizes(_parameter_of(program, value))
-            found |= {slot(value, part, len(values)): nbytes for part, nbytes in enumerate(parts)}
-    return found
+            sizes |= {slot_key(value, part, len(values)): nbytes for part, nbytes in enumerate(parts)}
+    return sizes
 
 
-def offloaded(schedule: Schedule) -> list[int]:
-    """Values that leave memory at all."""
-    return list(dict.fromkeys(made.value for made in schedule.instructions if isinstance(made, Offload)))
+def offloaded_values(schedule: Schedule) -> list[int]:
+    """Return the ids of all values that a schedule offloads, in order of their first offload."""
+    return list(dict.fromkeys(step.value for step in schedule.instructions if isinstance(step, Offload)))
 
 
-def own_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callable[[], list[torch.Tensor]]]:
-    """For what leaves of the user's own, how to get at its tensors; state may come to be in the first step only.
+def static_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callable[[], list[torch.Tensor]]]:
+    """Return, for each offloaded parameter or optimizer state, a function that returns its tensors.
 
-    PlanError for a weight whose memory is not its own to give back.
+    Functions, because some optimizers create their state in the first step. Raises PlanError for a parameter whose
+    memory belongs to another tensor too.
     """
-    found: dict[int, Callable[[], list[torch.Tensor]]] = {}
-    for value in offloaded(schedule):
+    getters: dict[int, Callable[[], list[torch.Tensor]]] = {}
+    for value in offloaded_values(schedule):
         match program.graph.values[value].role:
             case Role.PARAM:
                 _refuse_shared(program, value)
-                found[value] = partial(list, (program.tensors[value],))
+                getters[value] = partial(list, (program.tensors[value],))
             case Role.STATE if program.updates is not None:
-                found[value] = partial(program.updates.state_tensors, _parameter_of(program, value))
-    return found
+                getters[value] = partial(program.updates.state_tensors, _parameter_of(program, value))
+    return getters
 
 
 def _parameter_of(program: Program, state: int) -> torch.Tensor:
-    """The parameter whose optimizer state a value is."""
+    """Return the parameter that an optimizer state belongs to."""
     update = program.calls[program.graph.consumers[state][0]]
     return program.tensors[next(reads(update.args))]
 
 
 def _refuse_shared(program: Program, value: int) -> None:
-    named, storage = program.graph.values[value], program.tensors[value].untyped_storage()
-    others = [v for v, t in program.tensors.items() if v != value and t.untyped_storage()._cdata == storage._cdata]
+    parameter, storage = program.graph.values[value], program.tensors[value].untyped_storage()
+    sharing = [v for v, t in program.tensors.items() if v != value and t.untyped_storage()._cdata == storage._cdata]
     problem = ""
-    if others:
-        problem = f"shares its memory with {program.graph.values[others[0]].name}"
-    elif storage.nbytes() != named.nbytes:
-        problem = "is a part of something larger"
+    if sharing:
+        problem = f"shares its memory with {program.graph.values[sharing[0]].name}"
+    elif storage.nbytes() != parameter.nbytes:
+        problem = "is a part of a larger storage"
     if problem:
-        raise PlanError(f"{named.name} {problem}: it cannot leave; tune with offload's what: activations, or clone it")
+        raise PlanError(
+            f"{parameter.name} {problem}, so it cannot be offloaded; tune with offload's what: activations, or clone it"
+        )

@@ -1,12 +1,11 @@
-"""Measure what each op takes on this device: seconds, and bytes that it needs beside its outputs.
+"""Measure the cost of each op on this device: seconds, and scratch bytes besides its outputs.
 
-Ops run one at a time on made-up tensors, never on the user's: a step that does not fit can still be profiled, and
-parameters stay untouched. Ops of one signature are measured once.
+Ops run one at a time on synthetic tensors, never on the user's. A step that does not fit in memory can therefore be
+profiled, and parameters stay untouched. Ops with equal signatures are measured once.
 """
 
 import contextlib
 import json
-import os
 import statistics
 import time
 import warnings
@@ -17,185 +16,212 @@ from typing import Any
 
 import torch
 
-from autotune.capture.optimizers.optimizer_probe import generators_kept
+from autotune.capture.optimizers.trial_state import preserve_generators
 from autotune.capture.optimizers.whole_update import WholeUpdates
 from autotune.capture.program import Meta, Program, Read, View
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Op
+from autotune.records.run_dir import write_json
 from autotune.runtime.arena import kept_memory
 from autotune.runtime.arena.build import library
 
 ROUNDS = 5
-PATIENCE_SECONDS = 30.0
-"""Rounds after the second are skipped when profiling has taken this long."""
-CHECKED = 5
-"""Of the costliest ops as many are measured again before a cache, or what was just measured, is believed."""
-STALE = 1.5
-"""Ops that took so many times what they take now were measured while something else ran."""
-ANEW = 2
-"""Times that what was measured while something else ran is measured again, at most."""
+"""Number of samples of each op."""
+MAX_SECONDS = 30.0
+"""Duration of profiling after which rounds beyond the second are skipped."""
+CHECKED_OPS = 5
+"""Number of the costliest ops that are re-measured to validate cached or new costs."""
+STALE_RATIO = 1.5
+"""Ratio of an earlier to a re-measured time above which the earlier one was taken on a busy machine."""
+MAX_REPEATS = 2
+"""Maximum number of repeated measurements after one on a busy machine."""
 
 LATER_STEPS = 7
-"""Steps of an optimizer after its first that are rehearsed for its scratch: RAdam takes twice as much from the sixth on."""
+"""Optimizer steps after the first that are rehearsed for scratch bytes: RAdam needs twice as many from the sixth on."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """One signature's cost."""
+    """Measured cost of an op signature."""
 
     seconds: float
     scratch_bytes: int
     problem: str = ""
-    """Why the op cannot run on synthetic tensors, so that its cost is an estimate; empty where it was measured."""
+    """Reason why the op cannot run on synthetic tensors, so that its cost is an estimate; empty if it was measured."""
 
 
 def profile(program: Program, *, cache: Path | None = None) -> Costs:
-    """Costs of every op, without stores. `cache` is a JSON file of earlier measurements, by device and signature."""
+    """Measure the costs of all ops of a program, without stores.
+
+    Args:
+        program: The captured step; its tensors are not read or changed.
+        cache: JSON file of earlier measurements, by device and op signature; it is updated. Without one all ops are
+            measured. An unreadable cache is ignored and replaced.
+
+    Returns:
+        Seconds and scratch bytes of each op, by op id. A warning names ops that could only be estimated.
+
+    Examples:
+        >>> from autotune.capture.tracer import capture
+        >>> from autotune.workloads.workload import Workload
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> workload = Workload(model, lambda model, batch: model(batch).sum(), optimizer, torch.ones(3, 4))
+        >>> program = capture(workload)
+        >>> costs = profile(program)
+        >>> len(costs.seconds) == len(costs.scratch_bytes) == len(program.graph.ops)
+        True
+    """
     ops = program.graph.ops
     kept = "kept memory " if program.device.type == "cpu" and library() is not None else ""
     key = (
-        f"{torch.__version__} {kept}{program.device.type} {torch.get_num_threads()} threads {_silicon(program.device)} "
+        f"{torch.__version__} {kept}{program.device.type} {torch.get_num_threads()} threads {_device_name(program.device)} "
         f"{1 + LATER_STEPS} updates"
     )
-    known = _read_cache(cache, key)
-    if _is_stale(program, known):
-        known = {}
-    wanted = {op.signature: op for op in reversed(ops) if op.signature not in known}
-    for _ in range(1 + ANEW):
-        known |= _measure(program, list(wanted.values()))
-        if not _is_stale(program, {signature: known[signature] for signature in wanted}):
+    costs = _read_cache(cache, key)
+    if _is_stale(program, costs):
+        costs = {}
+    missing = {op.signature: op for op in reversed(ops) if op.signature not in costs}
+    for _ in range(1 + MAX_REPEATS):
+        costs |= _measure(program, list(missing.values()))
+        if not _is_stale(program, {signature: costs[signature] for signature in missing}):
             break
-    _write_cache(cache, key, known)
-    _warn_of_estimates(ops, known)
-    return Costs.of(
+    _write_cache(cache, key, costs)
+    _warn_of_estimates(ops, costs)
+    return Costs.from_measurements(
         program.graph,
-        [known[op.signature].seconds for op in ops],
-        [known[op.signature].scratch_bytes for op in ops],
+        [costs[op.signature].seconds for op in ops],
+        [costs[op.signature].scratch_bytes for op in ops],
     )
 
 
-def _is_stale(program: Program, known: dict[str, OpCost]) -> bool:
-    """Whether ops of this step take much less now than is known; more says nothing, noise only adds."""
-    found = {op.signature: op for op in program.graph.ops if _long(known.get(op.signature))}
-    costliest = sorted(found.values(), key=lambda op: -known[op.signature].seconds)[:CHECKED]
+def _is_stale(program: Program, costs: dict[str, OpCost]) -> bool:
+    """Return True if ops of this step are much faster now than in `costs`. Slower ones prove nothing: noise adds time."""
+    reliable = {op.signature: op for op in program.graph.ops if _is_reliable(costs.get(op.signature))}
+    costliest = sorted(reliable.values(), key=lambda op: -costs[op.signature].seconds)[:CHECKED_OPS]
     if not costliest:
         return False
-    again = _seconds_of(program, costliest, rounds=3)
-    return statistics.median(known[s].seconds / max(min(taken), 1e-9) for s, taken in again.items()) > STALE
+    samples = _time_rounds(program, costliest, rounds=3)
+    ratios = [costs[signature].seconds / max(min(seconds), 1e-9) for signature, seconds in samples.items()]
+    return statistics.median(ratios) > STALE_RATIO
 
 
-def _long(cost: OpCost | None) -> bool:
-    """Whether a few samples of an op can be judged."""
+def _is_reliable(cost: OpCost | None) -> bool:
+    """Return True if the cost is long enough for a comparison by a few samples."""
     return cost is not None and not cost.problem and cost.seconds > 1e-3
 
 
 def _measure(program: Program, ops: list[Op]) -> dict[str, OpCost]:
-    """Scratch in one pass that also warms up, then seconds in rounds over all ops, so that noise falls on all alike.
+    """Measure scratch in one pass, which also warms up, then seconds in rounds over all ops, which spread noise evenly.
 
     The cost of an op that raises on synthetic tensors is estimated.
     """
     if not ops:
         return {}
-    broken: dict[str, str] = {}
-    with _undisturbed(program):
-        scratch = _scratch(program, ops, broken)
-    samples = _seconds_of(program, [op for op in ops if op.signature not in broken], ROUNDS)
+    problems: dict[str, str] = {}
+    with _isolated(program):
+        scratch = _measure_scratch(program, ops, problems)
+    samples = _time_rounds(program, [op for op in ops if op.signature not in problems], ROUNDS)
     costs = {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
-    return costs | {s: _estimate(program, op, broken[s]) for op in ops if (s := op.signature) in broken}
+    return costs | {s: _estimate(program, op, problems[s]) for op in ops if (s := op.signature) in problems}
 
 
 def _estimate(program: Program, op: Op, problem: str) -> OpCost:
-    """Estimate an op that cannot run: the seconds of a copy of its inputs and outputs, and the bytes of both as scratch."""
+    """Estimate an op that cannot run: the time to copy its inputs and outputs, and the bytes of both as scratch."""
     nbytes = sum(program.graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
     buffer = torch.zeros(nbytes, dtype=torch.uint8, device=program.device)
     buffer.clone()
-    return OpCost(_seconds(program.device, buffer.clone, (), {}), nbytes if op.outputs else 0, problem)
+    return OpCost(_time_call(program.device, buffer.clone, (), {}), nbytes if op.outputs else 0, problem)
 
 
-def _warn_of_estimates(ops: Sequence[Op], known: dict[str, OpCost]) -> None:
-    broken = {op.signature: op for op in ops if known[op.signature].problem}
-    if not broken:
+def _warn_of_estimates(ops: Sequence[Op], costs: dict[str, OpCost]) -> None:
+    estimated = {op.signature: op for op in ops if costs[op.signature].problem}
+    if not estimated:
         return
-    first = next(iter(broken.values()))
-    others = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+    first = next(iter(estimated.values()))
+    rest = f" and {len(estimated) - 1} more" if len(estimated) > 1 else ""
     warnings.warn(
-        f"{first.name} ({first.target}){others} cannot run on synthetic tensors: {known[first.signature].problem}; its "
+        f"{first.name} ({first.target}){rest} cannot run on synthetic tensors: {costs[first.signature].problem}; its "
         "cost is estimated from its bytes, so compare a plan's predicted step with a measured one",
         stacklevel=3,
     )
 
 
-def _seconds_of(program: Program, ops: list[Op], rounds: int) -> dict[str, list[float]]:
-    """By signature, a sample from every round; the last rounds are left out where they take too long."""
+def _time_rounds(program: Program, ops: list[Op], rounds: int) -> dict[str, list[float]]:
+    """Time all ops once per round; return the samples in seconds by signature. Late rounds are skipped if time runs out."""
     samples: dict[str, list[float]] = {op.signature: [] for op in ops}
     begin = time.perf_counter()
-    with _undisturbed(program):
+    with _isolated(program):
         for done in range(rounds):
-            if done >= 2 and time.perf_counter() - begin > PATIENCE_SECONDS:
+            if done >= 2 and time.perf_counter() - begin > MAX_SECONDS:
                 break
             for op in ops:
-                samples[op.signature].append(_seconds_once(program, op))
+                samples[op.signature].append(_time_op(program, op))
     return samples
 
 
-def _seconds_once(program: Program, op: Op) -> float:
-    """On a CPU in memory that has its pages, as in an arena: with those of fresh memory MobileNetV2's ops took twice as
-    long as in its step.
+def _time_op(program: Program, op: Op) -> float:
+    """Time one op, on a CPU in memory with mapped pages, as in an arena.
+
+    With page faults of new memory MobileNetV2's ops took twice as long as in its step.
     """
     if program.device.type != "cpu":
-        return _seconds(program.device, *_ready(program, op))
+        return _time_call(program.device, *_synthesize_call(program, op))
     with kept_memory():
-        target, args, kwargs = _ready(program, op)
+        target, args, kwargs = _synthesize_call(program, op)
         target(*args, **kwargs)
-        taken = _seconds(program.device, target, args, kwargs)
+        seconds = _time_call(program.device, target, args, kwargs)
         del args, kwargs
-    return taken
+    return seconds
 
 
 @contextlib.contextmanager
-def _undisturbed(program: Program) -> Iterator[None]:
-    """No gradients, and the user's random numbers as if nothing had been drawn."""
+def _isolated(program: Program) -> Iterator[None]:
+    """Disable gradients, and preserve the state of the user's random generators."""
     generators = [program.device.index or 0] if program.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=generators), generators_kept(()), torch.no_grad():
+    with torch.random.fork_rng(devices=generators), preserve_generators(()), torch.no_grad():
         yield
 
 
-def _ready(program: Program, op: Op) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The op's target with made-up arguments of the right shapes, dtypes and strides."""
+def _synthesize_call(program: Program, op: Op) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the op's target with synthetic arguments of the right shapes, dtypes and strides."""
     call = program.calls[op.id]
-    made: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     if _is_update(program, op):
-        return _rehearsal(program, call.args[1], _real(program, made, call.args[2]), call.args[3])
-    kwargs = {key: _real(program, made, part) for key, part in call.kwargs}
-    return call.target, _real(program, made, call.args), kwargs
+        return _rehearsal(program, call.args[1], _synthesize(program, tensors, call.args[2]), call.args[3])
+    kwargs = {key: _synthesize(program, tensors, part) for key, part in call.kwargs}
+    return call.target, _synthesize(program, tensors, call.args), kwargs
 
 
-def _real(program: Program, made: dict[int, torch.Tensor], argument: Any) -> Any:
-    """An argument with made-up tensors for the values in it; `made` are those of this call so far."""
-    # no closure that calls itself: its cycle would keep every tensor until the next garbage collection
+def _synthesize(program: Program, tensors: dict[int, torch.Tensor], argument: Any) -> Any:
+    """Return an argument with synthetic tensors for its values; `tensors` holds those of this call, by value."""
+    # a recursive closure would be a cycle, which keeps all tensors until the next garbage collection
     match argument:
         case Read(value):
-            if value not in made:
-                made[value] = _made_up(program.metas[value], program.graph.values[value].nbytes)
-            return made[value]
+            if value not in tensors:
+                tensors[value] = _synthetic_tensor(program.metas[value], program.graph.values[value].nbytes)
+            return tensors[value]
         case View(target, args, kwargs):
-            return target(*_real(program, made, args), **{key: _real(program, made, part) for key, part in kwargs})
+            return target(
+                *_synthesize(program, tensors, args),
+                **{key: _synthesize(program, tensors, part) for key, part in kwargs},
+            )
         case tuple():
-            return tuple(_real(program, made, part) for part in argument)
+            return tuple(_synthesize(program, tensors, part) for part in argument)
         case list():
-            return [_real(program, made, part) for part in argument]
+            return [_synthesize(program, tensors, part) for part in argument]
         case _:
             return argument
 
 
 def _is_update(program: Program, op: Op) -> bool:
-    return program.updates is not None and program.updates.kept(program.calls[op.id].target) is not None
+    return program.updates is not None and program.updates.gradient_keeper(program.calls[op.id].target) is not None
 
 
 def _rehearsal(
     program: Program, updated: Any, gradient: Any, shared: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return an update of a stand-in for the parameter, or of one for each, with state that exists already."""
+    """Return the update of a stand-in for each parameter, whose state exists already."""
     updates = program.updates
     assert updates is not None
     if isinstance(updates, WholeUpdates):
@@ -209,9 +235,11 @@ def _rehearsal(
     return updates.rehearse, (parameter, stand_in, gradient, state), {}
 
 
-def _made_up(meta: Meta | None, nbytes: int) -> torch.Tensor:
-    """A tensor of the given look; numbers between 0.1 and 1, which no kernel stumbles over, index 0, and True, so that
-    assertions hold."""
+def _synthetic_tensor(meta: Meta | None, nbytes: int) -> torch.Tensor:
+    """Return a tensor with this layout, with values that are valid for every kernel.
+
+    Floats lie between 0.1 and 1, integers are 0 to be valid indices, and bools are True so that assertions hold.
+    """
     assert meta is not None
     storage = torch.empty(nbytes // meta.dtype.itemsize, dtype=meta.dtype, device=meta.device)
     if meta.dtype.is_floating_point:
@@ -223,7 +251,7 @@ def _made_up(meta: Meta | None, nbytes: int) -> torch.Tensor:
     return storage.as_strided(meta.shape, meta.stride)
 
 
-def _seconds(device: torch.device, target: Callable[..., Any], args: Any, kwargs: Any) -> float:
+def _time_call(device: torch.device, target: Callable[..., Any], args: Any, kwargs: Any) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -233,61 +261,67 @@ def _seconds(device: torch.device, target: Callable[..., Any], args: Any, kwargs
     return time.perf_counter() - start
 
 
-def _scratch(program: Program, ops: list[Op], broken: dict[str, str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _measure_scratch(program: Program, ops: list[Op], problems: dict[str, str]) -> dict[str, int]:
+    """Return the scratch bytes of each op by signature; add the reason for each that cannot run to `problems`."""
+    scratch: dict[str, int] = {}
     if program.device.type == "cuda":
         for op in ops:
-            with _noted(op, broken):
-                found[op.signature] = _scratch_cuda(program, op)
-        return found
+            with _record_problem(op, problems):
+                scratch[op.signature] = _scratch_cuda(program, op)
+        return scratch
     for start in range(0, len(ops), 100):  # the profiler keeps every event of a session in memory
-        found |= _scratch_cpu(program, ops[start : start + 100], broken)
-    return found
+        scratch |= _scratch_cpu(program, ops[start : start + 100], problems)
+    return scratch
 
 
 @contextlib.contextmanager
-def _noted(op: Op, broken: dict[str, str]) -> Iterator[None]:
-    """Note why an op cannot run, instead of an exception of another library that names neither op nor model."""
+def _record_problem(op: Op, problems: dict[str, str]) -> Iterator[None]:
+    """Record why an op cannot run; the exception of another library would name neither op nor model."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - kernels raise whatever they like on numbers that they did not expect
+    except Exception as error:  # noqa: BLE001 - kernels may raise anything on unexpected numbers
         reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-        broken[op.signature] = f"{type(error).__name__}: {reason}"
+        problems[op.signature] = f"{type(error).__name__}: {reason}"
 
 
-def _scratch_cpu(program: Program, ops: list[Op], broken: dict[str, str]) -> dict[str, int]:
-    """From the allocator's own events, as the profiler records them."""
+def _scratch_cpu(program: Program, ops: list[Op], problems: dict[str, str]) -> dict[str, int]:
+    """Compute scratch bytes from the allocator's events, which the profiler records."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
         for op in ops:
-            with _noted(op, broken):
-                target, args, kwargs = _ready(program, op)
+            with _record_problem(op, problems):
+                target, args, kwargs = _synthesize_call(program, op)
                 with torch.profiler.record_function(f"autotune {op.id}"):
                     for _ in range(_repetitions(program, op)):
                         result = target(*args, **kwargs)
                 del result
             target = args = kwargs = None  # type: ignore[assignment]
-    windows, changes = allocations(recorded)
+    windows, changes = read_allocations(recorded)
     scratch: dict[str, int] = {}
     for op in ops:
-        if op.signature in broken:
+        if op.signature in problems:
             continue
         begin, end = windows[f"autotune {op.id}"]
-        live = highest = 0
-        for at, nbytes in changes:
-            if begin <= at <= end:
+        live = peak = 0
+        for time_ns, nbytes in changes:
+            if begin <= time_ns <= end:
                 live += nbytes
-                highest = max(highest, live)
-        scratch[op.signature] = max(0, highest - _planned_bytes(program, op))
+                peak = max(peak, live)
+        scratch[op.signature] = max(0, peak - _planned_bytes(program, op))
     return scratch
 
 
 def _repetitions(program: Program, op: Op) -> int:
-    """Return how often an op runs for its scratch: an optimizer's later steps may take more than its second."""
+    """Return the number of runs per scratch measurement; later steps of an optimizer may need more than its second."""
     return LATER_STEPS if _is_update(program, op) else 1
 
 
-def allocations(recorded: torch.profiler.profile) -> tuple[dict[str, tuple[int, int]], list[tuple[int, int]]]:
-    """Of a memory profile: (begin, end) of each range by name, and (when, bytes) of every allocation and release, in ns."""
+def read_allocations(recorded: torch.profiler.profile) -> tuple[dict[str, tuple[int, int]], list[tuple[int, int]]]:
+    """Read a memory profile, with all times in ns.
+
+    Returns:
+        First (begin, end) of each range whose name starts with "autotune ", by name. Then (time, bytes) of each allocation
+        and release in order; the bytes of a release are negative.
+    """
     events: Any = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     windows = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name().startswith("autotune ")}
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -295,8 +329,8 @@ def allocations(recorded: torch.profiler.profile) -> tuple[dict[str, tuple[int, 
 
 
 def _scratch_cuda(program: Program, op: Op) -> int:
-    target, args, kwargs = _ready(program, op)
-    target(*args, **kwargs)  # libraries take their workspaces at first use
+    target, args, kwargs = _synthesize_call(program, op)
+    target(*args, **kwargs)  # libraries allocate their workspaces at first use
     torch.cuda.synchronize(program.device)
     before = torch.cuda.memory_allocated(program.device)
     torch.cuda.reset_peak_memory_stats(program.device)
@@ -308,11 +342,11 @@ def _scratch_cuda(program: Program, op: Op) -> int:
 
 
 def _planned_bytes(program: Program, op: Op) -> int:
-    """Bytes of the op's outputs as the graph has them; what a kernel makes beyond that counts as its scratch."""
+    """Return the bytes of the op's outputs in the graph; further bytes of a kernel count as scratch."""
     return sum(program.graph.values[value].nbytes for value in op.outputs)
 
 
-def _silicon(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with Path("/proc/cpuinfo").open() as lines:
@@ -324,11 +358,11 @@ def _read_cache(path: Path | None, key: str) -> dict[str, OpCost]:
         rows = _rows(path).get(key, {})
         return {signature: OpCost(float(seconds), int(scratch)) for signature, (seconds, scratch) in rows.items()}
     except (ValueError, TypeError, AttributeError):
-        return {}  # a damaged cache is measured anew
+        return {}  # a damaged cache is re-measured
 
 
 def _rows(path: Path | None) -> dict[str, Any]:
-    """What is in the cache, by device; nothing where there is none that can be read."""
+    """Return the cached rows by device; empty if the cache cannot be read."""
     try:
         document = json.loads(path.read_text()) if path is not None else {}
     except (OSError, ValueError):
@@ -337,15 +371,10 @@ def _rows(path: Path | None) -> dict[str, Any]:
 
 
 def _write_cache(path: Path | None, key: str, costs: dict[str, OpCost]) -> None:
-    """Whole or not at all: without a cache the next profile takes longer, and that is all."""
+    """Write the cache atomically. A failure is ignored: without a cache the next profile only takes longer."""
     if path is None:
         return
     rows = {signature: [cost.seconds, cost.scratch_bytes] for signature, cost in costs.items() if not cost.problem}
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(json.dumps(_rows(path) | {key: rows}))
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_json(path, _rows(path) | {key: rows})

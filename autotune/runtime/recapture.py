@@ -1,45 +1,45 @@
-"""Capture a step again when Python values that it read have changed, and carry its plan over."""
+"""Capture a step again after Python values that it read have changed, and transfer its plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.capture.program import Program
-from autotune.capture.python.guards import Change
+from autotune.capture.python.guards import GuardFailure
 from autotune.errors import CaptureError, PlanError
-from autotune.ir.graph import TrainGraph
+from autotune.ir.graph import Op, TrainGraph
 from autotune.ir.plan import Plan
 
 RECENT_STEPS = 10
-"""A value that changes again within so many steps of its last capture is refused: each capture takes seconds."""
+"""Smallest number of steps between two captures for one value; each capture takes seconds."""
 
 
 class Recaptures:
-    """The values of one step that have changed so far, and how each is captured: as a constant or as an input."""
+    """The Python values of one step that have changed so far, each captured as a constant or as an input."""
 
     def __init__(self) -> None:
         self.steps = 0
-        """Steps that began."""
+        """Number of steps started."""
         self._captured_at: dict[str, int] = {}
         self._inputs: set[str] = set()
         self._constants: set[str] = set()
 
-    def first_time(self, change: Change) -> bool:
-        """Whether this value changes for the first time."""
+    def is_first(self, change: GuardFailure) -> bool:
+        """Return True if this value has not changed before."""
         return change.source not in self._captured_at
 
-    def refuse_what_changes_often(self, change: Change) -> None:
-        """Raise PlanError for a value that changed a few steps ago, too."""
+    def refuse_frequent(self, change: GuardFailure) -> None:
+        """Raise PlanError for a value that also changed at most `RECENT_STEPS` steps ago."""
         last = self._captured_at.get(change.source)
         if last is not None and self.steps - last <= RECENT_STEPS:
             raise PlanError(
-                f"{change}; it changed in step {last}, too, this is step {self.steps}, and each change needs another capture: "
+                f"{change}; it also changed in step {last}, this is step {self.steps}, and each change needs another capture: "
                 "pass it in the batch as a tensor, change it less often, or use other_shapes='eager'"
             )
 
-    def capture(self, change: Change, capture: Callable[[frozenset[str]], Program]) -> Program:
-        """Capture anew, with a float that changed as an input of the step where the tracer can."""
+    def capture(self, change: GuardFailure, capture: Callable[[frozenset[str]], Program]) -> Program:
+        """Capture again; a float that changed becomes an input of the step if the tracer supports it."""
         self._captured_at[change.source] = self.steps
-        if type(change.now) is float and change.source not in self._constants:
+        if type(change.current) is float and change.source not in self._constants:
             try:
                 program = capture(frozenset(self._inputs | {change.source}))
             except CaptureError:
@@ -51,34 +51,36 @@ class Recaptures:
 
     @property
     def inputs(self) -> frozenset[str]:
-        """Sources of the floats that are inputs of the step by now."""
+        """Sources of the floats that are inputs of the step so far."""
         return frozenset(self._inputs)
 
 
-def transferred(plan: Plan, old: Program, new: Program) -> Plan | None:
-    """The plan of a step for the same step with other constants; None where ops or bytes differ.
+def transfer_plan(plan: Plan, old: Program, new: Program) -> Plan | None:
+    """Return the plan for the same step with other constants, or None if ops or bytes differ.
 
     A float that became an input of the new step adds a value, so values are matched by their order.
     """
-    values = _matched(old, new)
-    if values is None or not _same_wiring(old.graph, new.graph, values):
+    values = _match_values(old, new)
+    if values is None or not _has_same_wiring(old.graph, new.graph, values):
         return None
     return replace(
         plan,
         offload=tuple(replace(swap, value=values[swap.value]) for swap in plan.offload),
-        inplace=tuple(replace(made, value=values[made.value]) for made in plan.inplace),
+        inplace=tuple(replace(choice, value=values[choice.value]) for choice in plan.inplace),
     )
 
 
-def _matched(old: Program, new: Program) -> dict[int, int] | None:
-    kept = [[value.id for value in one.graph.values if value.id not in dict(one.free)] for one in (old, new)]
-    if len(kept[0]) != len(kept[1]):
+def _match_values(old: Program, new: Program) -> dict[int, int] | None:
+    old_ids, new_ids = (
+        [value.id for value in program.graph.values if value.id not in dict(program.free)] for program in (old, new)
+    )
+    if len(old_ids) != len(new_ids):
         return None
-    return dict(zip(*kept, strict=True))
+    return dict(zip(old_ids, new_ids, strict=True))
 
 
-def _same_wiring(old: TrainGraph, new: TrainGraph, values: dict[int, int]) -> bool:
-    known = set(values.values())
+def _has_same_wiring(old: TrainGraph, new: TrainGraph, values: dict[int, int]) -> bool:
+    matched = set(values.values())
     if len(old.ops) != len(new.ops):
         return False
     if any(
@@ -86,14 +88,17 @@ def _same_wiring(old: TrainGraph, new: TrainGraph, values: dict[int, int]) -> bo
         for a, b in values.items()
     ):
         return False
-    return all(
-        one.target == other.target
-        and _renamed(one.outputs, values) == other.outputs
-        and _renamed(one.writes, values) == tuple(value for value in other.writes if value in known)
-        and set(_renamed(one.inputs, values)) == known.intersection(other.inputs)
-        and set(_renamed(one.inplace, values)) <= set(other.inplace)
-        and one.random == other.random
-        for one, other in zip(old.ops, new.ops, strict=True)
+    return all(_is_same_op(a, b, values, matched) for a, b in zip(old.ops, new.ops, strict=True))
+
+
+def _is_same_op(old: Op, new: Op, values: dict[int, int], matched: set[int]) -> bool:
+    return (
+        old.target == new.target
+        and _renamed(old.outputs, values) == new.outputs
+        and _renamed(old.writes, values) == tuple(value for value in new.writes if value in matched)
+        and set(_renamed(old.inputs, values)) == matched.intersection(new.inputs)
+        and set(_renamed(old.inplace, values)) <= set(new.inplace)
+        and old.random == new.random
     )
 
 

@@ -1,5 +1,7 @@
-"""Memory of CPU tensors as bytes, by address: `Tensor.numpy` makes a storage unresizable for ever, and a weight's memory
-could never be given back. An array lasts no longer than the tensor that it was made of.
+"""View the memory of CPU tensors as NumPy bytes, by address.
+
+`Tensor.numpy` would make a storage unresizable permanently, so that a weight's memory could never be released. A view is
+valid only as long as its tensor.
 """
 
 import ctypes
@@ -12,17 +14,17 @@ Bytes = NDArray[np.uint8]
 
 
 def storage_bytes(tensor: Tensor) -> Bytes:
-    """Of its whole storage."""
+    """Return a view of a tensor's whole storage."""
     storage = tensor.untyped_storage()
-    return _at(storage.data_ptr(), storage.nbytes())
+    return _view(storage.data_ptr(), storage.nbytes())
 
 
 def element_bytes(tensor: Tensor) -> Bytes:
-    """Of its elements; the tensor is contiguous."""
-    return _at(tensor.data_ptr(), tensor.nbytes)
+    """Return a view of the elements of a contiguous tensor."""
+    return _view(tensor.data_ptr(), tensor.nbytes)
 
 
-def _at(address: int, nbytes: int) -> Bytes:
+def _view(address: int, nbytes: int) -> Bytes:
     if not nbytes:
         return np.empty(0, np.uint8)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

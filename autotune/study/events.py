@@ -1,7 +1,8 @@
-"""What a study tells while it goes on: plain events, for a screen, a log or a tracker to make something of."""
+"""Events of a running study: plain records for a screen, a log or a tracker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
@@ -9,16 +10,35 @@ from autotune.records.device import Device
 from autotune.records.trial import Trial
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """The study goes on to `prepare`, `baseline`, `smallest`, `seeds`, `planners`, `search` or `confirm`."""
+class StudyPhase(StrEnum):
+    """Phases of a study, in order."""
 
-    name: str
+    PREPARE = "prepare"
+    """Capture the step and profile its ops."""
+    BASELINE = "baseline"
+    """Measure the step in plain PyTorch eager."""
+    SMALLEST = "smallest"
+    """Make and measure the smallest plan."""
+    SEEDS = "seeds"
+    """Measure plans made from the settings of another run."""
+    PLANNERS = "planners"
+    """Measure the plans that the planners choose by estimate."""
+    SEARCH = "search"
+    """Measure plans made from settings that the sampler chooses."""
+    CONFIRM = "confirm"
+    """Re-measure the best plans in new processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """The study enters its next phase."""
+
+    phase: StudyPhase
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Graph, costs and device are known."""
+    """Capture and profile are complete."""
 
     graph: TrainGraph
     costs: Costs
@@ -30,38 +50,48 @@ class Resolved:
     """The budget in bytes."""
 
     budget_bytes: int
-    """What the step itself may take."""
+    """Maximum charge of the step, without the floor."""
     floor_bytes: int
     profile_ratio: float | None
-    """Seconds that the profile's ops add up to, over the plain step's; None where that did not run. Far above 1 the profile
-    was made beside other work, and so is off in what it predicts."""
+    """Sum of the profiled op seconds over the measured step's; None where the plain step did not run.
+
+    Far above 1, other work disturbed the profile, and predicted times are too long.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """A trial's plan is made, and about to be run: the next is heard when it has been, minutes later."""
+    """A trial's plan starts to run; the next event follows when it ended, possibly minutes later."""
 
     trial: Trial
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A trial is on disk."""
+    """A trial ended and is on disk."""
 
     trial: Trial
     ratio: float | None
-    """Step time over the baseline's; None where nothing ran to its end."""
+    """Step time over the baseline's; None where no step ran to its end."""
     leads: bool
-    """Its plan is the best so far, and was not before."""
+    """True if its plan became the best so far."""
     resumed: bool
-    """An earlier session ran it."""
+    """True if an earlier session ran the trial."""
 
 
-Event = Phase | Ready | Resolved | Measuring | Finished
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The run was logged to MLflow, or could not be."""
+
+    message: str
+    """Address of the logged run, or the reason for the failure and the next step."""
+
+
+Event = PhaseStarted | Ready | Resolved | Measuring | Finished | Logged
 Progress = Callable[[Event], None]
-"""Called between measurements, never during one."""
+"""Listener of a study; it is called between measurements, never during one."""
 
 
-def silent(event: Event) -> None:
-    """Tell nobody."""
+def ignore_event(event: Event) -> None:
+    """Discard an event: the listener of a study without one."""
     del event

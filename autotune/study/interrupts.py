@@ -1,4 +1,4 @@
-"""Signals: how a study stops."""
+"""Stop a study by SIGINT or SIGTERM."""
 
 import signal
 import threading
@@ -9,11 +9,11 @@ from typing import Any, Self
 
 
 class Stopped(BaseException):
-    """The running trial is to be given up now; no `except Exception` may swallow it."""
+    """The study stops here and drops the running trial. Not an Exception, so that no handler catches it by accident."""
 
 
 class Interrupts:
-    """One SIGINT asks to stop after the running trial; a second one, or SIGTERM, gives the trial up."""
+    """Signal handlers of a study: one SIGINT stops it after the running trial, a second one or SIGTERM at once."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -43,13 +43,16 @@ class Interrupts:
             raise Stopped
 
     def check(self) -> None:
-        """Stop between two trials if a signal asked for it."""
+        """Raise Stopped between two trials if a signal arrived."""
         if self.received:
             raise Stopped
 
     @contextmanager
     def breakable(self, *, patient: bool = True) -> Iterator[None]:
-        """A stretch that a signal may break: the second one, or where there is nothing to finish (not `patient`) any."""
+        """Let a signal raise Stopped inside a `with` block.
+
+        A `patient` block runs on after a first SIGINT; any signal breaks a block that is not.
+        """
         if self._urgent or not patient:
             self.check()
         self._breakable, self._patient = True, patient

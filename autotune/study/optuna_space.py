@@ -1,4 +1,4 @@
-"""The planners' knobs as parameters of an Optuna study, and back; and the sampler that turns them."""
+"""Convert the planners' knobs to parameters of an Optuna study and back, and make the sampler."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError
 from autotune.planners.knobs import Choice, Float, Int, Knob, KnobValue, Settings
-from autotune.planners.space import Space, _idle
+from autotune.planners.space import Space, has_no_effect
 
 if TYPE_CHECKING:
     import optuna
@@ -17,64 +17,69 @@ if TYPE_CHECKING:
 
 
 Parameters = dict[str, KnobValue]
-"""As Optuna stores them: `recompute` is a planner's name, `recompute.greedy.share` a knob of that planner."""
+"""Parameters as Optuna stores them: `recompute` is a planner's name, `recompute.greedy.share` a knob of that planner."""
 
 GP_PARAMETERS, GP_TRIALS = 15, 250
-"""A Gaussian process sampler earns its second a trial up to here (Optuna's AutoSampler draws the same line)."""
+"""Most parameters and trials for which a Gaussian process is worth its second per trial (as in Optuna's AutoSampler)."""
 
 
-def suggest(trial: "optuna.Trial", space: Space) -> Settings:
-    """Ask for a planner of each kind, then only for the knobs that matter with those."""
+def suggest_settings(trial: "optuna.Trial", space: Space) -> Settings:
+    """Suggest a planner of each kind, then only the knobs that matter for these planners."""
     names = {kind: trial.suggest_categorical(kind, list(planners)) for kind, planners in space.items()}
     settings: Settings = {}
     for kind, name in names.items():
         settings[kind] = {"planner": name}
         for knob, values in space[kind][name].items():
-            if not _idle(kind, knob, names, space):
+            if not has_no_effect(kind, knob, names, space):
                 settings[kind][knob] = _suggest(trial, f"{kind}.{name}.{knob}", values)
     return settings
 
 
-def parameters(settings: Settings, space: Space) -> tuple[Parameters, dict[str, "BaseDistribution"]]:
-    """Settings as Optuna's parameters with their distributions; both empty where the space no longer holds them."""
+def to_parameters(settings: Settings, space: Space) -> tuple[Parameters, dict[str, "BaseDistribution"]]:
+    """Return settings as Optuna's parameters with their distributions.
+
+    Both are empty where the search space does not contain the settings.
+    """
     from optuna.distributions import CategoricalDistribution
 
     names = {kind: str(settings.get(kind, {}).get("planner")) for kind in space}
     if any(name not in space[kind] for kind, name in names.items()):
         return {}, {}
-    made: Parameters = dict(names)
-    drawn: dict[str, BaseDistribution] = {kind: CategoricalDistribution(list(space[kind])) for kind in names}
+    parameters: Parameters = dict(names)
+    distributions: dict[str, BaseDistribution] = {kind: CategoricalDistribution(list(space[kind])) for kind in names}
     for kind, name in names.items():
         for knob, values in space[kind][name].items():
-            if _idle(kind, knob, names, space):
+            if has_no_effect(kind, knob, names, space):
                 continue
             value = settings[kind].get(knob)
-            if value is None or not values.holds(value):
+            if value is None or not values.contains(value):
                 return {}, {}
-            made[f"{kind}.{name}.{knob}"], drawn[f"{kind}.{name}.{knob}"] = value, _distribution(values)
-    return made, drawn
+            key = f"{kind}.{name}.{knob}"
+            parameters[key], distributions[key] = value, _distribution(values)
+    return parameters, distributions
 
 
-def conditional(space: Space) -> bool:
-    """Whether some knob is there only with one of several planners."""
+def is_conditional(space: Space) -> bool:
+    """Return whether some knob exists only with one of several planners."""
     return any(len(planners) > 1 and any(planners.values()) for planners in space.values())
 
 
-def digest(parts: Iterable[object]) -> str:
-    """Eight letters that change with any part."""
+def short_digest(parts: Iterable[object]) -> str:
+    """Return eight hexadecimal digits that change with any part."""
     return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:8]
 
 
 def make_sampler(name: str, space: Space, trials: int, seed: int) -> "BaseSampler":
-    """`tpe`, `gp` or `random`; `auto` is gp where every trial has the same few parameters, tpe otherwise.
+    """Return the sampler `tpe`, `gp` or `random`; `auto` is gp where all trials share a few parameters, else tpe.
 
-    A Gaussian process needs every parameter in every trial, so it draws knobs that hang on a planner at random.
+    A Gaussian process needs every parameter in every trial, so it draws the knobs of single planners at random.
+    Raises ConfigError for another name.
     """
     from optuna.exceptions import ExperimentalWarning
     from optuna.samplers import RandomSampler, TPESampler
 
     count = sum(1 + sum(map(len, planners.values())) for planners in space.values())
-    small = not conditional(space) and count <= GP_PARAMETERS and trials < GP_TRIALS
+    small = not is_conditional(space) and count <= GP_PARAMETERS and trials < GP_TRIALS
     match "gp" if name == "auto" and small else name:
         case "gp":
             return _gaussian_process(space, seed)
@@ -98,22 +103,25 @@ def _gaussian_process(space: Space, seed: int) -> "BaseSampler":
             always |= {
                 f"{kind}.{name}.{knob}": _distribution(values)
                 for knob, values in knobs.items()
-                if not _idle(kind, knob, {key: next(iter(names)) for key, names in space.items()}, space)
+                if not has_no_effect(kind, knob, {key: next(iter(names)) for key, names in space.items()}, space)
             }
     always = {key: drawn for key, drawn in sorted(always.items()) if not drawn.single()}
 
     class GaussianProcess(optuna.samplers.GPSampler):
-        """Optuna's takes the parameters that all trials share: with a baseline that has none, no parameter at all."""
+        """Sampler of the parameters that all planned trials share.
+
+        Optuna's own counts the baseline too, which has no parameters, and would share none.
+        """
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
             return always
 
         def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:  # noqa: ARG002
-            seen = optuna.create_study(directions=study.directions)
-            done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-            seen.add_trials(known for known in done if search_space.keys() <= known.params.keys())
-            seen.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
-            return super().sample_relative(seen, seen.trials[-1], search_space)
+            view = optuna.create_study(directions=study.directions)
+            complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+            view.add_trials(old for old in complete if search_space.keys() <= old.params.keys())
+            view.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
+            return super().sample_relative(view, view.trials[-1], search_space)
 
     return GaussianProcess(seed=seed, warn_independent_sampling=False)
 

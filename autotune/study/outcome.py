@@ -1,4 +1,4 @@
-"""What a study hands back: the best plan as files, or why there is none."""
+"""Result of a study: the best plan as files, or the error that explains why there is none."""
 
 import os
 from collections.abc import Sequence
@@ -15,45 +15,63 @@ from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Outcome
+from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial
-from autotune.study.verdicts.confirm import Confirmed
+from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
 
 _OTHER_PLANS = "name another directory by plans: in the config"
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a study found."""
+class StudyResult:
+    """Result of a study."""
 
     baseline: Trial
     best: Trial | None
-    """None where the study was interrupted before any plan was known to fit."""
+    """Best trial; None where a signal ended the study before any plan fitted."""
     trials: tuple[Trial, ...]
     budget_bytes: int
-    """What the step itself may take."""
+    """Maximum charge of the step, without the floor."""
     floor_bytes: int
     plan_path: Path | None
     report_path: Path | None
     interrupted: int = 0
-    """Number of the signal that ended it early; 0 for none."""
-    confirmed: tuple[Confirmed, ...] = ()
-    """Plans that were measured afresh, the best first."""
+    """Number of the signal that ended the study early; 0 for none."""
+    confirmed: tuple[ConfirmedPlan, ...] = ()
+    """Re-measured plans, the best first."""
+    run_dir: Path | None = None
+    """Directory of the run's records."""
+
+    @property
+    def plan(self) -> planfile.PlanFile | None:
+        """Best plan with its provenance, as a training loop reads it; None where no plan was written."""
+        return None if self.plan_path is None else planfile.read(self.plan_path)
+
+    @property
+    def time_ratio(self) -> Interval | None:
+        """Step time of the best plan over eager's, re-measured, with its 95 % interval; None without a re-measurement."""
+        plan = None if self.best is None else self.best.plan
+        return next((confirmed.ratio for confirmed in self.confirmed if confirmed.trial.plan == plan), None)
 
 
-def check_plans(config: Config) -> None:
-    """Refuse a directory that could not take the plan in the end, before anything is measured."""
-    place = Path(config.plans)
-    there = next(path for path in (place, *place.parents) if path.exists())
-    if not there.is_dir():
-        raise ConfigError(f"{place}: no plan can be written there, {there} is no directory; {_OTHER_PLANS}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{place}: no plan can be written there, {there} is read-only; {_OTHER_PLANS}")
+def check_plans_directory(config: Config) -> None:
+    """Raise ConfigError where no plan file can be written into `config.plans`."""
+    directory = Path(config.plans)
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{directory}: cannot write plans: {existing} is not a directory; {_OTHER_PLANS}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{directory}: cannot write plans: {existing} is read-only; {_OTHER_PLANS}")
 
 
 def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:
-    """Write the plan beside its records, and once more under its own name; ConfigError where it has only the first."""
+    """Write the best plan into the run directory and into `config.plans`, and return the second path.
+
+    Raises ConfigError where a file cannot be written.
+    """
     assert best.plan is not None
     assert best.estimate is not None
     file = planfile.PlanFile(
@@ -69,63 +87,66 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         measurement=best.measurement,
         verified=(best.measurement.verified if best.measurement else "") or planfile.NOT_VERIFIED,
     )
-    kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
-    planfile.write(kept, file, cure=f"free space there, then: autotune resume {run_dir}")
-    planfile.write(path, file, cure=f"take it from {kept}")
+    record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
+    planfile.write(record, file, cure=f"free space there, then: autotune resume {run_dir}")
+    planfile.write(path, file, cure=f"copy it from {record}")
     return path
 
 
-def withdraw_plan(config: Config, run_dir: Path) -> None:
-    """Take away a plan that failed after it was written; a file of its name that is no longer the same stays."""
-    kept, path = run_dir / "plan.json", Path(config.plans) / f"{run_dir.name}.json"
-    if kept.exists():
-        if path.exists() and path.read_bytes() == kept.read_bytes():
+def remove_plan(config: Config, run_dir: Path) -> None:
+    """Delete the files of a plan that failed after it was written; a file of its name with other contents stays."""
+    record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
+    if record.exists():
+        if path.exists() and path.read_bytes() == record.read_bytes():
             path.unlink()
-        kept.unlink()
+        record.unlink()
 
 
-def impossible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
-    """The error of a budget that is proved to be too small, before anything is planned: the op that forbids it."""
+def prove_infeasible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
+    """Return the error for a budget below the lower bound of the peak, with the op that needs it; None where it is above."""
     low, op = peak_lower_bound(graph, costs)
     if low <= rules.budget_bytes:
         return None
-    what = f"{graph.ops[op].name} alone, whatever is computed again" if op >= 0 else "its start"
+    place = f"{graph.ops[op].name} alone, with any recomputation" if op >= 0 else "the start of the step"
     return InfeasibleError(
-        f"{config.ref} needs {fmt_bytes(low)} at {what}: no plan fits; "
-        f"{_left(config, rules)}. {_more(stores=bool(costs.stores))}"
+        f"{config.ref} needs {fmt_bytes(low)} at {place}: no plan fits; "
+        f"{_describe_budget(config, rules)}. {_suggest_remedy(stores=bool(costs.stores))}"
     )
 
 
-def too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool) -> InfeasibleError:
-    """No plan fits: the lowest peak that was reached, and the op that needs it."""
+def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool) -> InfeasibleError:
+    """Return the error for a budget that no plan fits, with the lowest peak reached and the op that needs it."""
     return InfeasibleError(
-        f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'its start'} with the smallest plan that was found; "
-        f"{_left(config, rules)}. {_more(stores=stores)}"
+        f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'the start of the step'} with the smallest plan; "
+        f"{_describe_budget(config, rules)}. {_suggest_remedy(stores=stores)}"
     )
 
 
-def _left(config: Config, rules: Rules) -> str:
+def _describe_budget(config: Config, rules: Rules) -> str:
     return f"the budget {config.budget} leaves the step {fmt_bytes(max(rules.budget_bytes, 0))}"
 
 
-def _more(*, stores: bool) -> str:
+def _suggest_remedy(*, stores: bool) -> str:
     return "Raise --budget" if stores else "Raise --budget or allow --store ssd=DIR"
 
 
-def why_none(config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path) -> AutotuneError:
-    """Why no trial won, after all of them were run."""
-    seen = [trial.measurement for trial in trials if trial.plan is not None and trial.measurement is not None]
-    wrong = next((one for one in seen if one.outcome is Outcome.WRONG_RESULT), None)
+def explain_failure(
+    config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path
+) -> AutotuneError:
+    """Return the error that explains why no trial of a complete study won."""
+    results = [trial.measurement for trial in trials if trial.plan is not None and trial.measurement is not None]
+    wrong = next((result for result in results if result.outcome is Outcome.WRONG_RESULT), None)
     if wrong is not None:
-        return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {run_dir}/trials.jsonl")
+        return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {RunDir(run_dir).trials}")
     charged: dict[Plan, int] = {}
     for trial in trials:
-        taken = trial.measurement.step_charged_bytes if trial.measurement is not None else None
-        if trial.plan is not None and taken is not None:
-            charged[trial.plan] = max(taken, charged.get(trial.plan, taken))
+        nbytes = trial.step_charged_bytes
+        if trial.plan is not None and nbytes is not None:
+            charged[trial.plan] = max(nbytes, charged.get(trial.plan, nbytes))
     if charged and min(charged.values()) > rules.budget_bytes:
-        return too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
-    # bytes alone did not rule all of them out
-    failed = [one for one in seen if one.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)]
-    reason = next((one.detail for one in failed or seen if one.detail), "none was run")
-    return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {run_dir}/trials.jsonl")
+        return explain_too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
+    # some plan fitted, so the reason is not the budget alone
+    expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
+    failed = [result for result in results if result.outcome not in expected]
+    reason = next((result.detail for result in failed or results if result.detail), "none was run")
+    return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {RunDir(run_dir).trials}")

@@ -1,29 +1,32 @@
-"""The first two phases of a study: capture and profile, then the baseline and the budget."""
+"""Run the first two phases of a study: capture and profile the step, then measure the baseline and resolve the budget."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
-from autotune.measure.survey import Prepared
-from autotune.planners.candidates import MakePlanning, planned
+from autotune.measure.survey import PreparedWorkload
+from autotune.planners.candidates import DevicePlanning, MakePlanning
 from autotune.predict.simulate import simulate
-from autotune.records.config import Config, dump, load_config
+from autotune.records.config import Config, dump_config, load_config
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
-from autotune.records.run_dir import write_json
-from autotune.records.trial import Trial, append
-from autotune.study.events import Phase, Progress, Ready, Resolved
+from autotune.records.run_dir import RunDir, write_json, write_text
+from autotune.records.trial import Trial, TrialKind, append_trial
+from autotune.study.events import PhaseStarted, Progress, Ready, Resolved, StudyPhase
 from autotune.study.interrupts import Interrupts
+from autotune.study.outcome import check_plans_directory
 from autotune.study.runner import Runner
+from autotune.study.seeds import Seeds, read_seeds
 from autotune.study.verdicts.ranking import Rules, baseline_step_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One session's work: what is asked, what runs it, where it is written, who listens, what may stop it, what makes plans."""
+class StudyTask:
+    """Inputs of one session: config, runner, run directory, listener, signal handlers and planners."""
 
     config: Config
     runner: Runner
@@ -31,55 +34,75 @@ class Task:
     progress: Progress
     interrupts: Interrupts
     deadline: float
-    """On the monotonic clock."""
-    planning: MakePlanning = planned
+    """End of the study's time, on the monotonic clock."""
+    planning: MakePlanning = DevicePlanning
     lasting: bool = True
-    """Whether Optuna's study is kept on disk."""
+    """True if the Optuna study is kept on disk."""
 
 
-def prepare(task: Task, trials: list[Trial]) -> Prepared:
-    """Capture and profile; refuse a directory that holds another study."""
-    config, run_dir = task.config, task.run_dir
-    if (run_dir / "config.yaml").exists():
-        before = load_config(str(run_dir / "config.yaml")).budget
-        if before != config.budget:
-            raise ConfigError(f"{run_dir}: was begun for {before}, not {config.budget}; tune under another --name")
-    task.progress(Phase("prepare"))
+def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
+    """Read the seeds, and refuse a config that cannot be carried out, before anything is measured.
+
+    Returns None where the config names no seeds, or where a resumed study measured them already. Raises ConfigError
+    where no plan could be written, or where the seeds cannot be read.
+    """
+    config = task.config
+    check_plans_directory(config)
+    measured = any(trial.kind in (TrialKind.PLANNER, TrialKind.SEARCH) for trial in trials)
+    if config.seed_from is None or measured:
+        return None
+    return read_seeds(Path(config.seed_from), Path(config.runs))
+
+
+def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
+    """Capture and profile the step, and write the first records.
+
+    Raises ConfigError where the run directory contains a study of another budget or another graph.
+    """
+    config, run_dir, files = task.config, task.run_dir, RunDir(task.run_dir)
+    if files.config.exists():
+        earlier = load_config(str(files.config)).budget
+        if earlier != config.budget:
+            raise ConfigError(
+                f"{run_dir}: contains a study for {earlier}, not {config.budget}; tune under another --name"
+            )
+    task.progress(PhaseStarted(StudyPhase.PREPARE))
     with task.interrupts.breakable(patient=False):
         prepared = task.runner.prepare()
     for trial in trials:
         if trial.graph_digest != prepared.graph.digest:
             raise ConfigError(
-                f"{run_dir}: holds trials of {trial.workload} as graph {trial.graph_digest[:8]}; {config.ref} is now "
+                f"{run_dir}: contains trials of {trial.workload} with graph {trial.graph_digest[:8]}; {config.ref} is now "
                 f"{prepared.graph.digest[:8]}; tune under another --name"
             )
-    for name, record in (("graph", prepared.graph), ("costs", prepared.costs), ("device", prepared.device)):
-        write_json(run_dir / f"{name}.json", to_json(record))
-    if not (run_dir / "config.yaml").exists():
-        (run_dir / "config.yaml").write_text(dump(config))
+    write_json(files.graph, to_json(prepared.graph))
+    write_json(files.costs, to_json(prepared.costs))
+    write_json(files.device, to_json(prepared.device))
+    if not files.config.exists():
+        write_text(files.config, dump_config(config))
     task.progress(Ready(prepared.graph, prepared.costs, prepared.device))
     return prepared
 
 
-def resolve(task: Task, prepared: Prepared, trials: list[Trial]) -> Rules:
-    """Trial 0, plain eager, unless `trials` has it; then the budget is known in bytes."""
+def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) -> Rules:
+    """Measure plain eager as trial 0, unless `trials` contains it, and return the rules with the budget in bytes."""
     config = task.config
-    task.progress(Phase("baseline"))
+    task.progress(PhaseStarted(StudyPhase.BASELINE))
     if not trials:
-        trial = Trial(0, "baseline", str(config.ref), prepared.graph.digest, started=time.time())
-        seen = Measurement(Outcome.OUT_OF_MEMORY, "the plain step does not fit", device=prepared.device)
+        trial = Trial(0, TrialKind.BASELINE, str(config.ref), prepared.graph.digest, started=time.time())
+        result = Measurement(Outcome.OUT_OF_MEMORY, "the plain step does not fit", device=prepared.device)
         if prepared.baseline_fits:
             with task.interrupts.breakable(patient=False):
-                seen = task.runner.baseline()
-        if seen.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
-            raise ConfigError(f"{config.ref}: the plain step ended as {seen.outcome}: {seen.detail}")
-        append(task.run_dir / "trials.jsonl", replace(trial, measurement=seen))
-        trials.append(replace(trial, measurement=seen))
+                result = task.runner.baseline()
+        if result.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
+            raise ConfigError(f"{config.ref}: the plain step ended as {result.outcome}: {result.detail}")
+        append_trial(RunDir(task.run_dir).trials, replace(trial, measurement=result))
+        trials.append(replace(trial, measurement=result))
     first = trials[0].measurement or Measurement(Outcome.OUT_OF_MEMORY)
     traced = simulate(prepared.graph, lower(prepared.graph, Plan.traced(prepared.graph)), prepared.costs)
     measured = None if first.outcome is Outcome.OUT_OF_MEMORY else baseline_step_bytes(first)
-    whole = traced.peak_bytes if measured is None else measured
-    budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=whole)
+    baseline_bytes = traced.peak_bytes if measured is None else measured
+    budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=baseline_bytes)
     plain = first.median_seconds
     task.progress(Resolved(budget_bytes, prepared.floor_bytes, traced.seconds / plain if plain else None))
     return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds)

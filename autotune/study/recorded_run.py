@@ -1,4 +1,4 @@
-"""What a run directory holds, read back."""
+"""Read a run directory."""
 
 import json
 from collections.abc import Mapping
@@ -11,20 +11,21 @@ from autotune.errors import ConfigError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.predict.step_view import Walk
+from autotune.predict.step_view import StepTimeline
 from autotune.records import plan_file as planfile
 from autotune.records.budget import Budget
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.plan_file import PlanFile
-from autotune.records.trial import Trial, load
-from autotune.study.verdicts.confirm import Confirmed, confirmed
-from autotune.study.verdicts.ranking import Rules, baseline_step_bytes, winner
+from autotune.records.run_dir import RunDir
+from autotune.records.trial import Trial, TrialKind, load_trials
+from autotune.study.verdicts.confirm import ConfirmedPlan, compare_confirmed
+from autotune.study.verdicts.ranking import Rules, baseline_step_bytes, select_winner
 
 
 @dataclass(frozen=True)
-class Records:
-    """What a run directory holds. Graph, costs, device and plan are None where a run ended before they were written."""
+class RecordedRun:
+    """Records of a run directory. Graph, costs, device and plan are None where a run ended before they were written."""
 
     name: str
     config: Mapping[str, Any]
@@ -33,91 +34,100 @@ class Records:
     costs: Costs | None = None
     device: Device | None = None
     plan: PlanFile | None = None
+    run_dir: Path | None = None
+    """Directory that the records were read from."""
 
     @classmethod
-    def load(cls, run_dir: Path) -> "Records":
-        """Read a run directory; ConfigError where it is none."""
+    def load(cls, run_dir: Path) -> "RecordedRun":
+        """Read a run directory; ConfigError where nothing is recorded in it."""
         import yaml
 
-        if not (run_dir / "config.yaml").exists() and not (run_dir / "trials.jsonl").exists():
-            raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
-        config = yaml.safe_load(_text(run_dir / "config.yaml") or "{}")
+        files = RunDir(run_dir)
+        if not files.is_recorded:
+            raise ConfigError(f"{run_dir}: no run is recorded here; name a directory that autotune tune wrote")
+        config = yaml.safe_load(_text(files.config) or "{}")
         return cls(
             run_dir.name,
             config if isinstance(config, dict) else {},
-            tuple(load(run_dir / "trials.jsonl")),
-            _record(TrainGraph, run_dir / "graph.json"),
-            _record(Costs, run_dir / "costs.json"),
-            _record(Device, run_dir / "device.json"),
-            planfile.read(run_dir / "plan.json") if (run_dir / "plan.json").exists() else None,
+            tuple(load_trials(files.trials)),
+            _record(TrainGraph, files.graph),
+            _record(Costs, files.costs),
+            _record(Device, files.device),
+            planfile.read(files.plan) if files.plan.exists() else None,
+            run_dir,
         )
+
+    @property
+    def plan_path(self) -> Path | None:
+        """Plan file of the best trial; None where the run wrote no plan."""
+        return None if self.run_dir is None or self.plan is None else RunDir(self.run_dir).plan
 
     @cached_property
     def baseline(self) -> Trial | None:
         """Plain PyTorch eager."""
-        return next((trial for trial in self.trials if trial.kind == "baseline"), None)
+        return next((trial for trial in self.trials if trial.kind == TrialKind.BASELINE), None)
 
     @cached_property
     def best(self) -> Trial | None:
-        """The winner, by the rules of the study."""
-        return None if self.rules is None else winner(self.trials, self.rules)
+        """Winner by the rules of the study; None where no plan won."""
+        return None if self.rules is None else select_winner(self.trials, self.rules)
 
     @cached_property
-    def confirmed(self) -> list[Confirmed]:
-        """Plans that were measured afresh, the best first."""
-        return [] if self.rules is None else confirmed(self.trials, self.rules)
+    def confirmed(self) -> list[ConfirmedPlan]:
+        """Re-measured plans, the best first."""
+        return [] if self.rules is None else compare_confirmed(self.trials, self.rules)
 
     @cached_property
     def rules(self) -> Rules | None:
-        """What the trials were held to; None while nothing was measured."""
+        """Rules of the study; None while nothing is measured."""
         step = self.budget_step_bytes
         if step is None:
             return None
-        # outcomes were judged when they were recorded, so no tolerance is needed
+        # the tolerance was applied when the outcomes were recorded
         return Rules(step, self.floor_bytes or 0, None, self.traced.seconds if self.traced else 0.0)
 
     @cached_property
     def floor_bytes(self) -> int | None:
-        """The process's floor, as the plan was held to it or else as first measured."""
+        """Floor of the process, from the plan file or else from the first measurement."""
         if self.plan is not None:
             return self.plan.floor_bytes
-        seen = (trial.measurement.floor_bytes for trial in self.trials if trial.measurement)
-        return next((floor for floor in seen if floor is not None), None)
+        floors = (trial.measurement.floor_bytes for trial in self.trials if trial.measurement)
+        return next((floor for floor in floors if floor is not None), None)
 
     @cached_property
     def has_ratios(self) -> bool:
-        """Whether the baseline ran, so that times can be told as ratios."""
+        """True if the baseline ran, so that times are ratios to it."""
         return any(trial.measurement and trial.measurement.time_ratio is not None for trial in self.trials)
 
     @cached_property
     def budget_step_bytes(self) -> int | None:
-        """What the step itself may take; None while nothing was measured."""
+        """Maximum charge of the step; None while nothing is measured."""
         if self.plan is not None:
             return self.plan.budget_bytes
         if "budget" not in self.config:
             return None
         budget = Budget.parse(str(self.config["budget"]))
-        seen = self.baseline.measurement if self.baseline else None
-        whole = baseline_step_bytes(seen) if seen else None
-        if whole is None and self.traced is not None:
-            whole = self.traced.peak_bytes
-        if (self.floor_bytes if budget.share is None else whole) is None:
+        result = self.baseline.measurement if self.baseline else None
+        baseline_bytes = baseline_step_bytes(result) if result else None
+        if baseline_bytes is None and self.traced is not None:
+            baseline_bytes = self.traced.peak_bytes
+        if (self.floor_bytes if budget.share is None else baseline_bytes) is None:
             return None
-        return budget.step_bytes(floor_bytes=self.floor_bytes or 0, baseline_step_bytes=whole or 0)
+        return budget.step_bytes(floor_bytes=self.floor_bytes or 0, baseline_step_bytes=baseline_bytes or 0)
 
     @cached_property
-    def traced(self) -> Walk | None:
-        """The step with no plan, walked."""
+    def traced(self) -> StepTimeline | None:
+        """Timeline of the traced step, without a plan."""
         if self.graph is None or self.costs is None:
             return None
-        return Walk(self.graph, self.costs, Plan.traced(self.graph))
+        return StepTimeline(self.graph, self.costs, Plan.traced(self.graph))
 
     @cached_property
-    def chosen(self) -> Walk | None:
-        """The best plan, walked."""
+    def chosen(self) -> StepTimeline | None:
+        """Timeline of the best plan."""
         if self.graph is None or self.costs is None or self.best is None or self.best.plan is None:
             return None
-        return Walk(self.graph, self.costs, self.best.plan)
+        return StepTimeline(self.graph, self.costs, self.best.plan)
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Settings that served elsewhere, as first trials here: rescaled to this device's stores, planned and measured anew."""
+"""Read the settings of another run as first trials, and rescale them to this device's stores."""
 
 import contextlib
 import json
@@ -16,75 +16,85 @@ from autotune.records import plan_file as planfile
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Outcome
-from autotune.records.trial import Trial, load
-from autotune.study.optuna_space import parameters
+from autotune.records.run_dir import RunDir
+from autotune.records.trial import Trial, TrialKind, load_trials
+from autotune.study.optuna_space import to_parameters
 
-MOST = 3
-"""Of a run's plans the fastest."""
+MAX_SEEDS = 3
+"""Maximum number of plans whose settings are read from a run, fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Settings from one place, and what the stores did there, where that is known."""
+    """Settings of another run, with the rates of its stores where they are recorded."""
 
     settings: tuple[Settings, ...]
     stores: dict[str, StoreCost] = field(default_factory=dict)
 
-    def here(self, stores: Mapping[str, StoreCost], searched: Space) -> list[Settings]:
-        """Those that can be searched here, rescaled."""
-        scaled = [_rescaled(settings, self.stores, stores) for settings in self.settings]
-        kept = [settings for settings in scaled if parameters(settings, searched)[0]]
-        return [settings for number, settings in enumerate(kept) if settings not in kept[:number]]
+    def adapt(self, stores: Mapping[str, StoreCost], searched: Space) -> list[Settings]:
+        """Return the settings that the search space contains, rescaled to these stores and without repeats."""
+        scaled = [_rescale(settings, self.stores, stores) for settings in self.settings]
+        valid = [settings for settings in scaled if to_parameters(settings, searched)[0]]
+        return [settings for number, settings in enumerate(valid) if settings not in valid[:number]]
 
 
-def read(source: Path, runs: Path) -> Seeds:
-    """Of a run directory the fastest plans' settings, of a plan file its own; ConfigError where it is neither."""
+def read_seeds(source: Path, runs: Path) -> Seeds:
+    """Read the settings of a plan file, or of the fastest plans of a run directory.
+
+    `runs` contains the profile of the source's device, which has the store rates where the source itself has none.
+    Raises ConfigError where `source` is neither a plan file nor a run directory with a measured plan.
+    """
     if not source.is_dir():
         file = planfile.read(source)
-        return Seeds((file.settings,), _stores(source.parent, file.device, runs))
-    trials = [trial for trial in load(source / "trials.jsonl") if _served(trial)]
+        return Seeds((file.settings,), _read_stores(source.parent, file.device, runs))
+    trials = [trial for trial in load_trials(RunDir(source).trials) if _is_usable(trial)]
     if not trials:
         raise ConfigError(
-            f"{source}: no plan was measured here; give a plan file, or a directory that autotune tune made"
+            f"{source}: no plan was measured here; name a plan file, or a directory that autotune tune wrote"
         )
     trials.sort(key=lambda trial: (trial.measurement.time_ratio if trial.measurement else None) or float("inf"))
     settings: list[Settings] = []
     for trial in trials:
-        if trial.settings not in settings and len(settings) < MOST:
+        if trial.settings not in settings and len(settings) < MAX_SEEDS:
             settings.append(trial.settings)
     device = trials[0].measurement.device if trials[0].measurement else None
-    return Seeds(tuple(settings), _stores(source, device, runs))
+    return Seeds(tuple(settings), _read_stores(source, device, runs))
 
 
-def _served(trial: Trial) -> bool:
-    seen = trial.measurement
-    return trial.plan is not None and trial.kind != "repeat" and seen is not None and seen.outcome is Outcome.OK
+def _is_usable(trial: Trial) -> bool:
+    result = trial.measurement
+    return (
+        trial.plan is not None
+        and trial.kind != TrialKind.REPEAT
+        and result is not None
+        and result.outcome is Outcome.OK
+    )
 
 
-def _stores(beside: Path, device: Device | None, runs: Path) -> dict[str, StoreCost]:
-    """As measured for the run that lies there, else as in the profile of its device."""
-    path = beside / "costs.json"
+def _read_stores(directory: Path, device: Device | None, runs: Path) -> dict[str, StoreCost]:
+    """Return the store rates of the run in this directory, else those in the profile of its device."""
+    path = RunDir(directory).costs
     with contextlib.suppress(OSError, ValueError, ConfigError):
         return from_json(Costs, json.loads(path.read_text()), where=str(path)).stores
     profile = device_profile.find(runs, device) if device is not None else None
     return profile.stores if profile is not None else {}
 
 
-def _rescaled(settings: Settings, there: Mapping[str, StoreCost], here: Mapping[str, StoreCost]) -> Settings:
-    """With a window as many times wider as the store is slower here; and as much smaller what is still worth a transfer."""
+def _rescale(settings: Settings, source: Mapping[str, StoreCost], target: Mapping[str, StoreCost]) -> Settings:
+    """Widen the offload window by the factor by which the target store is slower, and lower the transfer threshold by it."""
     offload = settings.get("offload", {})
     store = str(offload.get("store"))
-    if store not in there or store not in here:
+    if store not in source or store not in target:
         return settings
     slower = max(
-        there[store].write_bytes_per_second / here[store].write_bytes_per_second,
-        there[store].read_bytes_per_second / here[store].read_bytes_per_second,
+        source[store].write_bytes_per_second / target[store].write_bytes_per_second,
+        source[store].read_bytes_per_second / target[store].read_bytes_per_second,
     )
     factors = {"window": slower, "least_bytes": 1 / slower}
     knobs = KINDS["offload"][str(offload["planner"])].knobs if offload.get("planner") in KINDS["offload"] else {}
-    turned = dict(offload)
+    rescaled = dict(offload)
     for name, factor in factors.items():
         knob, value = knobs.get(name), offload.get(name)
         if isinstance(knob, Int) and isinstance(value, int):
-            turned[name] = min(knob.high, max(knob.low, round(value * factor)))
-    return {**settings, "offload": turned}
+            rescaled[name] = min(knob.high, max(knob.low, round(value * factor)))
+    return {**settings, "offload": rescaled}

@@ -1,61 +1,74 @@
-"""Search for the fastest plan within a budget: baseline, smallest plan, the planners' own answers, then the sampler."""
+"""Search for the fastest plan within a budget: baseline, smallest plan, planned candidates, sampler, re-measurement."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import InfeasibleError, PlanError, StoreError
 from autotune.ir.plan import Plan
-from autotune.measure.survey import Prepared
-from autotune.planners.candidates import Candidate, MakePlanning, planned
+from autotune.measure.survey import PreparedWorkload
+from autotune.planners.candidates import Candidate, DevicePlanning, MakePlanning
 from autotune.planners.knobs import Settings
-from autotune.planners.space import chosen_space
+from autotune.planners.space import space_for_device
 from autotune.predict.bounds import seconds_lower_bound
 from autotune.predict.simulate import Estimate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
-from autotune.records.run_dir import locked, write_json
-from autotune.records.trial import Trial, load
-from autotune.study import optuna_space as space
-from autotune.study import seeds
-from autotune.study.events import Finished, Measuring, Phase, Progress, silent
+from autotune.records.run_dir import RunDir, lock_run_dir, write_json
+from autotune.records.trial import Trial, TrialKind, load_trials
+from autotune.study import optuna_space
+from autotune.study.events import Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
 from autotune.study.interrupts import Interrupts, Stopped
-from autotune.study.ledger import Ledger, _identity
-from autotune.study.outcome import Result, check_plans, impossible, too_small, why_none, withdraw_plan, write_plan
-from autotune.study.preparation import Task, prepare, resolve
+from autotune.study.outcome import (
+    StudyResult,
+    explain_failure,
+    explain_too_small,
+    prove_infeasible,
+    remove_plan,
+    write_plan,
+)
+from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.runner import Runner
-from autotune.study.verdicts.confirm import CONTENDERS, LEAST_ROUNDS, Word, confirmed, document, due
+from autotune.study.seeds import Seeds
+from autotune.study.trial_store import TrialStore, make_identity
+from autotune.study.verdicts.confirm import (
+    MAX_CONTENDERS,
+    MIN_ROUNDS,
+    ConfirmationStatus,
+    compare_confirmed,
+    select_next,
+    to_table,
+)
 from autotune.study.verdicts.ranking import (
     Rules,
-    aim_bytes,
-    judge,
-    leader,
+    apply_rules,
+    compute_stop_ratio,
+    compute_target_bytes,
+    exceeds_budget,
     measured_ratio,
-    not_run,
-    pool,
-    sure_to_exceed,
-    to_beat,
-    was_run,
-    winner,
+    reject_by_estimate,
+    reuse_measurement,
+    select_leader,
+    select_winner,
 )
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Result", "Runner", "tune"]
+__all__ = ["Runner", "StudyResult", "tune"]
 
 PLANNED = 6
-"""Of the planners' own answers as many are measured, the fastest by estimate first."""
+"""Number of planner-made plans to measure, fastest estimate first."""
 UNMEASURED = 0.25
-"""What a trial that was not run counts of one."""
+"""Weight of a trial that was not run, in measured trials, when the study counts trials without a gain."""
 PLANNING_SHARE = 0.2
-"""Of the study's time, that the planners' own answers may take to be made."""
+"""Maximum share of the study's time for making the planned candidates."""
 CONFIRMING_SHARE = 0.2
-"""Of the study's time, that is kept for the best plans' fresh numbers where they may need so much."""
-CONFIRMATIONS = CONTENDERS * LEAST_ROUNDS + 1
-"""Trials that fresh numbers take where they tell at once: two of each contender and one of a safe fallback."""
+"""Maximum share of the study's time that is reserved for re-measuring the best plans."""
+CONFIRMATIONS = MAX_CONTENDERS * MIN_ROUNDS + 1
+"""Number of re-measured trials where the first rounds decide: two per contender and one for a safe fallback."""
 
 
 def tune(
@@ -63,278 +76,314 @@ def tune(
     runner: Runner,
     run_dir: Path,
     *,
-    progress: Progress = silent,
+    progress: Progress = ignore_event,
     write_report: Callable[[Path], Path] | None = None,
-    planning: MakePlanning = planned,
+    planning: MakePlanning = DevicePlanning,
     lasting: bool = True,
-) -> Result:
-    """Tune `config.workload` into `config.budget`; a run directory with trials in it is gone on with.
+) -> StudyResult:
+    """Tune `config.workload` into `config.budget`, and return the best plan with all trials.
 
-    `planning` makes the plans and `runner` measures them: a record may answer for both (`autotune.study.offline.replay`). Optuna's study
-    is on disk if it is to be `lasting`. Raises InfeasibleError, NumericsError, LockedError, ConfigError where no plan can be
-    written, or what `runner` does; SystemExit(128 + signal) where a signal came before the budget was known. The runner is
-    closed in any case.
+    A run directory that contains trials is resumed. The runner is closed in any case.
+
+    Args:
+        config: the study to run; `config.time` counts from this call.
+        runner: measures the plans.
+        run_dir: directory of the records; it is locked for the time of the call.
+        progress: receives every event, between measurements.
+        write_report: writes the report of a run directory and returns its path.
+        planning: makes the plans. `autotune.study.offline.replay` answers for planner and runner from a record.
+        lasting: whether the Optuna study is kept on disk.
+
+    Raises:
+        InfeasibleError: no plan fits the budget, or none ran to its end.
+        NumericsError: no plan computed the right results.
+        LockedError: another process works in the run directory.
+        ConfigError: a plan cannot be written, or the run directory contains another study.
+        SystemExit: a signal arrived before the budget was known; the code is 128 plus the signal.
     """
-    with locked(run_dir), Interrupts() as interrupts:
-        task = Task(
-            config, runner, run_dir, progress, interrupts, time.monotonic() + config.time_seconds, planning, lasting
-        )
-        begun: _Session | None = None
+    with lock_run_dir(run_dir), Interrupts() as interrupts:
+        deadline = time.monotonic() + config.time_seconds
+        task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting)
+        session: _Session | None = None
         plan_path = report_path = None
-        trials: list[Trial] = load(run_dir / "trials.jsonl")
+        trials: list[Trial] = load_trials(RunDir(run_dir).trials)
         resumed = len(trials)
         try:
-            check_plans(config)
+            seeds = check_inputs(task, trials)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
-            begun = _Session(task, prepared, rules, trials, resumed)
-            begun.run()
+            session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds)
+            session.run()
         except Stopped:
-            if begun is None:
+            if session is None:
                 raise SystemExit(128 + interrupts.received) from None
         finally:
             runner.close()
             try:
-                if begun is not None:
-                    plan_path = begun.finish()
+                if session is not None:
+                    plan_path = session.finish()
             finally:
                 if trials and write_report is not None:
                     report_path = write_report(run_dir)
-        best = winner(trials, rules)
-        return Result(
+        return StudyResult(
             baseline=trials[0],
-            best=best,
+            best=select_winner(trials, rules),
             trials=tuple(trials),
             budget_bytes=rules.budget_bytes,
             floor_bytes=rules.floor_bytes,
             plan_path=plan_path,
             report_path=report_path,
             interrupted=interrupts.received,
-            confirmed=tuple(confirmed(trials, rules)),
+            confirmed=tuple(compare_confirmed(trials, rules)),
+            run_dir=run_dir,
         )
 
 
 class _Session:
-    """One session of a study whose budget is known."""
+    """One session of a study whose budget in bytes is known."""
 
-    def __init__(self, task: Task, prepared: Prepared, rules: Rules, trials: list[Trial], resumed: int) -> None:
+    def __init__(
+        self,
+        task: StudyTask,
+        prepared: PreparedWorkload,
+        rules: Rules,
+        trials: list[Trial],
+        *,
+        resumed: int,
+        seeds: Seeds | None,
+    ) -> None:
         self.config, self.runner, self.run_dir = task.config, task.runner, task.run_dir
         self.progress, self.interrupts = task.progress, task.interrupts
-        self.prepared, self.rules, self.trials, self.resumed = prepared, rules, trials, resumed
+        self.prepared, self.rules, self.trials = prepared, rules, trials
+        self.resumed, self.seeds = resumed, seeds
         self.graph, self.costs = prepared.graph, prepared.costs
         self.deadline = task.deadline
         self.longest_seconds = 0.0
+        """Seconds of the longest trial so far, planning included."""
         self.best_plan: Plan | None = None
-        self.since_gain = 0.0
-        stores = prepared.costs.stores
-        self.space = chosen_space(self.config.planners.model_dump(), prepared.device.kind, stores)
+        self.trials_without_gain = 0.0
+        planners = self.config.planners.model_dump()
+        self.space = space_for_device(planners, prepared.device.kind, prepared.costs.stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
-        self.ledger = Ledger(
-            self.run_dir,
-            replace(_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting),
-            self.space,
-            rules,
-            trials,
-        )
+        identity = replace(make_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting)
+        self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
 
     def run(self) -> None:
-        """Every phase in turn; Stopped where a signal ends it."""
-        for done in range(1, len(self.trials) + 1):
-            self.announce(self.trials[:done], resumed=done <= self.resumed)
-        self.smallest()
-        self.seeds()
-        self.planners()
+        """Run every phase in turn; Stopped where a signal ends the study."""
+        for count in range(1, len(self.trials) + 1):
+            self.announce(self.trials[:count], resumed=count <= self.resumed)
+        self.measure_smallest()
+        self.measure_seeds()
+        self.measure_planned()
         self.search()
         self.confirm()
-        if winner(self.trials, self.rules) is None:
-            raise why_none(self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir)
+        if select_winner(self.trials, self.rules) is None:
+            raise explain_failure(self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir)
 
-    def smallest(self) -> None:
-        """Trial 1: if even this is estimated over the budget, nothing fits."""
-        self.progress(Phase("smallest"))
-        if (error := impossible(self.config, self.rules, self.graph, self.costs)) is not None:
+    def measure_smallest(self) -> None:
+        """Measure the smallest plan as trial 1; InfeasibleError if even its estimate exceeds the budget."""
+        self.progress(PhaseStarted(StudyPhase.SMALLEST))
+        if (error := prove_infeasible(self.config, self.rules, self.graph, self.costs)) is not None:
             raise error
         with self.interrupts.breakable(patient=False):
-            self.lowest = self.planning.smallest()
-        if self.lowest.estimate.peak_bytes > self.rules.budget_bytes:
-            low = self.lowest.estimate
-            raise too_small(self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores))
-        if not any(trial.kind == "smallest" for trial in self.trials):
-            self.evaluate("smallest", self.lowest.settings, made=self.lowest)
+            self.lowest = self.planning.find_smallest()
+        low = self.lowest.estimate
+        if low.peak_bytes > self.rules.budget_bytes:
+            raise explain_too_small(
+                self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores)
+            )
+        if not any(trial.kind == TrialKind.SMALLEST for trial in self.trials):
+            self.evaluate(TrialKind.SMALLEST, self.lowest.settings, candidate=self.lowest)
 
-    def seeds(self) -> None:
-        """Settings that served elsewhere: planned for this budget and measured like any other, never believed."""
-        if self.config.seed_from is None or any(trial.kind in ("planner", "search") for trial in self.trials):
+    def measure_seeds(self) -> None:
+        """Measure plans made from the settings of another run: planned for this budget, like any other trial."""
+        if self.seeds is None:
             return
-        self.progress(Phase("seeds"))
-        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
-        found = seeds.read(Path(self.config.seed_from), Path(self.config.runs))
-        for settings in found.here(self.costs.stores, self.space):
-            if settings not in done and not self.spent():
-                self.ask("seed", settings)
+        self.progress(PhaseStarted(StudyPhase.SEEDS))
+        measured = self.measured_settings()
+        for settings in self.seeds.adapt(self.costs.stores, self.space):
+            if settings not in measured and not self.is_spent():
+                self.suggest_and_evaluate(TrialKind.SEED, settings)
 
-    def planners(self) -> None:
-        """The planners' own answers for the budget; lower ones while all were charged more than they were to take."""
-        self.progress(Phase("planners"))
-        done = [trial.settings for trial in self.trials if trial.kind != "smallest"]
-        aimed = self.aim_bytes
-        self.measure_answers(lambda answer: answer.settings not in done)
-        while self.aim_bytes < aimed and not self.spent() and not self.answered():
-            aimed = self.aim_bytes
-            self.measure_answers(lambda answer: answer.plan not in [trial.plan for trial in self.trials], most=1)
+    def measure_planned(self) -> None:
+        """Measure what the planners propose for the budget, and for lower targets while no plan kept the budget."""
+        self.progress(PhaseStarted(StudyPhase.PLANNERS))
+        measured = self.measured_settings()
+        target = self.target_bytes
+        self.measure_proposals(lambda proposal: proposal.settings not in measured)
+        while self.target_bytes < target and not self.is_spent() and not self.planned_plan_fits():
+            target = self.target_bytes
+            self.measure_proposals(lambda proposal: proposal.plan not in [trial.plan for trial in self.trials], most=1)
 
-    def answered(self) -> bool:
-        """Whether a plan of the planners' own held."""
-        seen = [trial.measurement for trial in self.trials if trial.kind == "planner"]
-        return any(one is not None and one.outcome is Outcome.OK for one in seen)
+    def measured_settings(self) -> Collection[Settings]:
+        """Settings of all trials but the smallest plan's, which was made for another budget."""
+        return [trial.settings for trial in self.trials if trial.kind != TrialKind.SMALLEST]
 
-    def measure_answers(self, wanted: Callable[[Candidate], bool], most: int = PLANNED) -> None:
-        """What planners answer now, the fastest by estimate first."""
+    def planned_plan_fits(self) -> bool:
+        """Return True if a planned candidate ran within the budget."""
+        planned = [trial.measurement for trial in self.trials if trial.kind == TrialKind.PLANNER]
+        return any(result is not None and result.outcome is Outcome.OK for result in planned)
+
+    def measure_proposals(self, is_new: Callable[[Candidate], bool], most: int = PLANNED) -> None:
+        """Measure at most `most` of the planners' proposals for the present target, fastest estimate first."""
         until = time.monotonic() + PLANNING_SHARE * self.config.time_seconds
-        made: list[Candidate] = []
+        proposals: list[Candidate] = []
         with self.interrupts.breakable(patient=False):
-            for answer in self.planning.answers(self.aim_bytes):
-                made.append(answer)
+            for proposal in self.planning.propose(self.target_bytes):
+                proposals.append(proposal)
                 if time.monotonic() > until:
                     break
-        fitting = [answer for answer in made if answer.estimate.peak_bytes <= self.rules.budget_bytes]
-        # the smallest plan was measured already: whoever answers with it comes last
-        fitting.sort(key=lambda answer: (answer.plan == self.lowest.plan, answer.estimate.seconds))
-        for answer in self.laid_out(fitting, most):
-            # one of them is measured even where capture and profile took all of the time
-            first = not any(trial.kind == "planner" for trial in self.trials)
-            if wanted(answer) and (first or not self.spent()):
-                self.ask("planner", answer.settings, answer)
+        fitting = [proposal for proposal in proposals if proposal.estimate.peak_bytes <= self.rules.budget_bytes]
+        # the smallest plan was measured already, so a planner that proposes it again comes last
+        fitting.sort(key=lambda proposal: (proposal.plan == self.lowest.plan, proposal.estimate.seconds))
+        for proposal in self.select_by_layout(fitting, most):
+            # one proposal is measured even where capture and profile took all of the time
+            first = not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
+            if is_new(proposal) and (first or not self.is_spent()):
+                self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
 
-    def laid_out(self, fitting: Sequence[Candidate], most: int) -> Sequence[Candidate]:
-        """The first that can be laid out within the budget; where none can the very first: what it is charged tells the
-        next ones where to aim.
+    def select_by_layout(self, fitting: Sequence[Candidate], most: int) -> Sequence[Candidate]:
+        """Return the first `most` candidates whose layout fits the budget.
+
+        Where no layout fits, return the first candidate: its measurement calibrates the target of the next ones.
         """
-        found: list[Candidate] = []
-        for answer in fitting[: 2 * most]:
-            if len(found) < most and not sure_to_exceed(self.planning.laid_out(answer), self.rules):
-                found.append(answer)
-        return found or fitting[:1]
+        selected: list[Candidate] = []
+        for candidate in fitting[: 2 * most]:
+            if len(selected) < most and not exceeds_budget(self.planning.estimate_layout(candidate), self.rules):
+                selected.append(candidate)
+        return selected or fitting[:1]
 
     def search(self) -> None:
-        """Ask the sampler until time, trials or hope run out."""
-        self.progress(Phase("search"))
-        while not self.spent():
-            self.ask("search")
+        """Measure the sampler's suggestions until time or trials run out, or no gain is left to expect."""
+        self.progress(PhaseStarted(StudyPhase.SEARCH))
+        while not self.is_spent():
+            self.suggest_and_evaluate(TrialKind.SEARCH)
 
     def confirm(self) -> None:
-        """Measure the best plans afresh, in turns, until it is told which wins or the time is up; one is in any case."""
-        self.progress(Phase("confirm"))
-        while (best := due(self.trials, self.rules)) is not None:
+        """Re-measure the best plans in new processes until one is the winner or the time is up.
+
+        At least one run takes place, however little time is left.
+        """
+        self.progress(PhaseStarted(StudyPhase.CONFIRM))
+        while (best := select_next(self.trials, self.rules)) is not None:
             self.interrupts.check()
-            fresh = sum(trial.kind == "confirm" and was_run(trial) for trial in self.trials)
-            told = any(one.word is Word.BEST for one in confirmed(self.trials, self.rules))
-            if (told or fresh >= CONTENDERS) and self.left <= self.longest_seconds:
+            runs = sum(trial.kind == TrialKind.CONFIRM and trial.was_run for trial in self.trials)
+            confirmed = compare_confirmed(self.trials, self.rules)
+            has_winner = any(plan.status is ConfirmationStatus.BEST for plan in confirmed)
+            if (has_winner or runs >= MAX_CONTENDERS) and self.seconds_left <= self.longest_seconds:
                 return
             assert best.plan is not None
             assert best.estimate is not None
             self.runner.renew()
-            self.evaluate("confirm", best.settings, made=Candidate(best.settings, best.plan, best.estimate))
+            candidate = Candidate(best.settings, best.plan, best.estimate)
+            self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
 
-    def spent(self) -> bool:
-        """Whether the search ends here: keeps the time that one more trial and the confirmation need."""
+    def is_spent(self) -> bool:
+        """Return True if the search ends here; the time of one more trial and of the confirmation is reserved."""
         self.interrupts.check()
-        searched = sum(trial.kind != "confirm" for trial in self.trials)
+        searched = sum(trial.kind != TrialKind.CONFIRM for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
         share = min(CONFIRMATIONS * self.longest_seconds, CONFIRMING_SHARE * self.config.time_seconds)
-        kept = self.longest_seconds + max(self.longest_seconds, share)
-        return enough or self.left <= kept or self.since_gain >= self.config.patience
+        reserved = self.longest_seconds + max(self.longest_seconds, share)
+        return enough or self.seconds_left <= reserved or self.trials_without_gain >= self.config.patience
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the study's time is up."""
         return self.deadline - time.monotonic()
 
     @property
-    def aim_bytes(self) -> int:
-        """What planners are told to meet now."""
-        return aim_bytes(self.rules.budget_bytes, self.ledger.wastes)
+    def target_bytes(self) -> int:
+        """Peak bytes that planners have to meet now, so that the charge meets the budget."""
+        return compute_target_bytes(self.rules.budget_bytes, self.store.overheads)
 
-    def ask(self, kind: str, at: Settings | None = None, answer: Candidate | None = None) -> None:
-        """One trial of Optuna's, at these settings if they are given; `answer` is the plan that they made already."""
-        fixed, _ = space.parameters(at, self.space) if at else ({}, {})
-        asked = self.ledger.ask(fixed)
-        settings = space.suggest(asked, self.space)
-        # a retry may have come before the answer; and a wasteful allocator may have left it too little room
-        keep = answer is not None and answer.settings == settings and answer.estimate.peak_bytes <= self.aim_bytes
-        self.evaluate(kind, settings, made=answer if keep else None, asked=asked)
+    def suggest_and_evaluate(
+        self, kind: TrialKind, settings: Settings | None = None, candidate: Candidate | None = None
+    ) -> None:
+        """Ask Optuna for a trial, at `settings` if there are any, and evaluate it.
+
+        `candidate` is the plan that was made from these settings already.
+        """
+        fixed, _ = optuna_space.to_parameters(settings, self.space) if settings else ({}, {})
+        request = self.store.ask(fixed)
+        suggested = optuna_space.suggest_settings(request, self.space)
+        # a retry may come before the settings; and the target may be lower than when the plan was made
+        is_valid = (
+            candidate is not None
+            and candidate.settings == suggested
+            and candidate.estimate.peak_bytes <= self.target_bytes
+        )
+        self.evaluate(kind, suggested, candidate=candidate if is_valid else None, request=request)
 
     def evaluate(
-        self, kind: str, settings: Settings, *, made: Candidate | None = None, asked: "optuna.Trial | None" = None
+        self,
+        kind: TrialKind,
+        settings: Settings,
+        *,
+        candidate: Candidate | None = None,
+        request: "optuna.Trial | None" = None,
     ) -> None:
-        """Plan, estimate, run what is new and may fit, and record it."""
-        number = self.ledger.next_number() if asked is None else asked.number
+        """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
+        number = self.store.next_number() if request is None else request.number
         trial = Trial(number, kind, str(self.config.ref), self.graph.digest, settings, started=time.time())
         began = time.monotonic()
         try:
             with self.interrupts.breakable():
-                made = made or self.planning.made(settings, self.aim_bytes)
-            # planners aim below the budget: what is proved for their aim is not proved for the budget
-            proved = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
-            expected = replace(self.planning.laid_out(made), lower_bound_seconds=proved)
-            trial = replace(trial, plan=made.plan, estimate=expected)
-            screened: Estimate | None
-            if kind == "confirm":  # it kept the budget once, whatever is predicted
-                screened, beat = None, None
-            else:
-                # of the planners' own what its layout is charged is to be seen: the next ones aim by it
-                screened, beat = expected if kind == "search" else made.estimate, self.beat
-            trial = self.repeated(trial) or replace(trial, measurement=self.measure(trial, made.plan, screened, beat))
+                candidate = candidate or self.planning.make_candidate(settings, self.target_bytes)
+            # the bound is for the budget: planners meet a lower target, whose bound would be too high
+            bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
+            estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
+            trial = replace(trial, plan=candidate.plan, estimate=estimate)
+            trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
-            if asked is not None:
-                self.ledger.retry(asked)
+            if request is not None:
+                self.store.retry(request)
             raise
         self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
-        self.ledger.record(trial, asked)
+        self.store.record(trial, request)
         self.announce(self.trials)
 
-    def repeated(self, trial: Trial) -> Trial | None:
-        """The trial with what its plan was seen to do before, if it was run before."""
-        same = [old for old in self.trials if old.plan == trial.plan and was_run(old) and old.kind != "repeat"]
-        pooled = pool(same).measurement if same and trial.kind != "confirm" else None
-        if pooled is None:
-            return None
-        note = f"same plan as trial {same[-1].number}: not run again"
-        return replace(trial, kind="repeat", measurement=replace(pooled, detail=note))
+    def measure(self, trial: Trial, candidate: Candidate) -> Trial:
+        """Return the trial with its measurement; it stops early once the plan cannot win.
 
-    def measure(self, trial: Trial, plan: Plan, expected: Estimate | None, beat: float | None) -> Measurement:
-        """Run the trial's plan, unless the simulator already finds it too large; no longer than it takes to see it cannot win."""
-        if expected is not None and sure_to_exceed(expected, self.rules):
-            return not_run(expected, self.rules)
+        The search rejects a plan by its layout, the other phases by its peak: a planned candidate's charge calibrates
+        the next target. A plan that is re-measured kept the budget before, so nothing rejects it.
+        """
+        estimate: Estimate | None = trial.estimate if trial.kind == TrialKind.SEARCH else candidate.estimate
+        stop_ratio = self.stop_ratio
+        if trial.kind == TrialKind.CONFIRM:
+            estimate = stop_ratio = None
+        if estimate is not None and exceeds_budget(estimate, self.rules):
+            return replace(trial, measurement=reject_by_estimate(estimate, self.rules))
         self.progress(Measuring(trial))
         with self.interrupts.breakable():
-            seen = self.runner.measure(plan, budget_bytes=self.rules.budget_bytes, beat=beat)
-        return judge(seen, self.rules)
+            result = self.runner.measure(candidate.plan, budget_bytes=self.rules.budget_bytes, beat=stop_ratio)
+        return replace(trial, measurement=apply_rules(result, self.rules))
 
     @property
-    def beat(self) -> float | None:
-        """The ratio from which on a plan is hopeless; None where slower plans are wanted too."""
-        return to_beat(leader(self.trials, self.rules)) if self.config.objective == "time" else None
+    def stop_ratio(self) -> float | None:
+        """Time ratio above which a plan cannot win; None for the Pareto objective, where slower plans count too."""
+        return compute_stop_ratio(select_leader(self.trials, self.rules)) if self.config.objective == "time" else None
 
-    def announce(self, known: Sequence[Trial], *, resumed: bool = False) -> None:
-        """Tell of the last of these trials, and whether its plan leads now."""
-        trial, best = known[-1], leader(known, self.rules)
+    def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
+        """Report the last of these trials, and whether its plan leads now."""
+        trial, best = trials[-1], select_leader(trials, self.rules)
         leads = best is not None and best.plan == trial.plan and best.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
-        if trial.kind in ("search", "repeat"):
-            self.since_gain += 1 if trial.kind == "search" and was_run(trial) else UNMEASURED
+        if trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
+            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         if leads:
-            self.since_gain = 0.0
+            self.trials_without_gain = 0.0
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 
     def finish(self) -> Path | None:
-        """Write the best plan, or take back one that failed since, and what the records do not say."""
-        best = winner(self.trials, self.rules)
+        """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
+        best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
         write_json(
-            self.run_dir / "study.json",
+            files.study,
             {
                 "best": None if best is None else best.number,
                 "budget_bytes": self.rules.budget_bytes,
@@ -344,8 +393,8 @@ class _Session:
                 "interrupted": self.interrupts.received,
             },
         )
-        write_json(self.run_dir / "confirmed.json", document(confirmed(self.trials, self.rules)))
+        write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if best is None:
-            withdraw_plan(self.config, self.run_dir)
+            remove_plan(self.config, self.run_dir)
             return None
         return write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)

@@ -1,4 +1,4 @@
-"""Make the training step that a user names.
+"""Create the training step that a reference names.
 
 In: a reference such as `resnet18` or `file.py:factory`, and its arguments.
 Out: a `Workload`: model, loss, optimizer and batch.

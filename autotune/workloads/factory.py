@@ -1,4 +1,4 @@
-"""From a reference to what it makes: a zoo name, `package.module:factory` or `path/file.py:factory`."""
+"""Load workloads by reference: a zoo name, `package.module:factory` or `path/file.py:factory`."""
 
 import importlib
 import importlib.util
@@ -15,19 +15,24 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 
 from autotune.errors import AutotuneError, ConfigError, nearest
-from autotune.workloads.workload import Workload, check
+from autotune.workloads.workload import Workload, check_workload
 
 T = TypeVar("T")
 
 
-def make(reference: str, arguments: Mapping[str, Any]) -> Any:
-    """Call the factory; ConfigError where it is not found, does not take the arguments, or raises."""
-    factory = _run(reference, lambda: _find(reference))
+def call_factory(reference: str, arguments: Mapping[str, Any]) -> Any:
+    """Return the result of the factory that a reference names.
+
+    Raises:
+        ConfigError: The factory does not exist, rejects the arguments, or raises.
+        MemoryError: The factory runs out of memory; torch.OutOfMemoryError on a GPU.
+    """
+    factory = _run(reference, lambda: _find_factory(reference))
     _run(reference, lambda: _check_arguments(factory, arguments))
     return _run(reference, lambda: factory(**arguments))
 
 
-def _find(reference: str) -> Callable[..., Any]:
+def _find_factory(reference: str) -> Callable[..., Any]:
     place, colon, attribute = reference.rpartition(":")
     if not colon:
         return _from_zoo(reference)
@@ -37,8 +42,8 @@ def _find(reference: str) -> Callable[..., Any]:
     factory: Any = module
     for part in attribute.split("."):
         if not hasattr(factory, part):
-            known = [name for name, member in vars(module).items() if callable(member) and not name.startswith("_")]
-            raise ConfigError(f"{place} has no {attribute!r}{nearest(attribute, known)}")
+            names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("_")]
+            raise ConfigError(f"{place} has no {attribute!r}{nearest(attribute, names)}")
         factory = getattr(factory, part)
     if not callable(factory):
         raise ConfigError(f"a {type(factory).__name__}; name a function that returns autotune.Workload")
@@ -62,13 +67,13 @@ def _from_file(place: str) -> types.ModuleType:
     path = Path(place).absolute()
     if not path.is_file():
         raise ConfigError(f"no such file in {Path.cwd()}; give the path of the file that holds the factory")
-    # not under the file's own name, which might shadow a package; but in sys.modules, where Dynamo looks
+    # under another name, since the file's might shadow a package; in sys.modules, where Dynamo searches
     name = f"autotune_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    _look_in(Path.cwd())
-    _look_in(path.parent)
+    _add_to_path(Path.cwd())
+    _add_to_path(path.parent)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -79,7 +84,7 @@ def _from_file(place: str) -> types.ModuleType:
 
 
 def _from_package(name: str) -> types.ModuleType:
-    _look_in(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -90,44 +95,44 @@ def _from_package(name: str) -> types.ModuleType:
         raise
 
 
-def _look_in(directory: Path) -> None:
+def _add_to_path(directory: Path) -> None:
     importlib.invalidate_caches()
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
 
 def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the factory does not take, lacks, or takes as another type."""
+    """Refuse unknown arguments, missing arguments, and arguments of the wrong type."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (ValueError, TypeError):  # a builtin without a signature: its own call will tell
+    except (ValueError, TypeError):  # a builtin without a signature: the call itself reports wrong arguments
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    known = [parameter.name for parameter in named]
+    names = [parameter.name for parameter in named]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in arguments:
-            if name not in known:
-                raise ConfigError(f"takes no argument {name!r}{nearest(name, known)}")
+            if name not in names:
+                raise ConfigError(f"takes no argument {name!r}{nearest(name, names)}")
     missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
     if missing:
         raise ConfigError(f"needs {', '.join(missing)}; give it with --set {missing[0]}=VALUE")
     hints = _hints(factory)
     for name, value in arguments.items():
-        if name in hints and not _fits(value, hints[name]):
-            raise ConfigError(f"{name} must be {_spelt(hints[name])} (got {value!r})")
+        if name in hints and not _matches_hint(value, hints[name]):
+            raise ConfigError(f"{name} must be {_spell_hint(hints[name])} (got {value!r})")
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(factory)
-    except (NameError, TypeError, AttributeError):  # annotations that do not resolve bind nobody
+    except (NameError, TypeError, AttributeError):  # annotations that do not resolve are not checked
         return {}
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a value from YAML is of an annotated type; an annotation that YAML cannot spell admits everything."""
+def _matches_hint(value: object, hint: Any) -> bool:
+    """Return True if a value from YAML has the annotated type. Annotations that YAML cannot express accept everything."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
+        return any(_matches_hint(value, option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is Literal:
         return value in typing.get_args(hint)
     if hint is int:
@@ -139,14 +144,14 @@ def _fits(value: object, hint: Any) -> bool:
     return True
 
 
-def _spelt(hint: Any) -> str:
+def _spell_hint(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(str, typing.get_args(hint)))
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def _run(reference: str, call: Callable[[], T]) -> T:
-    """Run what may be the user's code; what it raises becomes one line. Out of memory is no fault of the code."""
+    """Call what may be the user's code and turn its exceptions into one line, except running out of memory."""
     try:
         return call()
     except ConfigError as error:
@@ -155,46 +160,58 @@ def _run(reference: str, call: Callable[[], T]) -> T:
         raise
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:300]
-        said = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        raise ConfigError(f"{reference}: raised {said}{_place(error)}; -v shows the traceback") from error
+        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        raise ConfigError(f"{reference}: raised {text}{_locate(error)}; -v shows the traceback") from error
 
 
-def _place(error: BaseException) -> str:
-    """Where the error left the user's own code: neither an installed package's, if it can be helped, nor ours."""
+def _locate(error: BaseException) -> str:
+    """Return the line of the user's code that raised an error; a library's line only if there is no other."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f" at {_short(error.filename)}:{error.lineno}"
+        return f" at {_shorten(error.filename)}:{error.lineno}"
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((__file__, "<"))
     ]
     if not frames:
         return ""
     factory = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" at {own_line(frames) or _spelt_frame(factory[-1])}"
+    return f" at {innermost_user_line(frames) or _format_frame(factory[-1])}"
 
 
-def own_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's own code among frames, as `file.py:12 (text)`; empty where all are libraries'."""
+def innermost_user_line(frames: Iterable[traceback.FrameSummary]) -> str:
+    """Return the innermost line of the user's code among frames, as `file.py:12 (text)`; empty if all are libraries'."""
     libraries = (*(sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
-    own = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
-    return _spelt_frame(own[-1]) if own else ""
+    users = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
+    return _format_frame(users[-1]) if users else ""
 
 
-def _spelt_frame(frame: traceback.FrameSummary) -> str:
-    return f"{_short(frame.filename)}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
+def _format_frame(frame: traceback.FrameSummary) -> str:
+    return f"{_shorten(frame.filename)}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
 
 
-def _short(filename: str) -> str:
+def _shorten(filename: str) -> str:
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
-def load(reference: str, arguments: Mapping[str, Any] | None = None) -> Workload:
-    """Make the workload that a zoo name, `package.module:factory` or `path/file.py:factory` stands for.
+def load_workload(reference: str, arguments: Mapping[str, Any] | None = None) -> Workload:
+    """Return the workload that a zoo name, `package.module:factory` or `path/file.py:factory` refers to.
 
-    Relative paths and modules are looked up from the working directory, which, like a file's own directory, joins
-    `sys.path` as it would for `python file.py`. Whatever goes wrong is a ConfigError, an exception of the factory's with
-    the line of the user's code that raised it; running out of memory is passed on as it is.
+    Relative paths and modules are resolved from the working directory. It joins `sys.path`, as does a file's directory,
+    so that imports work as for `python file.py`.
+
+    Args:
+        reference: Reference to the factory.
+        arguments: Keyword arguments of the factory.
+
+    Raises:
+        ConfigError: The factory does not exist, rejects the arguments, raises, or returns no workload. For an exception
+            of the factory, the message names the line of the user's code.
+        MemoryError: The factory runs out of memory; torch.OutOfMemoryError on a GPU.
+
+    >>> workload = load_workload("lstm", {"batch": 4, "tokens": 3, "width": 8, "vocabulary": 16})
+    >>> workload.batch[0].shape
+    torch.Size([4, 3])
     """
-    made = make(reference, arguments or {})
-    check(made, reference)
-    return cast("Workload", made)
+    workload = call_factory(reference, arguments or {})
+    check_workload(workload, reference)
+    return cast("Workload", workload)

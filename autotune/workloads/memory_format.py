@@ -1,4 +1,4 @@
-"""Put a model's weights and a batch's images into another memory format, as `model.to(memory_format=...)` does."""
+"""Convert a model's weights and a batch's images to another memory format, as `model.to(memory_format=...)` does."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,36 +8,40 @@ from torch.utils import _pytree as pytree
 
 from autotune.errors import PlanError
 
-FORMATS = {"": torch.contiguous_format, "channels_last": torch.channels_last}
-"""By the name that a plan has for it; a plan without a name leaves everything as the user has it."""
+MEMORY_FORMATS = {"": torch.contiguous_format, "channels_last": torch.channels_last}
+"""Memory formats by their names in plans. The empty name keeps the format of the user's tensors."""
 
 
-def choices(model: torch.nn.Module) -> tuple[str, ...]:
-    """Formats between which a model leaves a choice: none without weights of four dimensions, or where they have one."""
+def available_formats(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the formats that a model can run in: only the user's format without contiguous 4-D weights."""
     weights = [parameter for parameter in model.parameters() if parameter.ndim == 4]
-    return tuple(FORMATS) if weights and all(weight.is_contiguous() for weight in weights) else ("",)
+    return tuple(MEMORY_FORMATS) if weights and all(weight.is_contiguous() for weight in weights) else ("",)
 
 
 def convert_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, memory_format: str) -> None:
-    """In place: parameters, buffers and what the optimizer holds for them stay the same objects."""
-    if memory_format not in FORMATS:
+    """Convert parameters, buffers and optimizer state in place; all stay the same objects.
+
+    Raises:
+        PlanError: The format is unknown.
+    """
+    if memory_format not in MEMORY_FORMATS:
         raise PlanError(f"memory_format is {memory_format!r}; known: channels_last, or empty for the user's own")
-    for tensor in _own(model, optimizer):
+    for tensor in _tensors(model, optimizer):
         if tensor.ndim == 4:
-            tensor.data = tensor.data.to(memory_format=FORMATS[memory_format])
+            tensor.data = tensor.data.to(memory_format=MEMORY_FORMATS[memory_format])
 
 
 def convert_batch(batch: Any, memory_format: str) -> Any:
-    """The batch with its tensors of four dimensions converted; those that lie so already are not copied."""
+    """Return the batch with its 4-D tensors converted. Tensors in the format already are not copied."""
 
-    def converted(leaf: Any) -> Any:
+    def convert(leaf: Any) -> Any:
         images = isinstance(leaf, torch.Tensor) and leaf.ndim == 4
-        return leaf.to(memory_format=FORMATS[memory_format]) if images else leaf
+        return leaf.to(memory_format=MEMORY_FORMATS[memory_format]) if images else leaf
 
-    return pytree.tree_map(converted, batch)
+    return pytree.tree_map(convert, batch)
 
 
-def _own(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
     yield from model.parameters()
     yield from model.buffers()
     for parameter in model.parameters():

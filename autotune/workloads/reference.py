@@ -1,17 +1,69 @@
-"""Refer to a workload by name and arguments."""
+"""References to workloads, by name and arguments."""
 
+import inspect
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from autotune.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRef:
-    """How to make the workload again."""
+    """Reference from which a workload can be created again, in any process.
+
+    >>> str(WorkloadRef("resnet18", {"batch": 4}))
+    'resnet18(batch=4)'
+    """
 
     reference: str
-    """A zoo name, `package.module:factory` or `path/file.py:factory`."""
+    """Zoo name, `package.module:factory` or `path/file.py:factory`."""
     arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory."""
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"{self.reference}({arguments})"
+
+
+def name_factory(factory: Callable[..., Any]) -> str:
+    """Return the reference by which a child process can call the same factory.
+
+    A function of a package is named `package.module:function`, any other `path/file.py:function`, relative to the
+    working directory where it lies below that. Raises ConfigError for a function that a fresh process cannot import: a
+    lambda, a function defined inside another, a function of a notebook or an interactive session.
+    """
+    function = inspect.unwrap(factory)
+    name = getattr(function, "__qualname__", "")
+    code = getattr(function, "__code__", None)
+    if code is None or not name:
+        raise ConfigError(
+            f"a workload cannot be made from a {type(factory).__name__}: child processes import it by name; "
+            "give a function that returns autotune.Workload, or a reference such as 'file.py:factory'"
+        )
+    remedy = (
+        "child processes import it by name; put it into a file as a plain function, then name it: 'file.py:factory'"
+    )
+    if "<lambda>" in name:
+        raise ConfigError(f"a workload cannot be made from a lambda: {remedy}")
+    if "<locals>" in name:
+        raise ConfigError(f"a workload cannot be made from {name}, which is defined inside a function: {remedy}")
+    path = Path(code.co_filename)
+    if not path.is_file():
+        raise ConfigError(
+            f"a workload cannot be made from {name}, which is defined in a notebook or an interactive session: {remedy}"
+        )
+    module = _package_module(function.__module__)
+    if module:
+        return f"{module}:{name}"
+    path = path.resolve()
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{name}"
+
+
+def _package_module(module: str) -> str:
+    """Return the importable name of a module in a package; empty for a module that is a file by itself."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    name = spec.name if spec is not None else ""
+    return name if "." in name else ""

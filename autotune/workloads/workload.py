@@ -1,4 +1,4 @@
-"""What is to be trained: a model, a batch, a loss, an optimizer; made by the factory that a reference names."""
+"""Workloads: a model with the batch, the loss and the optimizer of one training step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,64 +9,87 @@ import torch
 from autotune.errors import ConfigError
 
 LossFn = Callable[[torch.nn.Module, Any], Any]
-"""`loss_fn(model, batch)`: the loss, or the loss and extras."""
+"""Signature of `loss_fn(model, batch)`, which returns the loss, or the loss and extras."""
 
 
 @dataclass
 class Workload:
-    """One training step's parts; without loss and optimizer one inference step.
+    """Parts of one training step; without a loss and an optimizer, of one inference step.
 
-    `batch` is a tensor, or a tuple, list or dict of tensors. For inference `model(batch)` is called, with a tuple's
-    parts as arguments and a dict's as keyword arguments.
+    A factory returns a workload, so that every process can create the same step:
+
+    >>> def make(batch: int = 8) -> Workload:
+    ...     model = torch.nn.Linear(4, 2)
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     return Workload(model, lambda model, inputs: model(inputs).sum(), optimizer, torch.ones(batch, 4))
+    >>> make(batch=3).batch.shape
+    torch.Size([3, 4])
     """
 
     model: torch.nn.Module
+    """Model in the mode, dtype and device of the step."""
     loss_fn: LossFn | None = None
+    """Function that runs the forward pass and returns the loss; None for inference."""
     optimizer: torch.optim.Optimizer | None = None
+    """Optimizer over the model's parameters, or some of them; None for inference."""
     batch: Any = None
+    """A tensor, or a tuple, list or dict of tensors.
+
+    For inference, the parts of a tuple or list are the model's arguments, and a dict its keyword arguments.
+    """
 
 
 def infer(model: torch.nn.Module, batch: Any) -> Any:
-    """Call the model with a batch: a tuple's parts as arguments, a dict's as keyword arguments."""
+    """Return the model's output for a batch: a tuple's parts are arguments, a dict's items keyword arguments."""
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def check(made: object, name: str) -> None:
-    """Refuse what is no workload that a step can be made of; `name` stands in front of the error."""
-    if not isinstance(made, Workload):
-        cure = "return autotune.Workload(model, loss_fn, optimizer, batch)"
-        match made:
+def check_workload(workload: object, name: str) -> None:
+    """Check that a factory's result is a complete workload.
+
+    Args:
+        workload: Result of the factory.
+        name: Reference of the factory, the prefix of the error message.
+
+    Raises:
+        ConfigError: The result is no workload, or its parts do not fit together.
+    """
+    if not isinstance(workload, Workload):
+        fix = "return autotune.Workload(model, loss_fn, optimizer, batch)"
+        match workload:
             case torch.nn.Module():
                 raise ConfigError(
-                    f"{name} returned a bare model ({type(made).__name__}) without batch and loss; {cure}"
+                    f"{name} returned a bare model ({type(workload).__name__}) without batch and loss; {fix}"
                 )
             case tuple():
-                parts = ", ".join(type(part).__name__ for part in made)
-                raise ConfigError(f"{name} returned a tuple ({parts}); {cure}")
-        raise ConfigError(f"{name} returned {'None' if made is None else type(made).__name__}; {cure}")
-    if not isinstance(made.model, torch.nn.Module):
-        raise ConfigError(f"{name}: model is {type(made.model).__name__}, not a torch.nn.Module")
-    if made.batch is None:
+                parts = ", ".join(type(part).__name__ for part in workload)
+                raise ConfigError(f"{name} returned a tuple ({parts}); {fix}")
+        raise ConfigError(f"{name} returned {'None' if workload is None else type(workload).__name__}; {fix}")
+    if not isinstance(workload.model, torch.nn.Module):
+        raise ConfigError(f"{name}: model is {type(workload.model).__name__}, not a torch.nn.Module")
+    if workload.batch is None:
         raise ConfigError(f"{name}: batch is None; give the tensors of one step")
-    if (made.loss_fn is None) != (made.optimizer is None):
-        given, missing = ("optimizer", "loss_fn") if made.loss_fn is None else ("loss_fn", "optimizer")
-        raise ConfigError(f"{name}: {given} without {missing}; give both to train, neither for inference")
-    if made.loss_fn is not None and not callable(made.loss_fn):
-        raise ConfigError(f"{name}: loss_fn is {type(made.loss_fn).__name__}; give a function loss_fn(model, batch)")
-    if made.optimizer is not None:
-        _check_optimizer(name, made.model, made.optimizer)
+    if (workload.loss_fn is None) != (workload.optimizer is None):
+        present, missing = ("optimizer", "loss_fn") if workload.loss_fn is None else ("loss_fn", "optimizer")
+        raise ConfigError(f"{name}: {present} without {missing}; give both to train, neither for inference")
+    if workload.loss_fn is not None and not callable(workload.loss_fn):
+        raise ConfigError(
+            f"{name}: loss_fn is {type(workload.loss_fn).__name__}; give a function loss_fn(model, batch)"
+        )
+    if workload.optimizer is not None:
+        _check_optimizer(name, workload.model, workload.optimizer)
 
 
 def _check_optimizer(name: str, model: torch.nn.Module, optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"{name}: optimizer is {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = sum(id(parameter) not in own for parameter in held)
+    parameters = {id(parameter) for parameter in model.parameters()}
+    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in parameters for parameter in optimized)
     if foreign:
         raise ConfigError(
-            f"{name}: {foreign} of the optimizer's {len(held)} parameters are not the model's; "
+            f"{name}: {foreign} of the optimizer's {len(optimized)} parameters are not the model's; "
             "make it from model.parameters() after the model is cast and moved"
         )

@@ -1,57 +1,59 @@
-"""Models x devices: the plan that stands for each, and all that were found."""
+"""Show the current plan for each model and device, and a table of all best plans."""
 
 import streamlit as st
 
 from dashboards import champions, page
 from dashboards.champions import Champion
-from dashboards.found import Broken
+from dashboards.discovery import Unreadable
 
-asked, found = page.begin(
+arguments, index = page.start_page(
     "Models and devices",
-    "For each model, device and budget the plan that stands: the night's champion, else the fastest of all studies. "
-    "Bytes are charged for the step, above the process's floor; times beside plain eager's.",
+    "Current plan for each model, device and budget: the nightly champion, or else the fastest plan of all studies. "
+    "Bytes are charged for the step, without the idle process; times are relative to plain eager.",
 )
-on_disk, broken = page.champions(found)
-seen = page.recorded(asked.runs)
-recorded: list[Champion] = []
-if isinstance(seen, Broken):
-    st.warning(page.plain(f"{seen.why}. What follows is from {asked.runs} alone."))
+on_disk, unreadable = page.load_champions(index)
+studies = page.load_mlflow_studies(arguments.runs)
+logged: list[Champion] = []
+if isinstance(studies, Unreadable):
+    st.warning(page.escape_markdown(f"{studies.reason}. This page shows only {arguments.runs}."))
 else:
-    recorded = [one for one in map(champions.of_logged, seen) if one is not None]
-page.name_broken(broken, asked.runs)
-everything = champions.once(recorded, on_disk)
+    logged = [champion for champion in map(champions.from_logged_study, studies) if champion is not None]
+page.show_unreadable(unreadable, arguments.runs)
+everything = champions.merge_champions(logged, on_disk)
 if not everything:
-    page.empty(
-        f"No plan has won yet, neither in MLflow nor in {asked.runs}. A first one takes some minutes:", page.TUNE
+    message = (
+        f"No study has a best plan yet, neither in MLflow nor in {arguments.runs}. A first one takes some minutes:"
     )
+    page.show_missing(message, page.TUNE)
     st.stop()
 
-standing = champions.reigning(everything)
-head, rows = champions.grid(standing)
-page.table(head, rows)
+current = champions.select_current(everything)
+head, rows = champions.build_grid(current)
+page.show_table(head, rows)
 
 
-def address(one: Champion) -> str | None:
-    """Of a study's page in MLflow."""
-    return f"{asked.mlflow}/{one.page}" if one.page and asked.mlflow else None
+def mlflow_address(champion: Champion) -> str | None:
+    """Return the address of a study's page in MLflow; None without a page or without a server."""
+    return f"{arguments.mlflow}/{champion.page}" if champion.page and arguments.mlflow else None
 
 
-st.subheader("Every plan that won")
-page.table(
-    ("stands", "model", "device", "budget", "charged MiB", "step ms", "time", "from", "when", "MLflow"),
+st.subheader("All best plans")
+page.show_table(
+    ("current", "model", "device", "budget", "charged MiB", "step ms", "time", "from", "when", "MLflow"),
     [
         (
-            one in standing, one.model, one.device, one.budget,
-            None if one.charged_bytes is None else one.charged_bytes / 2**20,
-            None if one.seconds is None else 1e3 * one.seconds, one.ratio,
-            f"night {one.origin}" if one.nightly else one.origin, page.when(one.at), address(one),
+            champion in current, champion.model, champion.device, champion.budget,
+            None if champion.charged_bytes is None else champion.charged_bytes / 2**20,
+            None if champion.seconds is None else 1e3 * champion.seconds, champion.ratio,
+            f"night {champion.origin}" if champion.nightly else champion.origin,
+            page.to_datetime(champion.recorded), mlflow_address(champion),
         )
-        for one in sorted(everything, key=lambda one: (one.key, -one.at))
+        for champion in sorted(everything, key=lambda champion: (champion.key, -champion.recorded))
     ],
     columns={
         "charged MiB": st.column_config.NumberColumn(format="%.1f"),
         "step ms": st.column_config.NumberColumn(format="%.1f"),
-        "time": st.column_config.NumberColumn(format="%.2fx", help="over plain eager's"),
+        "time": st.column_config.NumberColumn(format="%.2fx", help="relative to plain eager"),
         "when": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
         "MLflow": st.column_config.LinkColumn(display_text="open"),
     },

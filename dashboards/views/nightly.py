@@ -1,32 +1,34 @@
-"""Nights in a row: regressions with their causes, and every entry's figures over time."""
+"""Show the nightly histories: regressions with their causes, and every entry's figures over time."""
 
 import streamlit as st
 
-from dashboards import nights, page, pictures
-from dashboards.found import Broken, attempt
+from dashboards import charts, nightly_history, page
+from dashboards.discovery import Unreadable, try_read
 
-asked, found = page.begin(
-    "Nights", "Each entry's champion, verified every night beside plain eager; red only after a second look."
+arguments, index = page.start_page(
+    "Nights",
+    "Each entry's champion, verified every night beside plain eager; a regression is re-measured before it is reported.",
 )
-read = {path.name: attempt(path, nights.history) for path in found.entries}
-page.name_broken([one for one in read.values() if isinstance(one, Broken)], asked.runs)
-histories = {name: one for name, one in read.items() if not isinstance(one, Broken) and one}
+results = {path.name: try_read(path, nightly_history.load_history) for path in index.entries}
+page.show_unreadable([result for result in results.values() if isinstance(result, Unreadable)], arguments.runs)
+histories = {name: nights for name, nights in results.items() if not isinstance(nights, Unreadable) and nights}
 if not histories:
-    page.empty(f"No night is on record in {asked.runs}.", page.NIGHTLY)
+    page.show_missing(f"No night on record in {arguments.runs}.", page.NIGHTLY)
     st.stop()
 
-st.subheader("The last night of each entry")
-page.table(nights.HEAD, [row for night in nights.latest(histories) for row in nights.rows([night])])
+st.subheader("Latest night of each entry")
+latest = nightly_history.latest_nights(histories)
+page.show_table(nightly_history.HEAD, [row for night in latest for row in nightly_history.history_rows([night])])
 st.subheader("Regressions")
-red = nights.regressions(histories)
-for night in red:
-    causes = ", ".join(night.causes) or "not known"
-    st.error(f"**{page.plain(night.entry)}**, night {night.night}, cause: **{causes}**. {page.plain(night.detail)}")
-if not red:
+regressions = nightly_history.list_regressions(histories)
+for night in regressions:
+    causes = ", ".join(night.causes) or "unknown"
+    entry, detail = page.escape_markdown(night.entry), page.escape_markdown(night.detail)
+    st.error(f"**{entry}**, night {night.night}, cause: **{causes}**. {detail}")
+if not regressions:
     st.success("None on record.")
 
-entry = page.choose("entry", list(histories))
-some = {entry: histories[entry]}
-if points := nights.points(some):
-    st.altair_chart(pictures.nights(points), width="stretch")
-page.table(nights.HEAD, nights.rows(some[entry]))
+name = page.select_name("entry", list(histories))
+if points := nightly_history.night_points({name: histories[name]}):
+    st.altair_chart(charts.nightly_chart(points), width="stretch")
+page.show_table(nightly_history.HEAD, nightly_history.history_rows(histories[name]))

@@ -1,25 +1,25 @@
-"""Published numbers and ours: every claim of the experiments, with its verdict."""
+"""Show published numbers beside ours: every claim of the experiments, with its verdict."""
 
 import streamlit as st
 
-from dashboards import page, pictures, reproductions
+from dashboards import charts, page, published_claims
 
-asked, _ = page.begin(
-    "Published and ours",
-    "Verdicts follow from the figures, their sense and a stated tolerance; nobody types one. "
-    "Conditions stand in experiments/NAME/results/result.json.",
+arguments, _ = page.start_page(
+    "Published claims",
+    "Published numbers beside ours. Verdicts are computed from the figures and a stated tolerance. "
+    "The conditions are in results/result.json in the experiment's folder.",
 )
-root = asked.experiments
-results, broken = reproductions.claims(root) if root else ({}, [])
-page.name_broken(broken, root or asked.runs)
+root = arguments.experiments
+results, unreadable = published_claims.load_claims(root) if root else ({}, [])
+page.show_unreadable(unreadable, root or arguments.runs)
 if not results:
-    page.empty("No experiment has written its claims; from a checkout of the project:", page.REPRODUCE)
+    page.show_missing("No experiment has results; from a checkout of the project:", page.REPRODUCE)
     st.stop()
 
-for column, (verdict, count) in zip(st.columns(4), reproductions.counted(results).items(), strict=True):
+for column, (verdict, count) in zip(st.columns(4), published_claims.count_by_verdict(results).items(), strict=True):
     column.metric(verdict, count)
-if compared := reproductions.beside(results):
-    st.altair_chart(pictures.published(compared), width="stretch")
+if ratios := published_claims.claim_ratios(results):
+    st.altair_chart(charts.claims_chart(ratios), width="stretch")
 names = st.multiselect("experiments", list(results), placeholder="all")
-shown = {name: claims for name, claims in results.items() if not names or name in names}
-page.table(reproductions.HEAD, list(reproductions.rows(shown)))
+selected = {name: claims for name, claims in results.items() if not names or name in names}
+page.show_table(published_claims.HEAD, list(published_claims.claim_rows(selected)))

@@ -1,59 +1,61 @@
-"""One study, also while it runs: how far it is, what it has tried, and what stands against the budget."""
+"""Show one study, also while it runs: progress, trials, and memory against time under the budget."""
 
 from pathlib import Path
 
 import streamlit as st
 
-from dashboards import page, pictures, studies
-from dashboards.found import Broken, called
+from dashboards import charts, page, studies
+from dashboards.discovery import Unreadable, relative_name
 
-asked, found = page.begin("One study", "Looked at again every five seconds as long as it runs.")
-if not found.runs:
-    page.empty(f"No study lies in {asked.runs}.", page.TUNE)
+arguments, index = page.start_page("Study", "Updated every five seconds while the study runs.")
+if not index.runs:
+    page.show_missing(f"No study in {arguments.runs}.", page.TUNE)
     st.stop()
 
 
-def shown(run_dir: Path) -> None:
-    """The study as its directory says it now."""
-    study = page.study(run_dir)
-    if isinstance(study, Broken):
-        now = studies.standing(run_dir, 0, {})
-        # a run that has only begun is not broken
-        if now.running:
-            st.markdown(f"**{page.plain(now.words)}**")
+def show_run(run_dir: Path) -> None:
+    """Show the current state of a run directory."""
+    study = page.load_study(run_dir)
+    if isinstance(study, Unreadable):
+        progress = studies.read_progress(run_dir, 0, {})
+        # a run that has just begun has no records yet, which is no error
+        if progress.running:
+            st.markdown(f"**{page.escape_markdown(progress.text)}**")
         else:
-            page.name_broken([study], asked.runs)
+            page.show_unreadable([study], arguments.runs)
     else:
-        now = studies.standing(run_dir, len(study.records.trials), study.records.config)
-        picture(study, now)
-    if live and not now.running:
+        progress = studies.read_progress(run_dir, len(study.records.trials), study.records.config)
+        show_study(study, progress)
+    if is_live and not progress.running:
         st.rerun()
 
 
-def picture(study: studies.Study, now: studies.Standing) -> None:
-    """All that is known of it."""
-    st.markdown(f"**{page.plain(now.words)}**")
-    if now.share is not None:
-        st.progress(now.share)
-    st.subheader(page.plain(study.headline))
-    st.markdown(page.plain(study.story))
-    if study.dots:
-        chart = pictures.frontier(study.dots, study.records.budget_step_bytes, study.cost_label)
+def show_study(study: studies.Study, progress: studies.StudyProgress) -> None:
+    """Show progress, headline, chart, trials and failures."""
+    st.markdown(f"**{page.escape_markdown(progress.text)}**")
+    if progress.share is not None:
+        st.progress(progress.share)
+    st.subheader(page.escape_markdown(study.headline))
+    st.markdown(page.escape_markdown(study.summary))
+    if study.points:
+        chart = charts.frontier_chart(study.points, study.records.budget_step_bytes, study.cost_label)
         st.altair_chart(chart, width="stretch")
     number = st.column_config.NumberColumn
-    page.table(
+    page.show_table(
         studies.COLUMNS,
         study.rows,
         columns={name: number(format="%.1f") for name in studies.COLUMNS if name.endswith((" MiB", " ms"))}
-        | {"time": number("time, of eager's", format="%.3fx")},
+        | {"time": number("time / eager", format="%.3fx")},
     )
     for trial, outcome, detail in study.failures:
         with st.expander(f"plan {trial}: {outcome}"):
             st.code(detail, language=None)
 
 
-names = {called(path, asked.runs): path for path in found.runs}
-begun = [name for name, path in names.items() if studies.standing(path, 0, {}).running]
-chosen = names[page.choose("study", list(names), lambda name: name in begun if begun else page.readable(names[name]))]
-live = studies.standing(chosen, 0, {}).running
-st.fragment(shown, run_every="5s" if live else None)(chosen)
+runs = {relative_name(path, arguments.runs): path for path in index.runs}
+running = [name for name, path in runs.items() if studies.read_progress(path, 0, {}).running]
+selected = runs[
+    page.select_name("study", list(runs), lambda name: name in running if running else page.is_readable(runs[name]))
+]
+is_live = studies.read_progress(selected, 0, {}).running
+st.fragment(show_run, run_every="5s" if is_live else None)(selected)

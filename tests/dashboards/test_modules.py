@@ -1,17 +1,17 @@
-"""Which module of `dashboards/` knows what."""
+"""Imports of the modules of `dashboards/`."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_architecture import imported
+from tests.system.test_architecture import imported
 
 ROOT = Path(__file__).parents[2] / "dashboards"
 
 
 def names_of(path: Path) -> Iterator[str]:
     """Everything that a file imports, as dotted names."""
-    return (one.name for one in imported(ast.parse(path.read_text())))
+    return (module.name for module in imported(ast.parse(path.read_text())))
 
 
 def users(package: str) -> set[str]:
@@ -26,7 +26,7 @@ def users(package: str) -> set[str]:
 def test_what_is_shown_is_made_without_streamlit_and_drawn_in_one_place() -> None:
     pages = {f"views/{path.name}" for path in (ROOT / "views").glob("*.py")}
     assert users("streamlit") == {"app.py", "page.py", *pages}
-    assert users("altair") == {"pictures.py"}
+    assert users("altair") == {"charts.py"}
 
 
 def test_nothing_in_the_package_imports_the_app() -> None:

@@ -1,4 +1,4 @@
-"""Copies of studies for optuna-dashboard: what is in them, and what they leave alone."""
+"""StudyCopies of studies for optuna-dashboard: what is in them, and what they leave alone."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from dashboards.optuna_copies import Copies
+from dashboards.optuna_copies import StudyCopies
 
 FLOAT = {"x": optuna.distributions.FloatDistribution(0, 1)}
 
@@ -15,14 +15,14 @@ FLOAT = {"x": optuna.distributions.FloatDistribution(0, 1)}
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run whose fastest trial is over its budget."""
-    made = tmp_path / "runs" / "night.1"
-    made.mkdir(parents=True)
-    (made / "config.yaml").write_text("workload: chain\n")
-    study = opened(made)
+    directory = tmp_path / "runs" / "night.1"
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text("workload: chain\n")
+    study = opened(directory)
     study.set_user_attr("budget", "65%")
     add(study, 1.0, memory=-0.1)
     add(study, 0.5, memory=0.2)
-    return made
+    return directory
 
 
 def opened(run_dir: Path, name: str = "autotune.chain") -> optuna.Study:
@@ -36,12 +36,12 @@ def add(study: optuna.Study, value: float, *, memory: float) -> None:
     study.add_trial(trial)
 
 
-def copied(copies: Copies, name: str) -> optuna.Study:
+def copied(copies: StudyCopies, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=copies.storage)
 
 
 def test_a_study_is_named_as_its_run_and_a_plan_over_its_budget_does_not_lead(run_dir: Path) -> None:
-    copies = Copies(run_dir.parent)
+    copies = StudyCopies(run_dir.parent)
     assert copies.refresh() == []
     study = copied(copies, "night.1")
     assert study.user_attrs == {"budget": "65%"}
@@ -51,7 +51,7 @@ def test_a_study_is_named_as_its_run_and_a_plan_over_its_budget_does_not_lead(ru
 
 
 def test_trials_that_are_new_are_added_under_their_own_numbers_once_they_end(run_dir: Path) -> None:
-    copies = Copies(run_dir.parent)
+    copies = StudyCopies(run_dir.parent)
     copies.refresh()
     study = opened(run_dir)
     running = study.ask(FLOAT)
@@ -67,7 +67,7 @@ def test_trials_that_are_new_are_added_under_their_own_numbers_once_they_end(run
 
 def test_a_second_study_of_a_run_has_a_name_of_its_own(run_dir: Path) -> None:
     add(opened(run_dir, "autotune.chain.other"), 0.7, memory=-1.0)
-    copies = Copies(run_dir.parent)
+    copies = StudyCopies(run_dir.parent)
     copies.refresh()
     assert optuna.get_all_study_names(copies.storage) == ["night.1", "night.1 (2)"]
 
@@ -77,10 +77,10 @@ def test_a_file_that_is_no_database_is_named_once_and_the_others_are_copied(run_
     torn.mkdir()
     (torn / "config.yaml").write_text("")
     (torn / "optuna.db").write_bytes(b"not a database at all, but long enough to be looked at" * 10)
-    copies = Copies(run_dir.parent)
+    copies = StudyCopies(run_dir.parent)
     (broken,) = copies.refresh()
     assert broken.path == torn / "optuna.db"
-    assert "not a database" in broken.why
+    assert "not a database" in broken.reason
     assert optuna.get_all_study_names(copies.storage) == ["night.1"]
     assert copies.refresh() == []
 

@@ -7,8 +7,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from autotune.report.claims import Claim, Figure, write
-from dashboards.page import plain
-from tests.dashboards import made
+from dashboards.page import escape_markdown
+from tests.dashboards import sample_runs
 
 ROOT = Path(__file__).parents[2] / "dashboards"
 PAGES = sorted(path.stem for path in (ROOT / "views").glob("*.py"))
@@ -16,7 +16,7 @@ PAGES = sorted(path.stem for path in (ROOT / "views").glob("*.py"))
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the pages are told to show."""
+    """Set the arguments of the pages."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     root, experiments = tmp_path / "runs", tmp_path / "experiments"
     experiments.mkdir()
@@ -48,39 +48,39 @@ def test_with_nothing_to_show_a_page_says_what_to_run(name: str, runs: Path) -> 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_directories_that_a_crash_left_behind_crash_no_page(name: str, runs: Path) -> None:
-    made.broken(runs)
+    sample_runs.broken(runs)
     page(name)
 
 
 @pytest.mark.parametrize("name", ["cut", "wild", "other", "begun"])
 def test_a_run_that_cannot_be_read_is_named_with_the_reason(name: str, runs: Path) -> None:
-    said = made.broken(runs)
-    made.study(runs, "good")
+    reasons = sample_runs.broken(runs)
+    sample_runs.study(runs, "good")
     assert not page("study").warning
     (warning,) = page("study", study=name).warning
     assert warning.value.startswith(f"{name} cannot be shown")
-    assert said[name] in warning.value
+    assert reasons[name] in warning.value
 
 
 def test_models_and_devices_have_the_champion_of_nights_and_studies(runs: Path) -> None:
-    made.study(runs, "first")
-    made.nights(runs)
-    grid, every = (found.value for found in page("models").dataframe)
+    sample_runs.study(runs, "first")
+    sample_runs.nights(runs)
+    grid, every = (element.value for element in page("models").dataframe)
     assert list(grid["model"]) == ["chain()", "chain(layers=12)"]
     assert set(grid.columns) == {"model", "Fake 9000", "Test <Silicon>"}
     assert set(every["from"]) == {"night chain", "first"}
 
 
 def test_a_champion_that_cannot_be_read_is_named_beside_the_others(runs: Path) -> None:
-    made.study(runs, "first")
-    made.broken(runs)
+    sample_runs.study(runs, "first")
+    sample_runs.broken(runs)
     test = page("models")
     assert [warning.value.split(" ")[0] for warning in test.warning] == ["other"]
     assert list(test.dataframe[0].value["model"]) == ["chain(layers=12)"]
 
 
 def test_a_study_shows_headline_frontier_table_and_why_trials_failed(runs: Path) -> None:
-    made.study(runs, "first")
+    sample_runs.study(runs, "first")
     test = page("study")
     assert test.markdown[0].value == "**ended after 10 trials**"
     assert test.subheader[0].value.endswith("for 1 % more time")
@@ -88,15 +88,15 @@ def test_a_study_shows_headline_frontier_table_and_why_trials_failed(runs: Path)
     table = test.dataframe[0].value
     assert list(table["plan"]) == [str(number) for number in reversed(range(10))]
     assert list(table["verdict"]).count("BEST") == 1
-    assert any("crashed" in found.label for found in test.expander)
+    assert any("crashed" in element.label for element in test.expander)
 
 
 def test_the_study_that_runs_is_shown_first_and_grows_as_it_goes_on(runs: Path) -> None:
-    running = made.study(runs, "running")
+    running = sample_runs.study(runs, "running")
     lines = (running / "trials.jsonl").read_text().splitlines(keepends=True)
     (running / "trials.jsonl").write_text("".join(lines[:2]))
-    made.begin(running)
-    made.study(runs, "ended")
+    sample_runs.begin(running)
+    sample_runs.study(runs, "ended")
     test = page("study")
     assert test.selectbox[0].value == "running"
     assert "running as process" in test.markdown[0].value
@@ -109,17 +109,17 @@ def test_the_study_that_runs_is_shown_first_and_grows_as_it_goes_on(runs: Path) 
 def test_a_study_that_has_only_begun_is_not_called_broken(runs: Path) -> None:
     run_dir = runs / "new"
     run_dir.mkdir(parents=True)
-    made.begin(run_dir)
+    sample_runs.begin(run_dir)
     test = page("study")
     assert not test.warning
     assert "0 trials" in test.markdown[0].value
 
 
 def test_two_plans_stand_on_one_axis_with_figures_decisions_and_layers(runs: Path) -> None:
-    made.study(runs, "first")
+    sample_runs.study(runs, "first")
     test = page("compare")
     assert charts(test) == 1
-    figures, decisions, layers = (found.value for found in test.dataframe)
+    figures, decisions, layers = (element.value for element in test.dataframe)
     assert "peak of the step, measured" in set(figures[""])
     assert "recompute" in set(decisions[""])
     assert {"layer", "difference MiB"} <= set(layers.columns)
@@ -127,15 +127,15 @@ def test_two_plans_stand_on_one_axis_with_figures_decisions_and_layers(runs: Pat
 
 
 def test_a_plan_of_a_run_that_cannot_be_read_is_named(runs: Path) -> None:
-    made.study(runs, "first")
-    made.broken(runs)
+    sample_runs.study(runs, "first")
+    sample_runs.broken(runs)
     test = page("compare", first_study="cut")
     assert "not JSON" in test.warning[0].value
     assert not test.dataframe
 
 
 def test_nights_show_the_regression_its_cause_and_every_night(runs: Path) -> None:
-    made.nights(runs)
+    sample_runs.nights(runs)
     test = page("nightly")
     (red,) = test.error
     assert "cause: **environment**" in red.value
@@ -144,12 +144,12 @@ def test_nights_show_the_regression_its_cause_and_every_night(runs: Path) -> Non
 
 
 def test_words_of_a_record_are_shown_as_they_are_and_not_as_markdown() -> None:
-    assert plain("a_b* [c](d) -> $e$") == r"a\_b\* \[c\](d) -\> \$e\$"
+    assert escape_markdown("a_b* [c](d) -> $e$") == r"a\_b\* \[c\](d) -\> \$e\$"
 
 
 def test_an_entry_whose_history_is_torn_is_named_and_the_others_stay(runs: Path) -> None:
-    made.nights(runs)
-    made.broken(runs)
+    sample_runs.nights(runs)
+    sample_runs.broken(runs)
     test = page("nightly")
     assert test.warning[0].value.startswith("nightly/torn cannot be shown")
     assert test.error
@@ -170,6 +170,6 @@ def test_claims_are_counted_drawn_and_told(runs: Path) -> None:
 def test_the_app_has_its_pages_and_says_which_servers_do_not_run(runs: Path) -> None:
     test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
     assert not test.exception
-    said = [caption.value for caption in test.sidebar.caption]
-    assert said[:2] == ["MLflow is not running", "optuna-dashboard is not running"]
+    captions = [caption.value for caption in test.sidebar.caption]
+    assert captions[:2] == ["MLflow is not running", "optuna-dashboard is not running"]
     assert test.title[0].value == "Models and devices"

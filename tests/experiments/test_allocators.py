@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.scripts import EXPERIMENTS, script
+from experiments.benchmarks.allocators import __main__ as run
 
-run = script("allocators/run.py")
 MIB = 2**20
 
 
-def made(**seconds: list[float]) -> dict[str, Any]:
+def record(**seconds: list[float]) -> dict[str, Any]:
     """A step of 100 MiB on a floor of 200; every allocator is charged a tenth more, and jemalloc holds its floor."""
     return {
         "arguments": {"batch": 2},
@@ -41,7 +40,7 @@ def made(**seconds: list[float]) -> dict[str, Any]:
 
 
 def test_an_excess_is_of_the_whole_process_and_waste_of_the_step():
-    arena = run.rows(made(glibc=[1.0], arena=[1.0]))[1]
+    arena = run.build_rows(record(glibc=[1.0], arena=[1.0]))[1]
     assert arena.charged_bytes == 110 * MIB
     assert arena.waste == pytest.approx(0.1)
     assert arena.excess == pytest.approx(10 / 300)
@@ -49,54 +48,56 @@ def test_an_excess_is_of_the_whole_process_and_waste_of_the_step():
 
 
 def test_a_preloaded_malloc_is_weighed_over_glibcs_floor():
-    found = {row.allocator: row.charged_bytes for row in run.rows(made(glibc=[1.0], jemalloc=[1.0], arena=[1.0]))}
+    found = {
+        row.allocator: row.charged_bytes for row in run.build_rows(record(glibc=[1.0], jemalloc=[1.0], arena=[1.0]))
+    }
     assert found == dict.fromkeys(("glibc", "jemalloc", "arena"), 110 * MIB)
 
 
 def test_allocators_are_compared_round_by_round():
     # in the second round the machine is half as fast for both
-    row = run.rows(made(glibc=[1.0, 2.0], arena=[0.9, 1.8]))[0]
+    row = run.build_rows(record(glibc=[1.0, 2.0], arena=[0.9, 1.8]))[0]
     assert (row.ratio, row.low, row.high) == pytest.approx((0.9, 0.9, 0.9))
 
 
 def test_an_interval_holds_its_mean_and_grows_with_what_rounds_differ():
     groups = [[math.log(one) for one in (0.9, 1.0, 1.1)], [math.log(2.0)] * 3]
-    low, high = run.interval(groups)
+    low, high = run.geometric_mean_interval(groups)
     assert low < math.exp((math.log(0.9 * 1.1) / 3 + math.log(2.0)) / 2) < high
-    assert run.interval([[0.0] * 5]) == (1.0, 1.0)
+    assert run.geometric_mean_interval([[0.0] * 5]) == (1.0, 1.0)
 
 
 def test_the_best_other_is_the_fastest_and_each_aim_says_whether_it_is_met():
-    models = {"net": made(glibc=[1.0], tcmalloc=[0.5], arena=[0.75])}
-    assert run.best_other(run.rows(models["net"])).allocator == "tcmalloc"
-    assert run.overall(models) == pytest.approx((1.5, 1.5, 1.5))
-    text = "\n".join(run.verdicts(models))
+    models = {"net": record(glibc=[1.0], tcmalloc=[0.5], arena=[0.75])}
+    assert run.fastest_other(run.build_rows(models["net"])).allocator == "tcmalloc"
+    assert run.overall_ratio(models) == pytest.approx((1.5, 1.5, 1.5))
+    text = "\n".join(run.target_table(models))
     assert "+3.33%, missed" in text
     assert "1.500 (1.500 to 1.500, tcmalloc), missed" in text
     assert "| equal bits | yes |" in text
 
 
 def test_a_bit_that_another_allocator_leaves_is_named():
-    one = made(glibc=[1.0], arena=[1.0])
+    one = record(glibc=[1.0], arena=[1.0])
     for name, bits in (("glibc", "aa"), ("arena", "ab")):
         one["allocators"][name]["digests"] = {"loss": bits[0], "weight": bits[1]}
-    run.compare(one)
+    run.compare_digests(one)
     assert one["allocators"]["arena"]["differs"] == ["weight"]
-    assert [row.equal for row in run.rows(one)] == [True, False]
+    assert [row.equal for row in run.build_rows(one)] == [True, False]
 
 
 def test_an_allocator_that_is_not_here_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    assert run.preload("") == {}
+    assert run.preload_environment("") == {}
     with pytest.raises(SystemExit, match="apt-get install libjemalloc2 libtcmalloc-minimal4"):
-        run.preload("jemalloc")
+        run.preload_environment("jemalloc")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the arena is compiled with g++")
 def test_every_allocator_that_is_here_trains_the_same_bits(tmp_path: Path):
     others = [name for name, library in run.ALLOCATORS.items() if library and ctypes.util.find_library(library)]
-    command = [sys.executable, str(EXPERIMENTS / "allocators/run.py"), "--tiny", "--models", "lstm", "--rounds", "2"]
+    command = [sys.executable, "-m", "experiments.benchmarks.allocators", "--tiny", "--models", "lstm", "--rounds", "2"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path), "--allocators", "glibc", *others, "arena"],
         capture_output=True, text=True, check=False, timeout=300,

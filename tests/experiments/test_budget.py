@@ -5,25 +5,25 @@ from pathlib import Path
 
 import torch
 
-from autotune.report.claims import Figure, Verdict, read, write
-from tests.experiments.scripts import EXPERIMENTS, script
-from tests.zoo.tiny import TINY
+from autotune.report.claims import ClaimVerdict, Figure, read, write
+from experiments.claims.pytorch_budget import __main__ as run
+from experiments.claims.pytorch_budget import knob
+from tests.experiments.paths import CLAIMS
+from tests.workloads.zoo.tiny import TINY
 
-run = script("pytorch_budget/run.py")
-knob = script("pytorch_budget/knob.py")
 NAME = "resnet18"
 
 
-def points(made: dict[float, int], *, wrong: tuple[float, ...] = ()) -> list[run.Point]:
+def points(made_bytes: dict[float, int], *, wrong: tuple[float, ...] = ()) -> list[run.BudgetPoint]:
     """Settings with what they make beside 100 static bytes; ours exactly what was asked for."""
-    eager = run.Point(NAME, "a processor", "eager", None, 100, None, 100 + made[1.0], 0.0, "")
+    eager = run.BudgetPoint(NAME, "a processor", "eager", None, 100, None, 100 + made_bytes[1.0], 0.0, "")
     theirs = [
         replace(eager, who="pytorch", setting=setting, saved_bytes=int(500 * setting), peak_bytes=100 + size)
-        for setting, size in made.items()
+        for setting, size in made_bytes.items()
     ]
     theirs = [replace(point, gradient_error=0.5, worst="w") if point.setting in wrong else point for point in theirs]
     ours = [
-        replace(eager, who="ours", setting=setting, peak_bytes=100 + int(setting * made[1.0]))
+        replace(eager, who="ours", setting=setting, peak_bytes=100 + int(setting * made_bytes[1.0]))
         for setting in run.SETTINGS[1:-1]
     ]
     return [eager, *theirs, *ours]
@@ -32,15 +32,15 @@ def points(made: dict[float, int], *, wrong: tuple[float, ...] = ()) -> list[run
 def test_a_knob_that_is_honoured_is_reproduced():
     found = points({setting: int(1000 * setting) for setting in run.SETTINGS})
     claims = run.claims_of(NAME, found)
-    assert {claim.verdict for claim in claims} == {Verdict.REPRODUCED}
+    assert {claim.verdict for claim in claims} == {ClaimVerdict.REPRODUCED}
     assert "keep 3 of 3, bit for bit" in claims[1].conditions
 
 
 def test_a_lower_setting_that_takes_more_and_wrong_gradients_are_counted():
     made = {1.0: 1000, 0.5: 900, 0.3: 950, 0.1: 1000, 0.0: 1000}
     claims = {claim.text.partition(": ")[2]: claim for claim in run.claims_of(NAME, points(made, wrong=(0.5, 0.0)))}
-    assert claims["saved at a budget of 0.5, over 1.0"].verdict is Verdict.REPRODUCED
-    assert claims["peak at a budget of 0.5, over 1.0"].verdict is Verdict.NOT
+    assert claims["saved at a budget of 0.5, over 1.0"].verdict is ClaimVerdict.REPRODUCED
+    assert claims["peak at a budget of 0.5, over 1.0"].verdict is ClaimVerdict.NOT_REPRODUCED
     assert claims["peak at a budget of 0.5, over 1.0"].ours == Figure(0.9)
     assert claims["lower budgets that take more"].ours == Figure(2)
     assert claims["budgets with gradients off by over 1 %"].ours == Figure(2)
@@ -48,8 +48,8 @@ def test_a_lower_setting_that_takes_more_and_wrong_gradients_are_counted():
 
 
 def test_the_committed_claims_are_what_the_stored_points_give(tmp_path: Path):
-    folder = EXPERIMENTS / "pytorch_budget"
-    write(tmp_path, run.all_claims(run.read_rows(folder / "results/points.csv", run.Point)))
+    folder = CLAIMS / "pytorch_budget"
+    write(tmp_path, run.all_claims(run.read_rows(folder / "results/points.csv", run.BudgetPoint)))
     assert read(tmp_path) == read(folder)
 
 

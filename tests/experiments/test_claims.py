@@ -10,25 +10,29 @@ import torch
 
 from autotune.ir.plan import Plan
 from autotune.predict.simulate import peak_bytes
-from autotune.report.claims import Claim, experiments, read, write
-from tests.experiments.scripts import EXPERIMENTS, script
+from autotune.report.claims import Claim, find_experiments, read, write
+from experiments.claims.dtr import models as dtr_models
+from experiments.claims.echo import __main__ as echo
+from experiments.claims.model_olla import __main__ as olla
+from experiments.claims.monet import models as monet_models
+from experiments.claims.nntrainer_order import __main__ as order
+from experiments.common import simulated
+from tests.experiments.paths import CLAIMS, ROOT
 
-order = script("nntrainer_order/run.py")
-simulated = script("simulated.py")
-olla = script("model_olla/run.py")
-echo = script("echo/run.py")
-nets = script("monet/models.py")
-more = script("dtr/models.py")
 SIMULATED = ("model_olla", "dtr", "echo", "monet", "nntrainer_order", "sublinear")
 """Seconds to some minutes."""
 
 
-AGAIN = "import pathlib, sys, run, autotune.report.claims; autotune.report.claims.write(pathlib.Path(sys.argv[1]), run.claims())"
+AGAIN = """
+import importlib, pathlib, sys
+from autotune.report.claims import write
+write(pathlib.Path(sys.argv[1]), importlib.import_module(f"experiments.claims.{sys.argv[2]}.__main__").claims())
+"""
 
 
-def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:
+def assert_same_claims(regenerated: Sequence[Claim], committed: Sequence[Claim]) -> None:
     """Claims made again are the committed ones, or the first of them."""
-    for now, then in zip(made, committed, strict=False):
+    for now, then in zip(regenerated, committed, strict=False):
         assert (now.text, now.verdict, now.published) == (then.text, then.verdict, then.published)
         assert now.kind == then.kind
         assert (now.ours is None) == (then.ours is None)
@@ -41,15 +45,15 @@ def same(made: Sequence[Claim], committed: Sequence[Claim]) -> None:
 @pytest.mark.parametrize("name", SIMULATED)
 def test_what_was_simulated_comes_out_again(name: str, tmp_path: Path):
     # in a process of its own, as it is run: the tracer finds a model's class by the name of its file
-    subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path)], cwd=EXPERIMENTS / name, check=True)
-    committed = [claim for claim in read(EXPERIMENTS / name) if claim.kind != "measured"]
+    subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path), name], cwd=ROOT, check=True)
+    committed = [claim for claim in read(CLAIMS / name) if claim.kind != "measured"]
     assert len(read(tmp_path)) == len(committed)
-    same(read(tmp_path), committed)
+    assert_same_claims(read(tmp_path), committed)
 
 
 BOTH = [
     name
-    for name, folder in experiments(EXPERIMENTS).items()
+    for name, folder in find_experiments(CLAIMS).items()
     if len({one.kind == "measured" for one in read(folder)}) > 1
 ]
 
@@ -58,30 +62,36 @@ BOTH = [
 @pytest.mark.parametrize("name", BOTH)
 def test_an_experiment_of_both_makes_what_is_simulated_or_measured_alone(name: str):
     done = subprocess.run(
-        [sys.executable, str(EXPERIMENTS / name / "run.py"), "--help"], check=True, capture_output=True, text=True
+        [sys.executable, "-m", f"experiments.claims.{name}", "--help"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert "--parts [{simulated,measured}" in " ".join(done.stdout.split())
 
 
 @pytest.mark.slow
 def test_the_smallest_net_of_monet_takes_the_committed_bytes_as_traced():
-    ask = "import run; print(run.frontier(run.MODELS['vgg16'].make, 'vgg16', lambda _: ())[0])"
-    done = subprocess.run(
-        [sys.executable, "-c", ask], cwd=EXPERIMENTS / "monet", check=True, capture_output=True, text=True
+    code = (
+        "from experiments.claims.monet import __main__ as monet; "
+        "from experiments.common.simulated import plan_frontier; "
+        "print(plan_frontier(monet.MODELS['vgg16'].make, 'vgg16', lambda _: ())[0])"
     )
-    stored = simulated.read_rows(EXPERIMENTS / "monet/results/points.csv", simulated.Point)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    stored = simulated.read_rows(CLAIMS / "monet/results/points.csv", simulated.FrontierPoint)
     assert done.stdout.strip() == str(next(point for point in stored if point.net == "vgg16"))
 
 
 def test_what_must_not_be_mirrored_comes_out_again(tmp_path: Path):
     write(tmp_path, echo.claims_of_cell())
-    same(read(tmp_path), read(EXPERIMENTS / "echo"))
+    assert_same_claims(read(tmp_path), read(CLAIMS / "echo"))
 
 
 def test_the_thread_s_two_sorts_come_out_row_by_row():
-    graph, costs = order.bottleneck()
+    graph, costs = order.build_bottleneck()
     for names, table in order.TABLES.items():
-        rows = order.sort(graph, costs, names)
+        rows = order.build_table(graph, costs, names)
         assert [row.op for row in rows] == names.split()
         assert tuple((row.memory_bytes, row.peak_bytes) for row in rows) == table
 
@@ -99,10 +109,10 @@ def test_a_mirrored_cell_keeps_two_feature_maps_for_one():
     ("make", "parameters"),
     [
         (olla.alexnet, 61_100_840),
-        (nets.vgg16, 138_357_544),
-        (nets.GoogLeNet, 13_004_888),
-        (nets.mobilenet_v2, 3_504_872),
-        (more.densenet121, 7_978_856),
+        (monet_models.vgg16, 138_357_544),
+        (monet_models.GoogLeNet, 13_004_888),
+        (monet_models.mobilenet_v2, 3_504_872),
+        (dtr_models.densenet121, 7_978_856),
     ],
 )
 def test_a_net_has_the_published_number_of_parameters(make, parameters: int):

@@ -11,22 +11,19 @@ import torch
 
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
-from autotune.measure.messages import Failed
+from autotune.measure.interleaving import InterleavedTimes
+from autotune.measure.messages import ChildError
 from autotune.records.measurement import Outcome
+from autotune.testing.graphs import training_chain
 from autotune.workloads.zoo import ZOO
-from tests.experiments.scripts import script
-from tests.graphs import training_chain
-from tests.zoo.tiny import TINY
-
-summary = script("frontier/summary.py")
-peers = script("frontier/peers.py")
-run = script("frontier/run.py")
-bench = script("frontier/bench.py")
+from experiments.benchmarks.frontier import __main__ as run
+from experiments.benchmarks.frontier import bench, peers, summary
+from tests.workloads.zoo.tiny import TINY
 
 
 def point(variant: str, kind: str, peak: int, ratio: float | None, **others: Any) -> Any:
     """With the same charge as peak, and right gradients."""
-    return summary.Point(
+    return summary.VariantPoint(
         "net", variant, kind, peak, peak, ratio=ratio, **{"gradient_error": 0.0, "equal": True, **others}
     )
 
@@ -36,7 +33,7 @@ EAGER = point("eager", "eager", 1000, 1.0)
 
 def test_ours_is_compared_at_no_more_than_a_slack_of_the_peers_bytes():
     found = [EAGER, point("checkpoint", "peer", 600, 1.25), point("a", "ours", 602, 1.0), point("b", "ours", 604, 0.5)]
-    at_checkpoint = summary.matches(found, "peak")[1]
+    at_checkpoint = summary.match_peers(found, "peak")[1]
     assert (at_checkpoint.ours, at_checkpoint.ratio) == ("a", pytest.approx(0.8))
 
 
@@ -45,22 +42,22 @@ def test_the_plan_for_most_bytes_stands_for_us_and_not_the_one_that_was_fast_by_
         EAGER, point("checkpoint", "peer", 600, 1.25), point("a", "ours", 600, 1.2, budget_bytes=600),
         point("b", "ours", 500, 1.1, budget_bytes=500), point("traced", "ours", 990, 0.9),
     ]  # fmt: skip
-    assert [match.ours for match in summary.matches(found, "peak")] == ["a", "a"]
-    assert [match.ours for match in summary.matches([EAGER, *found[3:]], "peak")] == ["b"]
+    assert [match.ours for match in summary.match_peers(found, "peak")] == ["a", "a"]
+    assert [match.ours for match in summary.match_peers([EAGER, *found[3:]], "peak")] == ["b"]
 
 
 def test_a_peer_with_wrong_gradients_is_not_counted():
     wrong = point("aot_eager 0.5", "peer", 100, 0.5, gradient_error=0.7)
     found = [EAGER, wrong, point("a", "ours", 500, 1.1)]
-    assert [match.peer for match in summary.matches(found, "peak")] == ["eager"]
-    assert summary.lowest_ratio(found) == 0.5
+    assert [match.peer for match in summary.match_peers(found, "peak")] == ["eager"]
+    assert summary.lowest_peak_ratio(found) == 0.5
     assert (
-        summary.lowest_ratio(
+        summary.lowest_peak_ratio(
             [*found, replace(EAGER, variant="inductor 1", kind="compiler", peak_bytes=500, ratio=None)]
         )
         == 1.0
     )
-    assert summary.lowest_ratio([EAGER, replace(wrong, gradient_error=1e-6), found[2]]) == 5.0
+    assert summary.lowest_peak_ratio([EAGER, replace(wrong, gradient_error=1e-6), found[2]]) == 5.0
 
 
 def test_gradients_are_wrong_only_beyond_what_rounding_makes_of_eagers_own():
@@ -77,29 +74,29 @@ def test_gradients_that_are_no_numbers_are_wrong():
 
 def test_ours_beats_nobody_with_another_bit_than_eagers():
     found = [EAGER, point("a", "ours", 500, 0.5, gradient_error=1e-9, equal=False)]
-    assert summary.matches(found, "peak")[0].ratio is None
+    assert summary.match_peers(found, "peak")[0].ratio is None
 
 
 def test_a_peer_below_all_of_ours_leaves_no_mean():
     found = [EAGER, point("checkpoint", "peer", 300, 1.2), point("a", "ours", 500, 0.9)]
-    assert summary.geometric_mean(summary.matches(found, "peak")) is None
+    assert summary.geometric_mean(summary.match_peers(found, "peak")) is None
 
 
 def test_the_mean_is_of_the_same_kernels_and_the_lowest_of_all():
     found = [
         EAGER, point("checkpoint", "peer", 500, 1.6), point("inductor 1", "compiler", 400, 0.4), point("a", "ours", 300, 0.8),
     ]  # fmt: skip
-    compared = summary.matches(found, "peak")
+    compared = summary.match_peers(found, "peak")
     assert summary.geometric_mean(summary.same_kernels(compared)) == pytest.approx((0.8 * 0.5) ** 0.5)
-    assert summary.lowest_ratio(found) == 0.75
+    assert summary.lowest_peak_ratio(found) == 0.75
 
 
 def test_bytes_at_nearly_eagers_time_are_those_of_the_smallest_plan_that_is_no_slower():
     found = [EAGER, point("a", "ours", 800, 1.0), point("b", "ours", 700, 1.03), point("c", "ours", 600, 1.031)]
-    assert summary.nearly_eager(found) == 0.7
+    assert summary.peak_near_eager_time(found) == 0.7
     lucky = [*found, point("d", "ours", 500, 1.025), point("e", "ours", 400, 1.02)]
-    assert summary.nearly_eager(lucky) == 0.4  # all four of 1.0265 on average
-    assert summary.nearly_eager([*found, point("d", "ours", 500, 1.2), point("e", "ours", 400, 1.02)]) == 0.7
+    assert summary.peak_near_eager_time(lucky) == 0.4  # all four of 1.0265 on average
+    assert summary.peak_near_eager_time([*found, point("d", "ours", 500, 1.2), point("e", "ours", 400, 1.02)]) == 0.7
 
 
 def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
@@ -118,9 +115,9 @@ def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
         "ours": {"ours 1": {**bytes_seen, "budget_bytes": 10}},
         "sessions": [session("checkpoint", 1.0, 1.5), session("ours 1", 2.0, 2.4)],
     }
-    found = summary.points("net", record)
+    found = summary.build_points("net", record)
     assert {p.variant: p.ratio for p in found} == {"eager": 1.0, "checkpoint": 1.5, "selective": None, "ours 1": 1.2}
-    assert summary.matches(found, "charged")[1].ratio == pytest.approx(0.8)
+    assert summary.match_peers(found, "charged")[1].ratio == pytest.approx(0.8)
     assert "CRASHED: no" in summary._table(found)[-2]
 
 
@@ -129,7 +126,7 @@ def test_where_bytes_alone_are_known_gradients_are_judged_and_nothing_is_missed(
     errors = {"gradients": wrong, "loss": wrong, "buffers": {"error": 0.0, "worst": "", "equal": True}}
     peers = {"eager": {"step_peak_bytes": 10}, "aot_eager 0.1": {"step_peak_bytes": 5, "errors": errors}}
     record = {"peers": peers, "ours": {}, "sessions": []}
-    found = summary.points("net", record)
+    found = summary.build_points("net", record)
     assert [(p.wrong, p.counted, p.remark) for p in found] == [
         (False, False, "not timed yet"),
         (True, False, "not timed yet"),
@@ -153,9 +150,9 @@ def test_the_second_step_after_a_rest_is_left_out_also_where_it_was_measured():
 def test_bytes_are_compared_where_they_are_known():
     peer, ours = point("checkpoint", "peer", 600, 1.25), point("a", "ours", 500, 1.0)
     for found in ([replace(peer, charged_bytes=None), ours], [peer, replace(ours, charged_bytes=None)]):
-        assert [match.ours for match in summary.matches([EAGER, *found], "peak")] == ["a", "a"]
-        assert len(summary.matches([EAGER, *found], "charged")) == 1 + (found[0].charged_bytes is not None)
-    assert {match.ours for match in summary.matches([EAGER, *found], "charged")} == {""}
+        assert [match.ours for match in summary.match_peers([EAGER, *found], "peak")] == ["a", "a"]
+        assert len(summary.match_peers([EAGER, *found], "charged")) == 1 + (found[0].charged_bytes is not None)
+    assert {match.ours for match in summary.match_peers([EAGER, *found], "charged")} == {""}
 
 
 def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
@@ -163,11 +160,11 @@ def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
 ):
     asked: list[int] = []
 
-    class Ours:
+    class FakePlanBench:
         def __init__(self, *_: object) -> None:
             self.graph = training_chain(2)
 
-        def __enter__(self) -> "Ours":
+        def __enter__(self) -> "FakePlanBench":
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -182,18 +179,18 @@ def test_a_lowest_plan_that_fails_leaves_every_other_budget_to_be_measured(
         def fit(self, name: str, budget: int) -> tuple[Plan, dict[str, Any]]:
             asked.append(budget)
             if not budget:
-                raise Failed(Outcome.CRASHED, "gone")
+                raise ChildError(Outcome.CRASHED, "gone")
             return Plan.traced(self.graph), {"budget_bytes": budget, "step_peak_bytes": budget}
 
-    monkeypatch.setattr(run, "Ours", Ours)
+    monkeypatch.setattr(run, "PlanBench", FakePlanBench)
     options = argparse.Namespace(tiny=False, again=[], time=900.0, planning=1.0)
-    frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
+    frontier = run.ModelFrontier("resnet50", tmp_path, options, tmp_path)
     frontier.record["peers"]["eager"] = {"step_peak_bytes": 2**30}
-    frontier.plan()
-    assert asked == [0, *frontier.wanted()]
+    frontier.measure_plans()
+    assert asked == [0, *frontier.missing_budgets()]
     assert "failed" in frontier.record["ours"]["lowest"]
-    frontier.plan()
-    assert asked == [0, *frontier.wanted()]
+    frontier.measure_plans()
+    assert asked == [0, *frontier.missing_budgets()]
 
 
 @pytest.mark.parametrize("part", run.PARTS)
@@ -202,12 +199,12 @@ def test_of_three_parts_only_those_that_are_asked_for_are_measured(
 ):
     did: list[str] = []
     seen = {"step_peak_bytes": 10}
-    monkeypatch.setattr(run.Bench, "peer", lambda self, name, seconds: did.append("peers") or seen)
-    monkeypatch.setattr(run.Bench, "rounding", lambda self, seconds: {})
-    monkeypatch.setattr(run.Frontier, "plan", lambda self: did.append("plans"))
-    monkeypatch.setattr(run.Frontier, "time_in_turns", lambda self, missing: did.append("seconds"))
+    monkeypatch.setattr(run.ModelBench, "peer", lambda self, name, seconds: did.append("peers") or seen)
+    monkeypatch.setattr(run.ModelBench, "rounding_errors", lambda self, seconds: {})
+    monkeypatch.setattr(run.ModelFrontier, "measure_plans", lambda self: did.append("plans"))
+    monkeypatch.setattr(run.ModelFrontier, "time_session", lambda self, missing: did.append("seconds"))
     options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective", "checkpoint"], parts=[part])
-    frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
+    frontier = run.ModelFrontier("resnet50", tmp_path, options, tmp_path)
     frontier.record["peers"] |= {"eager": seen, "checkpoint": seen}
     frontier.run()
     assert did == [part]
@@ -215,15 +212,15 @@ def test_of_three_parts_only_those_that_are_asked_for_are_measured(
 
 def test_only_what_compiles_may_wait_for_another_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(bench, "in_turns", lambda variants, how, say: asked.update(variants))
-    variants = {"eager": None, "checkpoint": None, "aot_eager 0.5": None, "inductor 1": None, "lowest": {}}
-    bench.Bench("net", "resnet50", {}, tmp_path).in_turns(variants, None)
+    monkeypatch.setattr(bench, "interleave", lambda variants, limits, log: asked.update(variants) or InterleavedTimes())
+    variants = {"eager": None, "checkpoint": None, "aot_eager 0.5": None, "inductor 1": None, "lowest": Plan(())}
+    bench.ModelBench("net", "resnet50", {}, tmp_path).interleave_variants(variants, None)
     assert [name for name, variant in asked.items() if variant.compiles] == ["aot_eager 0.5", "inductor 1"]
 
 
 def test_ours_and_the_peers_that_are_asked_for_are_timed(tmp_path: Path):
     options = argparse.Namespace(tiny=False, again=[], time=900.0, peers=["selective", "sequential 2"])
-    frontier = run.Frontier("resnet50", tmp_path, options, tmp_path)
+    frontier = run.ModelFrontier("resnet50", tmp_path, options, tmp_path)
     seen = {"step_peak_bytes": 10}
     frontier.record["peers"] |= {"eager": seen, "checkpoint": seen, "selective": seen, "sequential 2": {"failed": "no"}}
     frontier.record["ours"] |= {"lowest": seen}
@@ -231,14 +228,14 @@ def test_ours_and_the_peers_that_are_asked_for_are_timed(tmp_path: Path):
 
 
 def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
-    assert run.thinned([1000, 500, 504, 508, 1200], 1000) == [1000, 508, 500]
+    assert run.thin_budgets([1000, 500, 504, 508, 1200], 1000) == [1000, 508, 500]
 
 
 def test_plans_are_forgotten_with_their_seconds_and_peers_keep_theirs():
     blocks = [{"variant": name, "round": 0, "seconds": [1.0]} for name in ("eager", "checkpoint", "lowest")]
     session = {"blocks": blocks, "errors": {"checkpoint": {}, "lowest": {}}, "failed": {}}
     record = {"peers": {"eager": {}, "checkpoint": {}}, "ours": {"lowest": {}}, "sessions": [session]}
-    run.forget(record, ["plans"])
+    run.drop_results(record, ["plans"])
     assert record["ours"] == {}
     assert list(session["errors"]) == ["checkpoint"]
     assert [block["variant"] for block in session["blocks"]] == ["eager", "checkpoint"]
@@ -262,7 +259,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize(("form", "model"), sorted({*itertools.product(FORMS, ARGUMENTS)} - LEFT_OUT))
 def test_every_form_of_checkpoint_trains_what_eager_trains(form: str, model: str):
     given = ZOO[model](**ARGUMENTS[model])
-    way = peers.PEERS[form].way(given)
+    way = peers.PEERS[form].build(given)
     expected = _gradients(given, given.loss_fn)
     calls = _checkpoints(given)
     with way.active():
@@ -293,7 +290,7 @@ def test_a_rounded_eager_is_off_by_one_ulp_at_most():
 def test_the_root_of_sixteen_blocks_is_left_out_as_another_peer():
     given = ZOO["mobilenet_v2"](**ARGUMENTS["mobilenet_v2"])
     with pytest.raises(ConfigError, match="the same as sequential 4"):
-        peers.PEERS["sequential sqrt"].way(given)
+        peers.PEERS["sequential sqrt"].build(given)
 
 
 def _gradients(given: Any, loss_fn: Any) -> dict[str, torch.Tensor]:

@@ -4,22 +4,28 @@ import json
 import subprocess
 import sys
 
-from tests.experiments.scripts import EXPERIMENTS, script
-
-run = script("layout/run.py")
+from experiments.benchmarks.layout import __main__ as run
 
 
 def test_an_instances_capacity_is_in_its_files_name(tmp_path):
     (tmp_path / "A.12.csv").write_text("id,lower,upper,size\n0,0,4,7\n1,2,5,5\n")
-    ((name, buffers, capacity),) = run.hard(tmp_path)
+    ((name, buffers, capacity),) = run.read_instances(tmp_path)
     assert (name, len(buffers), capacity) == ("A", 2, 12)
-    row = run.timed("minimalloc", name, buffers, capacity, work=10**7, repeats=2)
+    row = run.time_layout("minimalloc", name, buffers, capacity, work=10**7, repeats=2)
     assert (row.layout_bytes, row.max_live_bytes, row.gap) == (12, 12, 0.0)
 
 
 def test_the_command_writes_what_it_measured(tmp_path):
     (tmp_path / "A.9.csv").write_text("id,lower,upper,size\n0,0,5,6\n1,6,7,4\n2,6,9,5\n3,7,10,1\n")
-    command = [sys.executable, str(EXPERIMENTS / "layout/run.py"), "--minimalloc", str(tmp_path), "--models", "--out"]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.benchmarks.layout",
+        "--minimalloc",
+        str(tmp_path),
+        "--models",
+        "--out",
+    ]
     done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out/results.json").read_text())

@@ -13,14 +13,13 @@ from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes, simulate
 from autotune.records.measurement import Measurement, Outcome
-from autotune.report.claims import Verdict, read, write
-from autotune.workloads.factory import load
-from tests.experiments.scripts import EXPERIMENTS, script
-from tests.graphs import training_chain
-
-table = script("nntrainer_offload/run.py")
-offload = script("offload/run.py")
-alternate = script("offload/alternate.py")
+from autotune.report.claims import ClaimVerdict, read, write
+from autotune.testing.graphs import training_chain
+from autotune.workloads.factory import load_workload
+from experiments.benchmarks.offload import __main__ as offload
+from experiments.benchmarks.offload import alternate
+from experiments.claims.nntrainer_offload import __main__ as table
+from tests.experiments.paths import CLAIMS
 
 
 @pytest.fixture
@@ -67,14 +66,14 @@ def test_the_thread_s_averages_stand_beside_the_batch_and_the_medium_that_they_a
 
 
 def test_a_window_of_n_holds_n_plus_two_equal_layers_and_one_more_where_gradients_pass():
-    assert table.windows() == [window + 2 for window in table.WINDOWS]
-    assert table.windows(table.UNIT) == [window + 3 for window in table.WINDOWS]
+    assert table.window_peaks() == [window + 2 for window in table.WINDOWS]
+    assert table.window_peaks(table.UNIT) == [window + 3 for window in table.WINDOWS]
 
 
 def test_the_committed_claims_of_789_are_what_the_stored_runs_give(tmp_path: Path):
-    stored = json.loads((EXPERIMENTS / "nntrainer_offload/results/results.json").read_text())
+    stored = json.loads((CLAIMS / "nntrainer_offload/results/results.json").read_text())
     write(tmp_path, [*table.claims_of_table(stored), *table.claims_of_window()])
-    assert read(tmp_path) == read(EXPERIMENTS / "nntrainer_offload")
+    assert read(tmp_path) == read(CLAIMS / "nntrainer_offload")
 
 
 def test_what_was_not_measured_is_said_and_not_filled_in():
@@ -85,7 +84,7 @@ def test_what_was_not_measured_is_said_and_not_filled_in():
         "not measured at batch 32",
         "not measured at batch 128",
     }
-    assert {claim.verdict for claim in claims} == {Verdict.INCOMPARABLE}
+    assert {claim.verdict for claim in claims} == {ClaimVerdict.NOT_COMPARABLE}
 
 
 def test_a_directory_on_no_disk_measures_no_disk():
@@ -98,14 +97,14 @@ def test_a_directory_on_no_disk_measures_no_disk():
 
 def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(deep: Any):
     graph, costs = deep
-    windows = {name: plan for name, plan, _ in offload.questions("windows", graph, costs)}
+    windows = {name: plan for name, plan, _ in offload.plans_to_measure("windows", graph, costs)}
     assert list(windows) == ["none", *(f"N = {n}" for n in offload.WINDOWS), "none, again", "N = 1, weights too"]
     peaks = [peak_bytes(graph, windows[f"N = {n}"], costs) for n in offload.WINDOWS]
     assert peaks == sorted(peaks)
     assert (
         peak_bytes(graph, windows["N = 1, weights too"], costs) < peaks[0] < peak_bytes(graph, windows["none"], costs)
     )
-    media = {name: plan for name, plan, _ in offload.questions("media", graph, costs)}
+    media = {name: plan for name, plan, _ in offload.plans_to_measure("media", graph, costs)}
     assert media["ramdisk"].offload == media["ssd"].offload
     assert peak_bytes(graph, media["ramdisk"], costs) > peak_bytes(graph, media["ssd"], costs)
 
@@ -113,7 +112,7 @@ def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(d
 @pytest.mark.slow
 def test_alone_and_together_each_keeps_to_its_own_means(deep: Any):
     graph, costs = deep
-    for name, plan, budget in offload.questions("joint", graph, costs):
+    for name, plan, budget in offload.plans_to_measure("joint", graph, costs):
         if name.startswith("recompute"):
             assert not plan.offload
         if name.startswith("offload"):
@@ -132,20 +131,20 @@ def test_a_step_is_compared_with_those_beside_it():
         "none": [step(1.0, hidden=None), step(1.0, hidden=None), step(2.0, hidden=None), step(2.0, hidden=None)],
         "N = 1": [step(1.1, after=0), step(1.65, after=1), step(2.2, after=2)],
     }
-    times = alternate.told(found, "N = 1")
+    times = alternate.summarize_steps(found, "N = 1")
     assert times["ratio_without"] == pytest.approx(1.1)
     assert times["ratio_without_95"] == pytest.approx((1.1, 1.1))
     assert (times["seconds"], times["hidden"], times["steps"]) == (1.65, 0.9, 3)
-    assert alternate.told(found, "none")["ratio_without"] == 1.0
-    assert alternate.told(found, "none")["hidden"] is None
+    assert alternate.summarize_steps(found, "none")["ratio_without"] == 1.0
+    assert alternate.summarize_steps(found, "none")["hidden"] is None
 
 
 @pytest.mark.slow
 def test_plans_alternate_in_one_process_each_between_two_of_the_first(tmp_path: Path):
     arguments = {"batch": 2, "size": 32}
-    graph = capture(load("resnet18", arguments)).graph
+    graph = capture(load_workload("resnet18", arguments)).graph
     costs = Costs((1.0,) * len(graph.ops), (0,) * len(graph.ops), {"ssd": StoreCost(1e9, 1e9, 1e9, 1e9)})
-    plans = {"none": Plan.traced(graph), "N = 1": make_plan(graph, offload.offloading("ssd", 1), 0, costs)}
+    plans = {"none": Plan.traced(graph), "N = 1": make_plan(graph, offload.offload_settings("ssd", 1), 0, costs)}
     found = alternate.alternate("resnet18", arguments, plans, {"ssd": tmp_path})
     assert [step["after"] for step in found["N = 1"]] == list(range(alternate.ROUNDS))
     assert len(found["none"]) == alternate.ROUNDS + 1
@@ -162,14 +161,14 @@ def test_a_row_tells_what_was_predicted_and_seen(deep: Any):
         "time_ratio": 0.8, "ratio_without": 1.04, "ratio_without_95": (1.03, 1.05), "seconds": 0.5, "stall_seconds": 0.01,
         "transfer_bytes": 2**20, "hidden": None,
     }  # fmt: skip
-    cells = offload._cells(offload.row(plan, expected, seen, times, 0))
+    cells = offload._cells(offload.build_row(plan, expected, seen, times, 0))
     assert cells[2:6] == ["+0.00%", "1024.0", "0.800", "1.040 (1.030 to 1.050)"]
     assert len(cells) == len(offload.HEAD) - 1
 
 
 def test_ops_are_predicted_at_the_pace_of_the_run(deep: Any):
     _, costs = deep
-    assert offload.at_pace(costs, 2.0 * len(costs.seconds)).seconds == (2.0,) * len(costs.seconds)
+    assert offload.scale_costs(costs, 2.0 * len(costs.seconds)).seconds == (2.0,) * len(costs.seconds)
 
 
 def test_an_adaptation_is_told_by_its_windows_its_last_change_and_the_steps_before_and_after():
@@ -180,7 +179,7 @@ def test_an_adaptation_is_told_by_its_windows_its_last_change_and_the_steps_befo
         }  # fmt: skip
 
     steps = [step(8, 2.0)] * 6 + [step(4, 9.0)] * 2 + [step(8, 1.5)] + [step(6, 1.0)] * 10
-    cells = offload._adapted({"budget_bytes": 9 * 2**20, "steps": steps}).split(" | ")
+    cells = offload._adapt_cells({"budget_bytes": 9 * 2**20, "steps": steps}).split(" | ")
     assert cells == ["9.0", "8 -> 4 -> 8 -> 6", "9", "2.000 -> 1.000", "200.0 -> 100.0", "8.0"]
-    still = offload._adapted({"budget_bytes": 2**20, "steps": steps[:6]}).split(" | ")
+    still = offload._adapt_cells({"budget_bytes": 2**20, "steps": steps[:6]}).split(" | ")
     assert still[1:3] == ["8", "0"]

@@ -9,10 +9,8 @@ import pytest
 from autotune.ir.check import check
 from autotune.ir.plan import Plan
 from autotune.predict.simulate import peak_bytes
-from tests.experiments.scripts import script
-
-graphs = script("planning/graphs.py")
-run = script("planning/run.py")
+from experiments.benchmarks.planning import __main__ as run
+from experiments.benchmarks.planning import graphs
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -44,7 +42,7 @@ ROW = run.Row("random", "random-6", 6, "order", "traced", None)
 
 
 def test_a_planner_that_dies_is_a_row_with_its_exit_code():
-    assert run.in_a_process(lambda: os._exit(3), ROW, 10).remark == "the process ended with 3"
+    assert run.run_in_process(lambda: os._exit(3), ROW, 10).remark == "the process ended with 3"
 
 
 def test_a_planner_without_an_answer_is_spared_larger_graphs_of_that_family_alone():
@@ -80,14 +78,14 @@ def test_a_row_tells_the_plans_own_peak_and_bounds_below_it(kind: str, planner: 
     placed = Plan.traced(graph)
     high = peak_bytes(graph, placed, costs)
     budget = None if share is None else int(graph.static_bytes + share * (high - graph.static_bytes))
-    found = run.answer(run.Row("random", "random-60", 60, kind, planner, share, budget), graph, placed, costs)
+    found = run.fill_row(run.Row("random", "random-60", 60, kind, planner, share, budget), graph, placed, costs)
     assert found.remark == ""
     assert found.bound_bytes <= found.peak_bytes <= high
     assert 0.0 <= found.extra_bound <= found.extra_seconds + 1e-12
 
 
 def test_a_captured_net_costs_its_flops_and_needs_no_memory():
-    graph, costs = graphs.captured("gpt2", batch=8, depth=1)
+    graph, costs = graphs.capture_zoo_model("gpt2", batch=8, depth=1)
     assert len(costs.seconds) == len(graph.ops)
     slowest = graph.ops[max(range(len(graph.ops)), key=costs.seconds.__getitem__)]
     assert slowest.target == "aten.mm.default"

@@ -17,14 +17,14 @@ buffers = st.builds(
 
 
 def pack(sizes, born, died, *, alignment=64):
-    buffers = Buffers.of(sizes, born, died, alignment=alignment)
+    buffers = Buffers.from_lives(sizes, born, died, alignment=alignment)
     layout = lay_out(buffers)
     check_layout(buffers, layout)
     return list(layout.offsets), layout.bytes
 
 
 def max_live(sizes, born, died):
-    return Buffers.of(sizes, born, died, alignment=1).max_live
+    return Buffers.from_lives(sizes, born, died, alignment=1).max_live
 
 
 def laid_out(lives, alignment=1):
@@ -36,11 +36,11 @@ def laid_out(lives, alignment=1):
         assert offset >= 0
         assert offset % alignment == 0
         assert offset + size <= top
-    for ((one, begin, end), at), ((other, start, stop), there) in itertools.combinations(
+    for ((one, begin, end), begin_at), ((other, start, stop), other_at) in itertools.combinations(
         zip(lives, offsets, strict=True), 2
     ):
         together = set(range(begin, end)) & set(range(start, stop))
-        shared = set(range(at, at + one)) & set(range(there, there + other))
+        shared = set(range(begin_at, begin_at + one)) & set(range(other_at, other_at + other))
         assert not (together and shared)
     return offsets, top
 
@@ -51,14 +51,14 @@ def fewest(lives):
     def lowest(order):
         placed = []
         for size, begin, end in order:
-            beside = sorted((at, at + n) for at, n, b, e in placed if b < end and e > begin)
-            at = 0
+            beside = sorted((begin_at, begin_at + n) for begin_at, n, b, e in placed if b < end and e > begin)
+            begin_at = 0
             for low, high in beside:
-                if at + size <= low:
+                if begin_at + size <= low:
                     break
-                at = max(at, high)
-            placed.append((at, size, begin, end))
-        return max(at + size for at, size, _, _ in placed)
+                begin_at = max(begin_at, high)
+            placed.append((begin_at, size, begin, end))
+        return max(begin_at + size for begin_at, size, _, _ in placed)
 
     return min(lowest(order) for order in itertools.permutations(lives))
 
@@ -118,11 +118,13 @@ def test_what_is_wide_lies_where_a_disk_can_read_it_and_shares_no_byte(drawn):
     lives = [(size + WIDE * wide, born, died) for (size, born, died), wide in drawn]
     sizes, born, died = zip(*lives, strict=True)
     offsets, top = pack(sizes, born, died)
-    assert all(at % (WIDE_ALIGNMENT if size >= WIDE else 64) == 0 for at, size in zip(offsets, sizes, strict=True))
-    for (one, at), (other, there) in itertools.combinations(zip(lives, offsets, strict=True), 2):
+    assert all(
+        begin_at % (WIDE_ALIGNMENT if size >= WIDE else 64) == 0 for begin_at, size in zip(offsets, sizes, strict=True)
+    )
+    for (one, begin_at), (other, other_at) in itertools.combinations(zip(lives, offsets, strict=True), 2):
         together = one[1] < other[2] and other[1] < one[2]
-        assert not together or at + one[0] <= there or there + other[0] <= at
-    assert max(at + size for at, size in zip(offsets, sizes, strict=True)) <= top
+        assert not together or begin_at + one[0] <= other_at or other_at + other[0] <= begin_at
+    assert max(begin_at + size for begin_at, size in zip(offsets, sizes, strict=True)) <= top
 
 
 def test_the_same_lives_get_the_same_layout():
@@ -143,8 +145,8 @@ SEVEN = ((4, 5, 10), (7, 1, 3), (11, 0, 5), (3, 1, 3), (10, 1, 7), (8, 5, 9), (8
 
 def test_a_capacity_is_searched_for_to_the_end_however_many_buffers_there_are():
     """The greedy layouts lie within a thousandth of it."""
-    lives = [(size, born + at, died + at) for at in range(0, 600, 10) for size, born, died in SEVEN]
-    problem = Buffers.of(*zip((2000, 0, 600), *lives, strict=True), alignment=1)
+    lives = [(size, born + begin_at, died + begin_at) for begin_at in range(0, 600, 10) for size, born, died in SEVEN]
+    problem = Buffers.from_lives(*zip((2000, 0, 600), *lives, strict=True), alignment=1)
     assert len(problem) > _SMALL
     found = lay_out(problem, 2031)
     check_layout(problem, found)
@@ -153,8 +155,8 @@ def test_a_capacity_is_searched_for_to_the_end_however_many_buffers_there_are():
 
 @pytest.mark.parametrize("empty", [(), ((0, 3, 5),), ((0, 0, 9), (0, 4, 5))])
 def test_empty_buffers_take_nothing_and_prove_nothing(empty, monkeypatch):
-    monkeypatch.setattr(ejection, "within", lambda *_: None)  # which would find it, and proves nothing of others
-    problem = Buffers.of(*zip(*empty, *SEVEN, strict=True), alignment=1)
+    monkeypatch.setattr(ejection, "find_layout", lambda *_: None)  # which would find it, and proves nothing of others
+    problem = Buffers.from_lives(*zip(*empty, *SEVEN, strict=True), alignment=1)
     found = lay_out(problem, 31)
     check_layout(problem, found)
     assert (found.bytes, found.bound) == (31, 0)

@@ -8,7 +8,7 @@ from autotune.layout import Buffers, Layout, check_layout
 
 
 def of(*lives, alignment=1):
-    return Buffers.of(*zip(*lives, strict=True), alignment=alignment)
+    return Buffers.from_lives(*zip(*lives, strict=True), alignment=alignment)
 
 
 def layout(offsets, top):
@@ -57,7 +57,7 @@ def test_an_offset_too_few_is_refused():
 
 def test_it_agrees_with_every_pair_compared_on_500_random_layouts():
     draw = random.Random(0)
-    seen = set()
+    verdicts = set()
     for _ in range(500):
         lives = [(draw.randrange(0, 4), born, born + draw.randrange(1, 6)) for born in draw.choices(range(8), k=5)]
         offsets = [draw.randrange(0, 14) for _ in lives]
@@ -71,5 +71,5 @@ def test_it_agrees_with_every_pair_compared_on_500_random_layouts():
         except PlanError:
             refused = True
         assert refused == clash
-        seen.add(clash)
-    assert seen == {True, False}
+        verdicts.add(clash)
+    assert verdicts == {True, False}

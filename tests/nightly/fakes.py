@@ -1,5 +1,4 @@
-"""A night without a device: plans with a pace, recorded noise, a clock that only measurements move, a search that is told
-what it finds."""
+"""A night without a device: plans of a fixed pace, recorded noise, a clock that only measurements advance, a fake search."""
 
 import contextlib
 import json
@@ -14,39 +13,39 @@ import pytest
 
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
-from autotune.nightly.config import Entry, Nightly
+from autotune.nightly.config import NightlyConfig, NightlyEntry
 from autotune.nightly.diagnosis import Conditions
-from autotune.nightly.history import Home, Night
-from autotune.nightly.night import Job, run_night
-from autotune.nightly.results import Results
+from autotune.nightly.history import EntryDirectory, NightRecord
+from autotune.nightly.night import NightJob, run_night
+from autotune.nightly.results import NightResults
 from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile
-from autotune.records.trial import Trial
-from autotune.study.outcome import Result
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.outcome import StudyResult
 from autotune.study.runner import Runner
 from autotune.study.verdicts.ranking import plan_hash
+from autotune.testing.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
+from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import WorkloadRef
-from tests.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
-from tests.graphs import training_chain
 
 GRAPH = training_chain(8, nbytes=100_000, param_bytes=5_000)
 CHAMPION = Plan.traced(GRAPH)
 CHALLENGER = replace(CHAMPION, allocator="arena")
 NOISE: dict[str, list[float]] = json.loads((Path(__file__).parents[1] / "data" / "noise.json").read_text())["ratios"]
 ROUND_SECONDS = 45.0
-"""Of one measurement of a ResNet-18: three children started, results compared, forty steps of each side."""
+"""Duration of one ResNet-18 measurement: three child processes, a comparison of results, forty steps of each side."""
 BLOCKS = 10
 
 
 def recorded(name: str, seed: object) -> Iterator[float]:
-    """Ratios of the recording in stretches of four neighbours, so that a burst of noise stays one."""
-    dice, known = random.Random(f"{name} {seed}"), NOISE[name]
+    """Yield recorded ratios in runs of four neighbours, which keep bursts of noise together."""
+    dice, ratios = random.Random(f"{name} {seed}"), NOISE[name]
     while True:
-        start = dice.randrange(len(known))
-        yield from (known[(start + step) % len(known)] for step in range(4))
+        start = dice.randrange(len(ratios))
+        yield from (ratios[(start + step) % len(ratios)] for step in range(4))
 
 
 def quiet() -> Iterator[float]:
@@ -74,7 +73,7 @@ class PacedRunner(FakeRunner):
     pace: dict[Plan, float] = field(default_factory=dict)
     noise: Iterator[float] = field(default_factory=quiet)
     plans: list[Plan] = field(default_factory=list)
-    """That reached the device, in turn."""
+    """Measured plans, in order."""
     extra_bytes: int = 0
     eager_seconds: float = 1.0
 
@@ -116,25 +115,25 @@ class FakeSearch:
     finds: Plan | None = None
     ratio: float = 0.9
     graph: Any = GRAPH
-    asked: list[Config] = field(default_factory=list)
+    configs: list[Config] = field(default_factory=list)
     error: Exception | None = None
     interrupted: int = 0
 
-    def __call__(self, config: Config, runner: Runner, run_dir: Path) -> Result:
-        self.asked.append(config)
+    def __call__(self, config: Config, runner: Runner, run_dir: Path) -> StudyResult:
+        self.configs.append(config)
         if self.error is not None:
             raise self.error
-        baseline = Trial(0, "baseline", "chain", self.graph.digest)
+        baseline = Trial(0, TrialKind.BASELINE, "chain", self.graph.digest)
         best = None
         if self.finds is not None:
             file = plan_file(self.finds, self.graph)
             planfile.write(run_dir / "plan.json", file)
-            seen = Measurement(Outcome.OK, step_seconds=(self.ratio,), baseline_seconds=(1.0,))
+            measurement = Measurement(Outcome.OK, step_seconds=(self.ratio,), baseline_seconds=(1.0,))
             best = Trial(
-                1, "search", "chain", self.graph.digest, plan=self.finds, estimate=file.estimate, measurement=seen
+                1, TrialKind.SEARCH, "chain", self.graph.digest, plan=self.finds, estimate=file.estimate, measurement=measurement
             )  # fmt: skip
         runner.close()
-        return Result(baseline, best, (baseline,), 0, 0, None, None, self.interrupted)
+        return StudyResult(baseline, best, (baseline,), 0, 0, None, None, self.interrupted)
 
 
 @dataclass
@@ -147,28 +146,34 @@ class Bench:
     conditions: Conditions = field(default_factory=Conditions)
     opened: list[str] = field(default_factory=list)
 
-    def options(self, *names: str, **fields: Any) -> Nightly:
-        entries = [Entry(workload="chain", name=name, time="5m", refine=self.refines) for name in names or ("chain",)]
-        return Nightly(entries=entries, directory=str(self.directory / "nightly"), **fields)
+    def options(self, *names: str, **fields: Any) -> NightlyConfig:
+        entries = [
+            NightlyEntry(workload="chain", name=name, time="5m", refine=self.refines) for name in names or ("chain",)
+        ]
+        return NightlyConfig(entries=entries, directory=str(self.directory / "nightly"), **fields)
 
     refines: bool = True
 
     @contextlib.contextmanager
-    def open(self, entry: Entry, log_dir: Path) -> Iterator[Runner]:
+    def open(self, entry: NightlyEntry, log_dir: Path) -> Iterator[Runner]:
         self.opened.append(entry.key)
         yield self.runner
 
-    def run(self, name: str, options: Nightly | None = None, tell: Callable[[Night], None] | None = None) -> Results:
-        job = Job(options or self.options(), Path("night.yaml"), self.open, self.search, tell or (lambda night: None))
+    def run(
+        self, name: str, options: NightlyConfig | None = None, tell: Callable[[NightRecord], None] | None = None
+    ) -> NightResults:
+        job = NightJob(
+            options or self.options(), Path("night.yaml"), self.open, self.search, tell or (lambda night: None)
+        )
         return run_night(job, name)
 
-    def night(self, name: str) -> Night:
-        """Of the only entry."""
+    def night(self, name: str) -> NightRecord:
+        """Run a night of one entry."""
         (night,) = self.run(name).nights
         return night
 
-    def home(self, name: str = "chain") -> Home:
-        return Home(self.directory / "nightly" / name)
+    def home(self, name: str = "chain") -> EntryDirectory:
+        return EntryDirectory(self.directory / "nightly" / name)
 
     def crown(self, plan: Plan = CHAMPION, nights: Sequence[str] = ("n0", "n1", "n2", "n3")) -> None:
         """Let a champion have good nights."""
@@ -177,19 +182,19 @@ class Bench:
             self.night(name)
 
 
-def made(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench, with the clock and the machine's state in its hands."""
+def make_bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Return a bench with a fake clock and fixed conditions of the machine."""
     bench = Bench(directory)
     clock = bench.runner.clock
     fake_time = SimpleNamespace(monotonic=clock.monotonic, time=lambda: 1e9 + clock.now)
     monkeypatch.setattr("autotune.nightly.entry.time", fake_time)
     monkeypatch.setattr("autotune.nightly.night.time", fake_time)
     monkeypatch.setattr("autotune.nightly.rounds.time", fake_time)
-    monkeypatch.setattr("autotune.nightly.entry.busy_share", lambda: bench.conditions.busy)
+    monkeypatch.setattr("autotune.nightly.entry.measure_busy_share", lambda: bench.conditions.busy)
 
-    def told(device: Any, digest: str, *, baseline_seconds: float | None, busy: float) -> Conditions:
+    def fixed_conditions(device: Any, digest: str, *, baseline_seconds: float | None, busy: float) -> Conditions:
         code = {**bench.conditions.code, "graph": digest[:12]}
         return replace(bench.conditions, code=code, baseline_seconds=baseline_seconds)
 
-    monkeypatch.setattr("autotune.nightly.entry.conditions", told)
+    monkeypatch.setattr("autotune.nightly.entry.collect_conditions", fixed_conditions)
     return bench

@@ -11,11 +11,11 @@ import pytest
 
 from autotune.cli import main as cli
 from autotune.ir.plan import Plan
-from autotune.nightly.conditions import conditions
+from autotune.nightly.conditions import collect_conditions
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
-from autotune.study.verdicts.statistics import BLOCK
-from tests.test_cli import DEVICE, FakeHarness, FakeTracker
+from autotune.study.verdicts.statistics import block_means
+from tests.system.test_cli import DEVICE, FakeHarness, FakeTracker
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -37,8 +37,8 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", Tracker)
     monkeypatch.setattr(Tracker, "tags", [])
-    monkeypatch.setattr("autotune.nightly.entry.busy_share", lambda: 0.0)
-    monkeypatch.setattr("autotune.cli.commands.nightly.begun", lambda: f"2026-11-2{next(days)}")
+    monkeypatch.setattr("autotune.nightly.entry.measure_busy_share", lambda: 0.0)
+    monkeypatch.setattr("autotune.cli.commands.nightly.name_night", lambda: f"2026-11-2{next(days)}")
     (tmp_path / "night.yaml").write_text(NIGHT)
     return Path("runs/nightly")
 
@@ -61,8 +61,8 @@ class Slow(FakeHarness):
     """Plans take a fifth longer than they did."""
 
     def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
-        seen = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
-        return replace(seen, step_seconds=tuple(1.2 * seconds for seconds in seen.step_seconds))
+        measurement = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+        return replace(measurement, step_seconds=tuple(1.2 * seconds for seconds in measurement.step_seconds))
 
 
 class Tracker(FakeTracker):
@@ -121,14 +121,14 @@ def test_resume_without_a_night_is_2_and_a_bad_config_names_its_line(night: Path
 
 
 def test_a_sample_is_a_block_of_the_harness():
-    from autotune.measure.worker.bench import BLOCK_STEPS
+    from autotune.measure.messages import BLOCK_STEPS
 
-    assert BLOCK == BLOCK_STEPS
+    assert block_means([1.0] * BLOCK_STEPS + [2.0] * BLOCK_STEPS) == [1.0, 2.0]
 
 
 def test_conditions_hold_what_a_cause_is_told_by():
-    found = conditions(DEVICE, "0123456789abcdef", baseline_seconds=0.5, busy=0.25)
-    assert {"commit", "uncommitted", "autotune", "graph"} == set(found.code)
-    assert {"kernel", "python", "driver", "torch", "numpy"} <= set(found.environment)
-    assert found.device == {"silicon": DEVICE.silicon, "memory": str(DEVICE.memory_bytes), "cores": "2"}
-    assert (found.busy, found.baseline_seconds, found.code["graph"]) == (0.25, 0.5, "0123456789ab")
+    conditions = collect_conditions(DEVICE, "0123456789abcdef", baseline_seconds=0.5, busy=0.25)
+    assert {"commit", "uncommitted", "autotune", "graph"} == set(conditions.code)
+    assert {"kernel", "python", "driver", "torch", "numpy"} <= set(conditions.environment)
+    assert conditions.device == {"silicon": DEVICE.silicon, "memory": str(DEVICE.memory_bytes), "cores": "2"}
+    assert (conditions.busy, conditions.baseline_seconds, conditions.code["graph"]) == (0.25, 0.5, "0123456789ab")

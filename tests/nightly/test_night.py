@@ -14,28 +14,28 @@ import pytest
 from autotune.errors import CaptureError, InfeasibleError, LockedError, StoreError
 from autotune.ir.plan import Plan
 from autotune.nightly.diagnosis import Cause, Conditions
-from autotune.nightly.history import Home, Verdict, identity
-from autotune.nightly.night import latest
-from autotune.nightly.pages import document
-from autotune.nightly.results import failure
+from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
+from autotune.nightly.night import latest_night
+from autotune.nightly.result_files import to_document
+from autotune.nightly.results import worst_error
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import locked
-from tests.graphs import training_chain
-from tests.nightly.fakes import CHALLENGER, CHAMPION, NOISE, Bench, FakeSearch, made, plan_file, recorded
+from autotune.records.run_dir import lock_run_dir
+from autotune.testing.graphs import training_chain
+from tests.nightly.fakes import CHALLENGER, CHAMPION, NOISE, Bench, FakeSearch, make_bench, plan_file, recorded
 
-CHAMP, CHALL = identity(plan_file(CHAMPION)), identity(plan_file(CHALLENGER))
+CHAMP, CHALL = plan_identity(plan_file(CHAMPION)), plan_identity(plan_file(CHALLENGER))
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Turned by hand; no second is waited for."""
-    return made(tmp_path, monkeypatch)
+    return make_bench(tmp_path, monkeypatch)
 
 
 def exit_code(results) -> int:
-    error = failure(results)
+    error = worst_error(results)
     return error.exit_code if error else 0
 
 
@@ -45,11 +45,11 @@ def exit_code(results) -> int:
 def test_the_first_night_adopts_what_the_search_finds_and_begins_its_record(bench: Bench):
     bench.search.finds = CHAMPION
     night = bench.night("n1")
-    assert (night.verdict, night.champion, night.promoted) == (Verdict.NEW, CHAMP, CHAMP)
+    assert (night.verdict, night.champion, night.promoted) == (NightVerdict.NEW, CHAMP, CHAMP)
     assert planfile.read(bench.home().champion).plan == CHAMPION
     assert not bench.home().challenger.exists()
     assert len(night.turns) >= 20
-    assert bench.night("n2").verdict is Verdict.SAME
+    assert bench.night("n2").verdict is NightVerdict.SAME
 
 
 def test_a_champion_is_measured_in_fresh_processes_each_time(bench: Bench):
@@ -67,7 +67,7 @@ def test_a_slower_champion_is_red_only_after_one_rerun(bench: Bench, slower: flo
     bench.runner.pace[CHAMPION] = slower
     before = len(bench.runner.measured)
     night = bench.night("n9")
-    assert night.verdict is Verdict.REGRESSION
+    assert night.verdict is NightVerdict.REGRESSION
     assert night.change.ratio == pytest.approx(slower, rel=0.002)
     assert night.rerun.low > 1
     assert len(bench.runner.measured) - before == 4  # two rounds, and two again
@@ -85,7 +85,7 @@ def test_what_the_rerun_does_not_see_is_no_regression(bench: Bench):
     slow_until = len(bench.runner.measured) + 3
     bench.runner.before_measure = recover
     night = bench.night("n9")
-    assert night.verdict is Verdict.SAME
+    assert night.verdict is NightVerdict.SAME
     assert "suspicious" in night.detail
     assert night.rerun is None
 
@@ -94,10 +94,10 @@ def test_more_bytes_of_the_same_speed_are_red_too(bench: Bench):
     bench.crown()
     bench.runner.extra_bytes = 20_000
     night = bench.night("n9")
-    assert night.verdict is Verdict.REGRESSION
-    assert "charged +2.5 % beside its record" in night.detail
+    assert night.verdict is NightVerdict.REGRESSION
+    assert "charged +2.5 % vs. its record" in night.detail
     bench.runner.extra_bytes = 4_000
-    assert bench.night("n10").verdict is Verdict.SAME
+    assert bench.night("n10").verdict is NightVerdict.SAME
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.TIMEOUT, Outcome.OVER_BUDGET])
@@ -116,7 +116,7 @@ def test_a_champion_with_wrong_results_is_red(bench: Bench):
     bench.crown()
     bench.runner.error_of = lambda plan: 1e-3
     night = bench.night("n9")
-    assert night.verdict is Verdict.REGRESSION
+    assert night.verdict is NightVerdict.REGRESSION
     assert "wrong result" in night.detail
 
 
@@ -134,7 +134,7 @@ def test_too_much_noise_is_inconclusive_and_uses_its_time_first(bench: Bench):
     bench.runner.noise = wild
     before = bench.runner.clock.now
     results = bench.run("n9")
-    assert (results.nights[0].verdict, exit_code(results)) == (Verdict.INCONCLUSIVE, 5)
+    assert (results.nights[0].verdict, exit_code(results)) == (NightVerdict.INCONCLUSIVE, 5)
     assert "+3.0 % cannot be excluded" in results.nights[0].detail
     assert bench.runner.clock.now - before > 100
 
@@ -144,12 +144,12 @@ def test_what_lies_among_the_past_nights_is_no_regression_though_it_lies_above_t
     bench.crown(nights=[])
     for number in range(8):
         bench.runner.pace[CHAMPION] = (0.988, 1.0, 1.012, 1.0)[number % 4]
-        assert bench.night(f"n{number}").verdict is not Verdict.REGRESSION
+        assert bench.night(f"n{number}").verdict is not NightVerdict.REGRESSION
     bench.runner.pace[CHAMPION] = 1.0165
     night = bench.night("n9")
     assert night.change.ratio > 1.015
     assert night.change.low > 1
-    assert night.verdict is Verdict.SAME
+    assert night.verdict is NightVerdict.SAME
 
 
 def test_what_keeps_the_record_is_no_regression_though_the_last_nights_were_faster(bench: Bench):
@@ -159,7 +159,7 @@ def test_what_keeps_the_record_is_no_regression_though_the_last_nights_were_fast
     for number in range(10):
         bench.night(f"n1{number}")
     bench.runner.pace[CHAMPION] = 1.0
-    assert bench.night("n9").verdict is Verdict.SAME
+    assert bench.night("n9").verdict is NightVerdict.SAME
 
 
 def test_a_slow_decline_is_held_to_the_first_nights(bench: Bench):
@@ -169,7 +169,7 @@ def test_a_slow_decline_is_held_to_the_first_nights(bench: Bench):
     for number in range(40):
         bench.runner.pace[CHAMPION] = 1.001**number
         verdicts.append(bench.night(f"n{number:02d}").verdict)
-    assert Verdict.REGRESSION in verdicts
+    assert NightVerdict.REGRESSION in verdicts
 
 
 # -- recorded noise -----------------------------------------------------------------------------------------------
@@ -179,16 +179,16 @@ def test_a_slow_decline_is_held_to_the_first_nights(bench: Bench):
 @pytest.mark.parametrize("machine", NOISE)
 def test_three_percent_slower_is_found_in_19_of_20_nights_of_5_minutes(bench: Bench, machine: str, nights: int):
     bench.refines = False
-    found, directory = 0, bench.directory
+    detected, directory = 0, bench.directory
     for trial in range(nights):
         bench.directory = directory / f"{trial}"
         bench.runner.pace[CHAMPION], bench.runner.noise = 1.0, recorded(machine, f"slower {trial}")
         bench.crown(nights=[f"n{night}" for night in range(6)])
         bench.runner.pace[CHAMPION] = 1.03
         began = bench.runner.clock.now
-        found += bench.night("n9").verdict is Verdict.REGRESSION
+        detected += bench.night("n9").verdict is NightVerdict.REGRESSION
         assert bench.runner.clock.now - began <= 300
-    assert found >= 19 / 20 * nights
+    assert detected >= 19 / 20 * nights
 
 
 @pytest.mark.parametrize("history", ["", *(pytest.param(f" {n}", marks=pytest.mark.slow) for n in range(5))])
@@ -198,8 +198,8 @@ def test_an_unchanged_champion_raises_no_red_in_50_nights(bench: Bench, machine:
     bench.runner.noise = recorded(machine, f"unchanged{history}")
     bench.crown(nights=[])
     verdicts = [bench.night(f"n{night:02d}").verdict for night in range(50)]
-    assert Verdict.REGRESSION not in verdicts
-    assert verdicts.count(Verdict.SAME) >= 40
+    assert NightVerdict.REGRESSION not in verdicts
+    assert verdicts.count(NightVerdict.SAME) >= 40
 
 
 @pytest.mark.parametrize("machine", NOISE)
@@ -224,16 +224,16 @@ def test_a_challenger_is_promoted_after_two_nights_and_not_after_one(bench: Benc
     bench.crown()
     bench.search.finds, bench.runner.pace[CHALLENGER] = CHALLENGER, 0.9
     first = bench.night("n5")
-    assert (first.pending, first.promoted, first.verdict) == (CHALL, "", Verdict.SAME)
+    assert (first.pending, first.promoted, first.verdict) == (CHALL, "", NightVerdict.SAME)
     assert first.gain.high < 1
     assert planfile.read(bench.home().champion).plan == CHAMPION
     second = bench.night("n6")
-    assert (second.pending, second.promoted, second.verdict) == ("", CHALL, Verdict.PROMOTED)
+    assert (second.pending, second.promoted, second.verdict) == ("", CHALL, NightVerdict.PROMOTED)
     assert planfile.read(bench.home().champion).plan == CHALLENGER
     assert not bench.home().challenger.exists()
     bench.search.finds = None
     third = bench.night("n7")
-    assert (third.champion, third.verdict) == (CHALL, Verdict.NEW)
+    assert (third.champion, third.verdict) == (CHALL, NightVerdict.NEW)
     assert exit_code(bench.run("n8")) == 0
 
 
@@ -276,7 +276,7 @@ def test_a_night_that_tells_nothing_leaves_the_challenger_waiting(bench: Bench):
 
 def test_the_search_is_seeded_from_the_champion_and_has_the_time_that_is_left(bench: Bench):
     bench.crown()
-    (config,) = bench.search.asked[-1:]
+    (config,) = bench.search.configs[-1:]
     assert config.seed_from == str(bench.home().champion)
     assert 60 <= config.time_seconds <= 300
     assert config.plans == str(bench.home().plans)
@@ -305,7 +305,7 @@ BEFORE = Conditions({"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"
         ({"device": {"silicon": "Fake 9100"}}, (Cause.DEVICE,), "silicon Fake 9000 -> Fake 9100"),
         ({"busy": 0.6}, (Cause.DEVICE,), "cores busy with other work 10 % -> 60 %"),
         ({"clock_mhz": 1500.0}, (Cause.DEVICE,), "clock 3000 -> 1500 MHz"),
-        ({}, (Cause.DEVICE,), "code, packages and silicon are as in the last good night"),
+        ({}, (Cause.DEVICE,), "code, packages and silicon are the same as in the last good night"),
         (
             {"code": {"commit": "bbbb"}, "environment": {"torch": "2.13.0"}, "busy": 0.6},
             (Cause.CODE, Cause.ENVIRONMENT, Cause.DEVICE),
@@ -324,7 +324,7 @@ def test_a_red_line_says_what_changed_since_the_last_good_night(bench: Bench, ch
     bench.conditions = replace(BEFORE, **changes)
     bench.runner.pace[CHAMPION] = 1.1
     night = bench.night("n9")
-    assert (night.verdict, night.causes) == (Verdict.REGRESSION, causes)
+    assert (night.verdict, night.causes) == (NightVerdict.REGRESSION, causes)
     assert words in night.detail
 
 
@@ -333,7 +333,7 @@ def test_a_baseline_that_is_slower_itself_is_device_state(bench: Bench):
     bench.runner.pace[CHAMPION], bench.runner.eager_seconds = 1.1, 1.3
     night = bench.night("n9")
     assert night.causes == (Cause.DEVICE,)
-    assert "plain eager itself +30.0 %" in night.detail
+    assert "eager step time +30.0 %" in night.detail
 
 
 def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_two_nights(bench: Bench):
@@ -346,9 +346,12 @@ def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_
     assert first.nights[0].causes == (Cause.STALE, Cause.CODE)
     assert "on other shapes" in first.nights[0].detail
     assert exit_code(first) == 3
-    assert first.nights[0].pending == identity(plan_file(Plan.traced(wider), wider))
+    assert first.nights[0].pending == plan_identity(plan_file(Plan.traced(wider), wider))
     second = bench.night("n6")
-    assert (second.verdict, second.promoted) == (Verdict.REGRESSION, identity(plan_file(Plan.traced(wider), wider)))
+    assert (second.verdict, second.promoted) == (
+        NightVerdict.REGRESSION,
+        plan_identity(plan_file(Plan.traced(wider), wider)),
+    )
     assert planfile.read(bench.home().champion).graph_digest == wider.digest
     assert exit_code(bench.run("n7")) == 0
 
@@ -358,7 +361,7 @@ def test_a_plan_that_check_refuses_is_stale(bench: Bench):
     broken = replace(plan_file(CHAMPION), plan=Plan(CHAMPION.order[:-1]))
     planfile.write(bench.home().champion, broken)
     night = bench.night("n9")
-    assert (night.verdict, night.causes[0]) == (Verdict.REGRESSION, Cause.STALE)
+    assert (night.verdict, night.causes[0]) == (NightVerdict.REGRESSION, Cause.STALE)
 
 
 # -- entries that fail --------------------------------------------------------------------------------------------
@@ -371,11 +374,11 @@ def test_a_workload_that_no_longer_captures_is_a_regression_and_one_that_never_d
     with monkeypatch.context() as patch:
         patch.setattr(bench.runner, "prepare", refuse)
         results = bench.run("n1")
-    assert (results.nights[0].verdict, exit_code(results)) == (Verdict.FAILED, 2)
+    assert (results.nights[0].verdict, exit_code(results)) == (NightVerdict.FAILED, 2)
     bench.crown()
     monkeypatch.setattr(bench.runner, "prepare", refuse)
     results = bench.run("n9")
-    assert (results.nights[0].verdict, exit_code(results)) == (Verdict.REGRESSION, 3)
+    assert (results.nights[0].verdict, exit_code(results)) == (NightVerdict.REGRESSION, 3)
     assert "line 3 breaks the graph" in results.nights[0].detail
 
 
@@ -412,7 +415,7 @@ def test_one_bad_entry_does_not_end_the_night(bench: Bench):
 
     bench.open = open_one
     results = bench.run("n1", bench.options("bad", "good"))
-    assert [night.verdict for night in results.nights] == [Verdict.FAILED, Verdict.NEW]
+    assert [night.verdict for night in results.nights] == [NightVerdict.FAILED, NightVerdict.NEW]
     assert exit_code(results) == 2
 
 
@@ -424,8 +427,8 @@ def test_a_fault_of_ours_in_one_entry_costs_no_other_its_night_and_is_1(bench: B
         bench.search.error = None
 
     results = bench.run("n1", options, mend)
-    assert [night.verdict for night in results.nights] == [Verdict.FAILED, Verdict.NEW]
-    assert results.nights[0].detail == "a fault of autotune's own: ZeroDivisionError: of ours"
+    assert [night.verdict for night in results.nights] == [NightVerdict.FAILED, NightVerdict.NEW]
+    assert results.nights[0].detail == "internal error: ZeroDivisionError: of ours"
     assert exit_code(results) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -438,7 +441,7 @@ def test_time_is_shared_and_what_an_entry_leaves_goes_to_the_next(bench: Bench):
     options = bench.options("a", "b", time="10m")
     a, b = (entry.model_copy(update={"time": "1h"}) for entry in options.entries)
     bench.run("n1", options.model_copy(update={"entries": [a, b.model_copy(update={"share": 4.0})]}))
-    first, second = (config.time_seconds for config in bench.search.asked)
+    first, second = (config.time_seconds for config in bench.search.configs)
     assert first == pytest.approx(0.6 * 120, abs=1)
     assert second == pytest.approx(0.6 * (600 - 90), abs=1)  # the first took two measurements of 45 s
 
@@ -449,9 +452,9 @@ def test_a_night_out_of_time_is_7_and_resume_does_the_rest_alone(bench: Bench):
     results = bench.run("n1", options)
     assert ([night.entry for night in results.nights], results.left) == (["a", "b"], ("c",))
     assert exit_code(results) == 7
-    assert "autotune nightly night.yaml --resume" in str(failure(results))
+    assert "autotune nightly night.yaml --resume" in str(worst_error(results))
     bench.opened.clear()
-    results = bench.run(latest(options), options)
+    results = bench.run(latest_night(options), options)
     assert bench.opened == ["c"]
     assert ([night.entry for night in results.nights], results.left) == (["a", "b", "c"], ())
     assert exit_code(results) == 0
@@ -464,7 +467,7 @@ def test_a_regression_outranks_the_entries_that_are_left(bench: Bench):
     results = bench.run("n9", bench.options("chain", "late", time="100s"))
     assert results.left == ("late",)
     assert exit_code(results) == 3
-    assert "--resume" in str(failure(results))
+    assert "--resume" in str(worst_error(results))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -479,7 +482,7 @@ def test_a_signal_keeps_what_is_done_and_resume_begins_with_the_entry_that_it_hi
     bench.runner.before_measure = strike
     results = bench.run("n1", options)
     assert (results.interrupted, [night.entry for night in results.nights], results.left) == (number, ["a"], ("b",))
-    assert document(results)["exit_code"] == 128 + number
+    assert to_document(results)["exit_code"] == 128 + number
     bench.opened.clear()
     assert bench.run("n1", options).left == ()
     assert bench.opened == ["b"]
@@ -492,7 +495,7 @@ def test_a_signal_in_the_search_ends_the_night(bench: Bench):
 
 
 def test_a_second_night_in_the_same_directory_is_refused(bench: Bench):
-    with locked(bench.directory / "nightly"), pytest.raises(LockedError, match="give another `directory`"):
+    with lock_run_dir(bench.directory / "nightly"), pytest.raises(LockedError, match="give another `directory`"):
         bench.run("n1")
 
 
@@ -501,9 +504,9 @@ import sys
 from itertools import count
 from pathlib import Path
 import pytest
-from tests.nightly.fakes import made
+from tests.nightly.fakes import make_bench
 
-bench = made(Path(sys.argv[1]), pytest.MonkeyPatch())
+bench = make_bench(Path(sys.argv[1]), pytest.MonkeyPatch())
 begun = len(bench.home().history())
 if not begun:
     bench.crown(nights=[])
@@ -529,7 +532,7 @@ def test_killed_at_any_moment_the_history_keeps_every_night_and_goes_on(bench: B
         assert now.count(b"\n") > kept.count(b"\n")
         kept = now[: now.rfind(b"\n") + 1]
     assert len(bench.home().history()) == kept.count(b"\n")
-    assert bench.night("n99999").verdict is Verdict.SAME
+    assert bench.night("n99999").verdict is NightVerdict.SAME
     assert path.read_bytes().startswith(kept)
 
 
@@ -547,7 +550,7 @@ def test_a_torn_line_costs_its_own_night_and_no_other(bench: Bench, keep: int):
     before = bench.home().history()
     cut(bench, keep)
     assert bench.home().history() == before[:-1]
-    assert bench.night("n3").verdict is Verdict.SAME
+    assert bench.night("n3").verdict is NightVerdict.SAME
     assert [night.night for night in bench.home().history()] == ["n0", "n1", "n2", "n3"]
 
 
@@ -557,7 +560,9 @@ def test_killed_between_history_and_plan_file_a_promotion_is_finished_by_the_nex
     bench.night("n5")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Home, "record", lambda home, night: append_line(home.directory / "history.jsonl", night))
+        patch.setattr(
+            EntryDirectory, "record", lambda home, night: append_line(home.directory / "history.jsonl", night)
+        )
         assert bench.night("n6").promoted == CHALL
     assert planfile.read(bench.home().champion).plan == CHAMPION
     bench.search.finds = None
@@ -573,7 +578,7 @@ def test_killed_before_the_history_a_plan_that_won_is_measured_again(bench: Benc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Home, "record", killed)
+        patch.setattr(EntryDirectory, "record", killed)
         with pytest.raises(KeyboardInterrupt):
             bench.night("n5")
     assert bench.home().challenger.exists()
@@ -634,10 +639,10 @@ def test_markdown_is_one_table_with_the_worst_first(mixed):
 
 def test_json_is_read_back_with_every_number(mixed):
     results, directory = mixed
-    found = json.loads((directory / "nightly.json").read_text())
-    assert found == json.loads(json.dumps(document(results)))
-    assert (found["exit_code"], found["left"]) == (3, ["late"])
-    red = next(entry for entry in found["entries"] if entry["entry"] == "red")
+    document = json.loads((directory / "nightly.json").read_text())
+    assert document == json.loads(json.dumps(to_document(results)))
+    assert (document["exit_code"], document["left"]) == (3, ["late"])
+    red = next(entry for entry in document["entries"] if entry["entry"] == "red")
     assert red["ratio"] == pytest.approx(1.2, rel=0.01)
     assert red["change"]["low"] > 1.1
     assert not list(directory.glob(".*"))

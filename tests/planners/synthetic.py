@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, Role, TrainGraph
-from tests.graphs import Builder
+from autotune.testing.graphs import Builder
 
 FLOPS_PER_SECOND = 100e9
 BYTES_PER_SECOND = 8e9

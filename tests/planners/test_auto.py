@@ -10,14 +10,20 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
-from autotune.planners import auto as module
-from autotune.planners.auto import auto
+from autotune.planners import coordinate_descent as module
+from autotune.planners.auto import best_plan
+from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
-from tests.graphs import random_graph, training_chain
+from autotune.testing.graphs import random_graph, training_chain
 from tests.planners import synthetic
 
 GPT = synthetic.gpt(1, 64, 4, 32, batch=4, vocabulary=64)
 RESNET = synthetic.resnet((1, 1), batch=4, side=64)
+
+
+def auto(graph: TrainGraph, costs: Costs, budget: int, choices: module.Choices | None = None) -> tuple[Settings, Plan]:
+    best = best_plan(graph, costs, budget, choices=choices)
+    return best.settings, best.plan
 
 
 def seen(graph: TrainGraph, plan: Plan, costs: Costs) -> Estimate:
@@ -85,7 +91,7 @@ def test_weights_leave_also_where_the_order_that_is_best_without_a_store_updates
     graph, costs = RESNET[0], with_store(RESNET[1], 1e12)
     alone = {
         "order": {"planner": "list_by_bytes"},
-        "offload": {"planner": "window", "store": "ssd", "what": "all", "least_bytes": module.WORTH_MOVING},
+        "offload": {"planner": "window", "store": "ssd", "what": "all", "least_bytes": module.MIN_WEIGHT_BYTES},
         "update": {"planner": "at_end"},
     }
     kept, again = (
@@ -93,16 +99,16 @@ def test_weights_leave_also_where_the_order_that_is_best_without_a_store_updates
         for later in ("keep", "again")
     )
     assert kept < again
-    plans = module.Plans(graph, costs, kept)
+    plans = module.PlanCache(graph, costs, kept)
     choices = {kind: tuple(known) for kind, known in KINDS.items() if kind != "allocator"}
-    names = {**module.FIRST, "order": "list_by_bytes", "reorder": "again"}
-    found = module._shared(plans, choices, lambda chosen: module._named(chosen, costs), names)
-    assert min(plans.make(made)[1].peak_bytes for made in found) <= kept
+    names = {**module.FIRST_PLANNERS, "order": "list_by_bytes", "reorder": "again"}
+    found = module.share_with_store(plans, choices, lambda chosen: module.default_preset(chosen, costs), names)
+    assert min(plans.evaluate(made)[1].peak_bytes for made in found) <= kept
 
 
 def test_a_budget_that_offload_keeps_only_in_another_order_is_kept(monkeypatch: pytest.MonkeyPatch):
     graph, costs = RESNET[0], with_store(RESNET[1], 1e12)
-    weights = {"planner": "window", "store": "ssd", "what": "all", "least_bytes": module.WORTH_MOVING}
+    weights = {"planner": "window", "store": "ssd", "what": "all", "least_bytes": module.MIN_WEIGHT_BYTES}
     alone = {"offload": weights, "update": {"planner": "at_end"}}
     traced, other = (
         seen(graph, make_plan(graph, alone | {"order": {"planner": order}}, 0, costs), costs).peak_bytes

@@ -1,130 +1,103 @@
-"""What every planner promises, on graphs nobody drew: a new planner in KINDS is held to it without a line here."""
+"""The planner contract on random graphs: a new planner in KINDS is held to it without a line here."""
 
-import dataclasses
+import doctest
 import random
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from autotune.ir.check import check
-from autotune.ir.costs import Costs, StoreCost
+import autotune.planners
+from autotune.errors import PlanError
+from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.ir.schedule import lower
-from autotune.planners import KINDS
-from autotune.planners.knobs import Choice, KnobValue
-from autotune.predict.simulate import peak_bytes, simulate
-from tests.graphs import random_graph, random_order, random_plan, training_chain
+from autotune.planners import KINDS, auto, base
+from autotune.planners.knobs import Int, Knob
+from autotune.planners.order import ORDERS
+from autotune.testing.planner_contract import PlannerContract
 
-STORES = {
-    "ssd": StoreCost(50.0, 25.0, 20.0, 10.0, pool_bytes=4),
-    "ramdisk": StoreCost(500.0, 500.0, 400.0, 400.0, holds_memory=True),
-    "host": StoreCost(500.0, 500.0, 400.0, 400.0),
-}
-RESTORES = {
+MAY_RAISE_PEAK = {
     ("order", "traced"): "it restores the user's order",
     ("update", "at_end"): "it restores the place that clipping and scaling need",
     ("inplace", "never"): "it gives every output a buffer of its own",
 }
-"""Planners whose purpose it is to undo, which may raise the peak above the one they were given."""
+"""Planners whose purpose is to undo, which may raise the peak above that of their input."""
+
+for kind, planners in KINDS.items():
+    for name, planner in planners.items():
+        title = f"Test{kind.title()}{name.title().replace('_', '')}"
+        about = {"kind": kind, "planner": planner, "may_raise_peak": MAY_RAISE_PEAK.get((kind, name), "")}
+        assert title not in globals()
+        globals()[title] = type(title, (PlannerContract,), about | {"__module__": __name__})
 
 
-def limits(knobs: Any) -> Iterator[dict[str, KnobValue]]:
-    """Defaults, then each knob at each of its limits with the others as they come."""
-    yield {}
-    for name, knob in knobs.items():
-        ends = knob.options if isinstance(knob, Choice) else (knob.low, knob.high)
-        yield from ({name: end} for end in ends)
+def test_every_planner_is_run_through_the_contract():
+    tested = {value.planner for value in list(globals().values()) if _is_contract(value)}
+    assert tested == {planner for planners in KINDS.values() for planner in planners.values()}
 
 
-EVERY = [
-    pytest.param(kind, name, knobs, id=" ".join([kind, name, *(f"{k}={v}" for k, v in knobs.items())]))
-    for kind, planners in KINDS.items()
-    for name, planner in planners.items()
-    for knobs in limits(planner.knobs)
-]
-DEFAULT = [pytest.param(kind, name, id=f"{kind} {name}") for kind, found in KINDS.items() for name in found]
-randoms = st.randoms(use_true_random=False)
+def _is_contract(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, PlannerContract) and value is not PlannerContract
 
 
-def task(rng: random.Random, kind: str) -> tuple[TrainGraph, Plan, Costs]:
-    """A graph, the plan that the kinds before this one might have made, and costs."""
-    if rng.random() < 0.4:
-        layers = rng.randint(1, 6 if kind == "offload" else 2)
-        graph = training_chain(layers, rng.choice([3, 40]), rng.choice([1, 50]))
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An order planner that keeps a rule only if `rule` is another one."""
+
+    knobs: ClassVar[dict[str, Knob]] = {"rule": Int(0, 4)}
+    rule: int = 0
+
+    def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        match self.rule:
+            case 1:
+                return replace(plan, order=plan.order[::-1])
+            case 2:
+                return replace(plan, window=random.SystemRandom().randrange(1, 1000))
+            case 3:
+                return replace(plan, order=(*plan.order, *plan.order))
+        return plan
+
+
+@pytest.mark.parametrize(
+    ("test", "knobs", "error"),
+    [
+        ("test_the_plan_is_valid_deterministic_and_not_higher", {"rule": 0}, None),
+        ("test_the_plan_is_valid_deterministic_and_not_higher", {"rule": 1}, PlanError),
+        ("test_the_plan_is_valid_deterministic_and_not_higher", {"rule": 2}, AssertionError),
+        ("test_a_budget_that_is_met_costs_no_seconds", {"rule": 0}, None),
+        ("test_a_budget_that_is_met_costs_no_seconds", {"rule": 3}, (AssertionError, PlanError)),
+    ],
+)
+def test_the_contract_finds_a_planner_that_breaks_it(test: str, knobs: dict[str, Any], error: Any):
+    contract: Any = type("Contract", (PlannerContract,), {"kind": "order", "planner": Broken})()
+    if error is None:
+        getattr(contract, test)(knobs=knobs)
     else:
-        graph = random_graph(rng, 9)
-    costs = Costs(
-        tuple(rng.choice([0.0, 0.5, 3.0]) for _ in graph.ops),
-        tuple(rng.choice([0, 0, 7, 30]) for _ in graph.ops),
-        STORES,
-    )
-    if kind in ("inplace", "offload"):
-        return graph, random_plan(graph, rng, offload=False), costs
-    return graph, Plan(random_order(graph, rng) if rng.random() < 0.5 else Plan.traced(graph).order), costs
+        with pytest.raises(error):
+            getattr(contract, test)(knobs=knobs)
 
 
-@pytest.mark.parametrize(("kind", "name", "knobs"), EVERY)
-@settings(max_examples=25)
-@given(rng=randoms)
-def test_the_plan_is_valid_the_same_again_and_never_higher(
-    kind: str, name: str, knobs: dict[str, Any], rng: random.Random
-):
-    graph, plan, costs = task(rng, kind)
-    before = peak_bytes(graph, plan, costs)
-    budget = rng.choice([0, before // 2, before - 1])
-    planner = KINDS[kind][name](**knobs)
-    made = planner.plan(graph, plan, budget, costs)
-    check(graph, made)
-    lower(graph, made)
-    assert planner.plan(graph, plan, budget, costs) == made
-    if (kind, name) not in RESTORES:
-        assert peak_bytes(graph, made, costs) <= before
+def test_the_example_of_the_protocol_runs_and_keeps_the_contract():
+    example = doctest.DocTestParser().get_doctest(base.Planner.__doc__ or "", {}, "Planner", None, 0)
+    assert len(example.examples) >= 8
+    runner = doctest.DocTestRunner()
+    try:
+        runner.run(example, clear_globs=False)
+        assert runner.failures == 0
+        contract = example.globs["TestLateOpsFirst"]()
+        for knobs in ({}, {"count": 1}, {"count": 64}):
+            contract.test_the_plan_is_valid_deterministic_and_not_higher(knobs=knobs)
+            contract.test_a_budget_that_is_met_costs_no_seconds(knobs=knobs)
+        contract.test_a_kind_decides_its_own_part_only()
+        contract.test_knobs_are_the_fields_and_their_defaults_lie_inside()
+        contract.test_a_graph_without_ops_gets_the_empty_plan()
+    finally:
+        ORDERS.pop("late_ops_first", None)
 
 
-@pytest.mark.parametrize(("kind", "name", "knobs"), EVERY)
-@settings(max_examples=15)
-@given(rng=randoms)
-def test_a_budget_that_is_met_costs_no_seconds(kind: str, name: str, knobs: dict[str, Any], rng: random.Random):
-    graph, plan, costs = task(rng, kind)
-    before = simulate(graph, lower(graph, plan), costs)
-    made = KINDS[kind][name](**knobs).plan(graph, plan, before.peak_bytes, costs)
-    after = simulate(graph, lower(graph, made), costs)
-    assert sorted(made.order) == sorted(plan.order)
-    assert (after.seconds, after.transfer_bytes) == (pytest.approx(before.seconds), 0)
-
-
-@pytest.mark.parametrize(("kind", "name"), DEFAULT)
-@settings(max_examples=15)
-@given(rng=randoms)
-def test_a_kind_decides_its_own_part_only(kind: str, name: str, rng: random.Random):
-    graph, plan, costs = task(rng, kind)
-    made = KINDS[kind][name]().plan(graph, plan, 0, costs)
-    if kind in ("order", "update"):
-        assert sorted(made.order) == sorted(plan.order)
-    if kind in ("inplace", "offload", "allocator"):
-        assert made.order == plan.order
-    if kind != "inplace":
-        assert made.inplace == plan.inplace
-    if kind != "offload":
-        assert (made.offload, made.store, made.window) == (plan.offload, plan.store, plan.window)
-
-
-@pytest.mark.parametrize(("kind", "name"), DEFAULT)
-def test_knobs_are_the_fields_and_their_defaults_lie_inside(kind: str, name: str):
-    planner = KINDS[kind][name]
-    fields = {field.name: field.default for field in dataclasses.fields(planner)}  # type: ignore[arg-type]
-    assert set(fields) == set(planner.knobs)
-    assert all(planner.knobs[knob].holds(value) for knob, value in fields.items())
-    with pytest.raises((dataclasses.FrozenInstanceError, AttributeError, TypeError)):
-        planner().anything = 1  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("kind", "name"), DEFAULT)
-def test_a_graph_without_ops_gets_the_empty_plan(kind: str, name: str):
-    graph = TrainGraph("empty", (), (), (), ())
-    made = KINDS[kind][name]().plan(graph, Plan(()), 0, Costs((), (), STORES))
-    assert made.order == ()
+@pytest.mark.parametrize("module", [auto, autotune.planners], ids=["auto", "planners"])
+def test_the_examples_run(module: Any):
+    results = doctest.testmod(module)
+    assert results.attempted
+    assert results.failed == 0

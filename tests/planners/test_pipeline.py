@@ -11,12 +11,12 @@ from autotune.ir.check import check
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import Phase, Role, TrainGraph
 from autotune.ir.plan import Plan
-from autotune.planners import KINDS, build, defaults, make_plan
+from autotune.planners import KINDS, build_planners, default_settings, make_plan
 from autotune.planners.knobs import Choice, Float, Int
-from autotune.planners.offload.window import Window
+from autotune.planners.offload.window import OffloadWindow
 from autotune.planners.order.list_by_bytes import ListByBytes
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder, random_graph, training_chain
+from autotune.testing.graphs import Builder, random_graph, training_chain
 
 SSD = {"ssd": StoreCost(50.0, 25.0, 20.0, 10.0)}
 
@@ -24,22 +24,22 @@ SSD = {"ssd": StoreCost(50.0, 25.0, 20.0, 10.0)}
 def test_the_defaults_are_the_users_own_step():
     graph = training_chain(4)
     assert make_plan(graph, {}, 0, Costs.unit(graph)) == Plan.traced(graph)
-    assert make_plan(graph, defaults(), 0, Costs.unit(graph)) == Plan.traced(graph)
+    assert make_plan(graph, default_settings(), 0, Costs.unit(graph)) == Plan.traced(graph)
 
 
 def test_the_defaults_name_every_kind_in_the_order_in_which_they_decide():
-    assert list(defaults()) == ["order", "update", "recompute", "reorder", "inplace", "offload", "allocator"]
-    assert build(defaults()) == build({})
+    assert list(default_settings()) == ["order", "update", "recompute", "reorder", "inplace", "offload", "allocator"]
+    assert build_planners(default_settings()) == build_planners({})
 
 
 def test_settings_turn_the_knobs_and_what_they_leave_out_stays():
-    found = build({"offload": {"planner": "window", "window": 3}, "order": {"planner": "list_by_bytes"}})
+    found = build_planners({"offload": {"planner": "window", "window": 3}, "order": {"planner": "list_by_bytes"}})
     assert found["order"] == ListByBytes()
-    assert found["offload"] == Window(window=3, store="ssd", share=1.0)
+    assert found["offload"] == OffloadWindow(window=3, store="ssd", share=1.0)
 
 
 def test_a_whole_number_is_a_real_one_too():
-    assert build({"offload": {"planner": "window", "share": 1}})["offload"] == Window(share=1.0)
+    assert build_planners({"offload": {"planner": "window", "share": 1}})["offload"] == OffloadWindow(share=1.0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_whole_number_is_a_real_one_too():
 )  # fmt: skip
 def test_settings_that_cannot_be_built_are_refused_with_what_is_known(settings: Any, words: str):
     with pytest.raises(ConfigError, match=re.escape(words)):
-        build(settings)
+        build_planners(settings)
 
 
 def with_a_wide_head(layers: int) -> TrainGraph:
@@ -92,7 +92,7 @@ def test_nothing_is_computed_again_where_what_is_made_in_place_suffices(recomput
 
 def test_a_store_that_was_not_given_is_refused_with_the_cure():
     graph = training_chain(4)
-    with pytest.raises(ConfigError, match=r"offload needs the store 'ssd'; given: none\. Add --store ssd=DIR"):
+    with pytest.raises(ConfigError, match=r"offload needs the store 'ssd'; open stores: none\. Add --store ssd=DIR"):
         make_plan(graph, {"offload": {"planner": "window"}}, 0, Costs.unit(graph))
 
 

@@ -10,7 +10,7 @@ from autotune.ir.schedule import lower
 from autotune.planners.order import ORDERS
 from autotune.planners.unfold import fold, unfold
 from autotune.predict.simulate import peak_bytes, simulate
-from tests.graphs import chain, random_graph, random_order, random_plan
+from autotune.testing.graphs import chain, random_graph, random_order, random_plan
 
 
 def test_a_run_that_repeats_becomes_an_op_of_its_own_with_a_value_of_its_own():

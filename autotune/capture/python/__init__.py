@@ -1,4 +1,4 @@
-"""Follow the Python around the tensors: values that a step reads, and what it changes besides.
+"""Trace the Python around the tensors: the values that a step reads, and the objects that it changes.
 
 In: the user's step.
 Out: an FX graph with its guards, and a list of side effects.

@@ -1,8 +1,8 @@
 """Trace the Python of a step with Dynamo: its forward as an FX graph, the guards of what it read, its free inputs.
 
-Dynamo reads Python values once, as constants of the graph. The guards say which; `guards.Guards` checks them before each
-step. Tensors that the step finds outside of model and batch (in a closure, a global, a second model) are inputs of the
-graph, read again for each step, and so are the floats named in `dynamic`.
+Dynamo reads Python values once, as constants of the graph. `guards.Guards` checks before each step that they are unchanged.
+Tensors that the step reads from outside of model and batch (a closure, a global, a second model) are free inputs of the
+graph, read again for each step. So are the floats named in `dynamic`.
 """
 
 import logging
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from autotune.capture.python.guards import Guards, Sources
-from autotune.capture.python.side_effects import SideEffect, recorded
+from autotune.capture.python.side_effects import SideEffect, record_side_effects
 from autotune.errors import CaptureError
 
 
@@ -25,26 +25,26 @@ class FreeInput:
     """A tensor or a float that the step reads from outside of model and batch."""
 
     source: str
-    """Dynamo's expression for it."""
+    """Dynamo's expression for the input."""
     name: str
-    """As the user's code spells it."""
+    """Expression of the input in the user's code."""
     read: Callable[[], torch.Tensor]
-    """The current tensor; a float as a tensor of one element in float64."""
+    """Function that returns the current tensor; a float as a tensor of one element in float64."""
     example: torch.Tensor
-    """The tensor to trace with: for a float Dynamo's own, which stands for its symbol."""
+    """Tensor to trace with: for a float the one of Dynamo's that stands for its symbol."""
 
 
 @dataclass(frozen=True)
 class PythonTrace:
-    """The forward of one step as Dynamo traced it."""
+    """Forward of one step as Dynamo traced it."""
 
     forward: fx.GraphModule
-    """Called with the batch's tensors, then one tensor for each free input."""
+    """Module of the graph: takes the batch's tensors, then one tensor for each free input."""
     free: tuple[FreeInput, ...]
     guards_without: Callable[[frozenset[str]], Guards]
-    """Build the guards, without those on some sources and their parts."""
+    """Function that builds the guards, without those on some sources and their parts."""
     sources: Sources
-    """How to read the sources."""
+    """Reader of the sources' values."""
     side_effects: tuple[SideEffect, ...]
     inputs: frozenset[str]
     """Sources of the graph's inputs."""
@@ -55,15 +55,15 @@ class PythonTrace:
     constants: frozenset[str]
     """Sources of numbers that became constants of the graph."""
     branches: bool
-    """A condition on a symbol decided what was traced."""
+    """A condition on a symbol decided which ops were traced."""
     text: str
-    """The ops that results depend on."""
+    """Ops that results depend on, as text."""
     symbols: Any
     """Dynamo's environment of symbols."""
 
     @property
     def specialized(self) -> bool:
-        """Whether an input of `dynamic` became a constant after all: an op took it as a plain number."""
+        """An input of `dynamic` became a constant after all, because an op used it as a plain number."""
         return any(constant.is_number for constant in self.symbols.replacements.values())
 
 
@@ -90,7 +90,7 @@ def trace_python(
         ),
         _numbers_as_inputs(dynamic),
         _not_exporting(),
-        recorded() as effects,
+        record_side_effects() as effects,
         get_metrics_context(),
         dynamo_timed("fullgraph_capture"),
     ):
@@ -119,7 +119,7 @@ def trace_python(
         sources,
         tuple(effects),
         frozenset(source.name for source in inputs.values()),
-        frozenset(inputs[at].name for at, node in enumerate(placeholders) if node.users and at in inputs),
+        frozenset(inputs[i].name for i, node in enumerate(placeholders) if node.users and i in inputs),
         frozenset(map(_guarded, graph.guards)),
         frozenset(guard.name for guard in graph.guards if guard.create_fn_name() in ("EQUALS_MATCH", "CONSTANT_MATCH")),
         bool(graph.shape_env.guards),
@@ -129,18 +129,18 @@ def trace_python(
 
 
 def _logger_methods() -> set[Callable[..., Any]]:
-    """Methods that a trace leaves out: Dynamo refuses loggers, and every model of `transformers` has some.
+    """Return the logging methods that a trace leaves out: Dynamo refuses loggers, and every model of `transformers` has some.
 
-    Libraries add methods of their own to the class, such as `warning_once`.
+    Libraries add methods to the class, such as `warning_once`.
     """
     levels = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
     names = (name for name in dir(logging.Logger) if name.split("_")[0] in levels)
-    found: set[Callable[..., Any]] = {getattr(logging.Logger, name) for name in names}
-    return found.union(torch._dynamo.config.ignore_logger_methods)
+    methods: set[Callable[..., Any]] = {getattr(logging.Logger, name) for name in names}
+    return methods.union(torch._dynamo.config.ignore_logger_methods)
 
 
 def _hooks(names: frozenset[str]) -> Any:
-    """Drop guards on these sources and on parts of them."""
+    """Return hooks that drop guards on these sources and on parts of them; None without sources."""
     from torch._dynamo.hooks import Hooks
     from torch._dynamo.types import GuardFilterEntry
 
@@ -154,7 +154,7 @@ def _hooks(names: frozenset[str]) -> Any:
 
 
 def _live(forward: fx.GraphModule) -> fx.Graph:
-    """A copy of the graph without ops that no result depends on."""
+    """Return a copy of the graph without the ops that no result depends on."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(forward.graph, {}))
     graph.eliminate_dead_code()
@@ -162,7 +162,7 @@ def _live(forward: fx.GraphModule) -> fx.Graph:
 
 
 def _guarded(guard: Any) -> str:
-    """The source that a guard depends on, down to the attribute whose existence it checks."""
+    """Return the source that a guard depends on, down to the attribute whose existence it checks."""
     attribute = getattr(guard.create_fn, "keywords", {}).get("attr", "")
     return f"{guard.name}.{attribute}" if attribute else str(guard.name)
 
@@ -176,8 +176,8 @@ def _numbers_as_inputs(names: frozenset[str]) -> Iterator[None]:
     original = builder.process_automatic_dynamic
 
     def process(tx: Any, name: str, entry: Any, **kwargs: Any) -> Any:
-        found = original(tx, name, entry, **kwargs)
-        return pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic) if name in names else found
+        processed = original(tx, name, entry, **kwargs)
+        return pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic) if name in names else processed
 
     with mock.patch.object(builder, "process_automatic_dynamic", process):
         yield
@@ -185,7 +185,7 @@ def _numbers_as_inputs(names: frozenset[str]) -> Iterator[None]:
 
 @contextmanager
 def _not_exporting() -> Iterator[None]:
-    """Let `torch.compiler.is_exporting()` be False, as in eager: Dynamo takes every full graph for an export.
+    """Let `torch.compiler.is_exporting()` be False, as in eager: Dynamo treats every full graph as an export.
 
     Libraries leave work out where they may assume the batch's shapes, as transformers does with attention masks.
     """
@@ -199,9 +199,9 @@ def _not_exporting() -> Iterator[None]:
 def _free_inputs(
     step: torch.nn.Module, placeholders: list[fx.Node], inputs: dict[int, Any], sources: Sources
 ) -> dict[int, FreeInput]:
-    """By position among the inputs of Dynamo's graph; the model's own and the batch's tensors are none."""
-    owned = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
-    found = {}
+    """Return the free inputs by position among the inputs of Dynamo's graph; tensors of model and batch are not free."""
+    model_tensors = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
+    free = {}
     for position, source in inputs.items():
         name = source.name
         if name.startswith("L['tensors']"):
@@ -209,31 +209,31 @@ def _free_inputs(
         if name.startswith(_FROM_NUMPY):
             raise CaptureError(_refusal_of_numpy(name.removeprefix(_FROM_NUMPY).removesuffix(")"), sources))
         value = sources.value(name)
-        if isinstance(value, torch.Tensor) and id(value) not in owned:
+        if isinstance(value, torch.Tensor) and id(value) not in model_tensors:
             if value.grad_fn is not None:
                 raise CaptureError(
-                    f"{sources.shown(name)} comes with a graph of its own, which a captured step cannot run backward "
-                    "through: detach it, or compute it inside of the loss function"
+                    f"{sources.spell(name)} has an autograd graph from outside of the step, and a captured step cannot run "
+                    "backward through it: detach the tensor, or compute it in the loss function"
                 )
-            found[position] = FreeInput(name, sources.shown(name), _tensor_reader(sources, name), value)
+            free[position] = FreeInput(name, sources.spell(name), _tensor_reader(sources, name), value)
         elif isinstance(value, float):
             example = placeholders[position].meta["example_value"]
-            found[position] = FreeInput(name, sources.shown(name), _float_reader(sources, name), example)
-    return found
+            free[position] = FreeInput(name, sources.spell(name), _float_reader(sources, name), example)
+    return free
 
 
 _FROM_NUMPY = "___from_numpy("
-"""Dynamo's spelling of an array or a number of numpy, which it reads as a tensor made on the way."""
+"""Prefix of Dynamo's expression for an array or a number of numpy, which it converts to a tensor."""
 
 
 def _refusal_of_numpy(name: str, sources: Sources) -> str:
-    value, shown = sources.value(name), sources.shown(name)
-    cure = (
-        f"a tensor, as torch.as_tensor({shown})"
+    value, spelled = sources.value(name), sources.spell(name)
+    fix = (
+        f"a tensor, as torch.as_tensor({spelled})"
         if getattr(value, "shape", ())
-        else f"a Python number, as {shown}.item()"
+        else f"a Python number, as {spelled}.item()"
     )
-    return f"{shown} is a numpy.{type(value).__name__}, which a captured step cannot follow: make it {cure} before the step"
+    return f"{spelled} is a numpy.{type(value).__name__}, which a captured step cannot follow: make it {fix} before the step"
 
 
 def _tensor_reader(sources: Sources, name: str) -> Callable[[], torch.Tensor]:
@@ -245,15 +245,15 @@ def _float_reader(sources: Sources, name: str) -> Callable[[], torch.Tensor]:
 
 
 def _pass_free_inputs(forward: Any, batch: int, positions: list[int]) -> None:
-    """Let the module take free inputs as arguments behind the batch's tensors, in place of the values Dynamo would read."""
+    """Let the module accept free inputs as arguments behind the batch's tensors, instead of the values Dynamo would read."""
     codegen = forward.graph._codegen
     flatten = codegen.dynamo_bytecode_flatten
 
     def with_free(*arguments: Any) -> list[Any]:
-        found = list(flatten(*arguments[:batch]))
+        flat = list(flatten(*arguments[:batch]))
         for position, argument in zip(positions, arguments[batch:], strict=True):
-            found[position] = argument
-        return found
+            flat[position] = argument
+        return flat
 
     with_free.input_processor = flatten.input_processor  # type: ignore[attr-defined]
     codegen.dynamo_bytecode_flatten = with_free

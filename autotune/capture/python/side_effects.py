@@ -1,6 +1,6 @@
 """Find the Python objects that a traced step changes. A captured step does not repeat such changes.
 
-A change that the step itself reads alters the next step, so it is refused with the spelling that works. Any other
+A change that the step itself reads alters the next step, so it is refused, and the error names a fix. Any other
 change, such as a counter for a log, is reported once.
 """
 
@@ -16,21 +16,21 @@ import torch
 
 from autotune.capture.python.guards import Sources
 from autotune.errors import CaptureError
-from autotune.workloads.factory import own_line
+from autotune.workloads.factory import innermost_user_line
 
 CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """One object that the step assigns, or one container that it changes."""
+    """Assignment to one object, or a change of one container."""
 
     source: str
-    """Dynamo's expression for the object that is assigned, or for the container."""
+    """Dynamo's expression for the object or the container."""
     after: Any
     """Content after the step, with zeros for tensors; `UNKNOWN` where it cannot be built."""
     line: str
-    """File, number and text of the line, if it is the user's own; empty for one of a library."""
+    """File, number and text of the line, if it is in the user's code; empty for a library's."""
     container: bool = False
 
 
@@ -39,19 +39,19 @@ UNKNOWN = object()
 
 
 @contextmanager
-def recorded() -> Iterator[list[SideEffect]]:
+def record_side_effects() -> Iterator[list[SideEffect]]:
     """Collect the side effects that Dynamo finds while it traces."""
     from torch._dynamo.output_graph import OutputGraph
 
-    found: list[SideEffect] = []
+    recorded: list[SideEffect] = []
     original = OutputGraph.get_replayed_side_effect_source_refs
 
     def record(graph: Any, **kwargs: Any) -> Any:
-        found[:] = _side_effects(graph.side_effects)
+        recorded[:] = _side_effects(graph.side_effects)
         return original(graph, **kwargs)
 
     with mock.patch.object(OutputGraph, "get_replayed_side_effect_source_refs", record):
-        yield found
+        yield recorded
 
 
 def _side_effects(effects: Any) -> Iterator[SideEffect]:
@@ -72,21 +72,21 @@ def _side_effects(effects: Any) -> Iterator[SideEffect]:
 
 
 def _line(stacks: Sequence[Any], name: str) -> str:
-    """The user's line that changes `name`; Dynamo keeps one list of lines for all attributes of an object."""
-    lines = [own_line(_assignment(stack)) for stack in stacks]
+    """Return the user's line that changes `name`; Dynamo keeps one list of lines for all attributes of an object."""
+    lines = [innermost_user_line(_assignment(stack)) for stack in stacks]
     return next(
         (line for line in lines if name and re.search(rf"\b{re.escape(name)}\b", line)), lines[-1] if lines else ""
     )
 
 
 def _assignment(stack: Any) -> list[Any]:
-    """The frame that assigns: `nn.Module` does so in a method of its own, one frame below."""
+    """Return the frame that assigns; a method of `nn.Module` does so one frame below it."""
     frames = [frame for frame in stack if frame.name not in ("__setattr__", "register_buffer")]
     return frames[-1:]
 
 
 def _member(source: str, name: str) -> str:
-    """The expression for an attribute; a global is assigned by itself."""
+    """Return the expression for an attribute; that of a global is its source."""
     return source if source.endswith(f"[{name!r}]") else f"{source}.{name}"
 
 
@@ -96,7 +96,7 @@ def _items_by_key(changed: Any) -> dict[Any, Any]:
 
 
 def _changed_keys(changed: Any) -> list[Any]:
-    """Keys of a dictionary that the step assigns."""
+    """Return the keys of a dictionary that the step assigns."""
     before = getattr(changed, "original_items", None)
     if not isinstance(before, dict) or not isinstance(getattr(changed, "items", None), dict):
         return []
@@ -104,7 +104,7 @@ def _changed_keys(changed: Any) -> list[Any]:
 
 
 def _content(variable: Any) -> Any:
-    """A variable of Dynamo's as a Python object, with zeros for tensors."""
+    """Return a variable of Dynamo's as a Python object, with zeros for tensors; `UNKNOWN` where it has no content."""
     try:
         if variable.is_python_constant():
             return variable.as_python_constant()
@@ -118,8 +118,8 @@ def _content(variable: Any) -> Any:
         return UNKNOWN
 
 
-class Traced(Protocol):
-    """The parts of a trace that show whether the step reads a source; see `PythonTrace`."""
+class TracedReads(Protocol):
+    """Part of a `PythonTrace` that shows whether the step reads a source."""
 
     @property
     def side_effects(self) -> tuple[SideEffect, ...]: ...
@@ -146,15 +146,15 @@ class Traced(Protocol):
     def sources(self) -> Sources: ...
 
 
-Retrace = Callable[[frozenset[str]], Traced]
-"""Trace the step again, with these numbers as symbols."""
+Retrace = Callable[[frozenset[str]], TracedReads]
+"""Function that traces the step again, with these numbers as symbols."""
 
 
-def refuse_what_the_step_reads(traced: Traced, retrace: Retrace) -> tuple[SideEffect, ...]:
+def refuse_read_side_effects(traced: TracedReads, retrace: Retrace) -> tuple[SideEffect, ...]:
     """Refuse a side effect that the next step would read; return the others.
 
     Raises:
-        CaptureError: names the object, the user's line and the spelling that works.
+        CaptureError: names the object, the user's line and a fix.
     """
     unread = []
     for effect in traced.side_effects:
@@ -167,7 +167,7 @@ def refuse_what_the_step_reads(traced: Traced, retrace: Retrace) -> tuple[SideEf
     return tuple(unread)
 
 
-def _is_read(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
+def _is_read(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
     name = effect.source
     if effect.container:
         return _is_read_container(effect, traced, retrace)
@@ -179,53 +179,53 @@ def _is_read(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
     if type(effect.after) not in (int, float) or not traced.sources.exists(name):
         return True
     # `self.calls += 1` reads what it assigns: with a symbol in its place a use by anything else shows
-    with _assigned(traced.sources, name, effect.after + 7):
+    with _assign(traced.sources, name, effect.after + 7):
         again = retrace(frozenset((name,)))
     return name in again.read or name in again.constants or again.branches
 
 
 def _settles(effect: SideEffect, sources: Sources, retrace: Retrace) -> bool:
-    """Whether a step that begins with what this one assigns leaves it there, as `config.problem_type` of `transformers`."""
+    """Return whether a step that starts with the assigned value keeps it, as `config.problem_type` of `transformers`."""
     if effect.container or type(effect.after) not in (bool, str) or not sources.exists(effect.source):
         return False
-    with _assigned(sources, effect.source, effect.after):
-        again = [one for one in retrace(frozenset()).side_effects if one.source == effect.source]
-    return all(one.after == effect.after for one in again)
+    with _assign(sources, effect.source, effect.after):
+        again = [other for other in retrace(frozenset()).side_effects if other.source == effect.source]
+    return all(other.after == effect.after for other in again)
 
 
-def _is_read_container(effect: SideEffect, traced: Traced, retrace: Retrace) -> bool:
-    """Whether the step does anything else on the container that it leaves behind."""
-    if any(one.startswith(f"{effect.source}[") for one in traced.read):
+def _is_read_container(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
+    """Return whether the step runs differently on the content that it leaves in the container."""
+    if any(source.startswith(f"{effect.source}[") for source in traced.read):
         return True
     container = traced.sources.value(effect.source)
-    if not isinstance(container, CONTAINERS) or _holds_unknown(effect.after):
+    if not isinstance(container, CONTAINERS) or _contains_unknown(effect.after):
         return True
-    with _filled(container, effect.after):
+    with _fill_temporarily(container, effect.after):
         return retrace(frozenset()).text != traced.text
 
 
 def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
-    """Whether a container ends as it began, as one that is filled and cleared in every step."""
+    """Return whether a container ends as it began, such as one that is filled and cleared in every step."""
     return effect.container and not effect.after and sources.exists(effect.source) and not sources.value(effect.source)
 
 
 def _refusal(effect: SideEffect, sources: Sources, *, settled: bool = False) -> str:
-    name, at = sources.shown(effect.source), f" at {effect.line}" if effect.line else ""
+    name, line = sources.spell(effect.source), f" at {effect.line}" if effect.line else ""
     if settled:
-        cure = f"assign it before the first step, {name} = {effect.after!r}"
+        fix = f"assign it before the first step, {name} = {effect.after!r}"
     elif effect.container:
-        cure = "keep its content in a buffer and change that in place"
+        fix = "keep its content in a buffer and change that in place"
     elif isinstance(effect.after, torch.Tensor):
-        cure = f"change it in place: {name}.copy_(...)"
+        fix = f"change it in place: {name}.copy_(...)"
     elif type(effect.after) in (int, float):
-        cure = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
+        fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
     else:
-        cure = "change it between steps, or pass it in the batch as a tensor"
-    return f"{name} is changed in the step{at}, and a captured step does not repeat that for the next one: {cure}"
+        fix = "change it between steps, or pass it in the batch as a tensor"
+    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one: {fix}"
 
 
 @contextmanager
-def _assigned(sources: Sources, name: str, value: Any) -> Iterator[None]:
+def _assign(sources: Sources, name: str, value: Any) -> Iterator[None]:
     before = sources.value(name)
     sources.assign(name, value)
     try:
@@ -235,8 +235,8 @@ def _assigned(sources: Sources, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _filled(container: Any, content: Any) -> Iterator[None]:
-    """Let a container hold its content after the step for a while."""
+def _fill_temporarily(container: Any, content: Any) -> Iterator[None]:
+    """Give a container its content after the step, and restore it afterwards."""
     before = container.copy()
     try:
         _fill(container, content)
@@ -250,9 +250,9 @@ def _fill(container: Any, content: Any) -> None:
     (container.extend if isinstance(container, (list, deque)) else container.update)(content)
 
 
-def _holds_unknown(content: Any) -> bool:
+def _contains_unknown(content: Any) -> bool:
     if isinstance(content, dict):
-        return any(map(_holds_unknown, content.values()))
+        return any(map(_contains_unknown, content.values()))
     if isinstance(content, (list, tuple, set, deque)):
-        return any(map(_holds_unknown, content))
+        return any(map(_contains_unknown, content))
     return content is UNKNOWN

@@ -1,8 +1,8 @@
-"""Batch normalization on a CPU as two ops: the statistics, and the result, which can be made of them again.
+"""Split batch normalization on a CPU into two ops: the statistics, and the result, which can be recomputed from them.
 
-ATen's one kernel finds mean and deviation, in double precision, and then scales and shifts, and returns all of it. Backward
-keeps the statistics, a few numbers for each channel, so that the result can be made again in the tenth of the time that the
-whole takes. The op that finds them makes the result all the same; where the other runs right behind it, that is taken.
+ATen's kernel computes mean and deviation in double precision, scales and shifts, and returns all of it. Backward keeps the
+statistics, a few numbers for each channel. From them the result is recomputed in a tenth of the kernel's time. The op of
+the statistics computes the result, too: where the second op runs directly after it, that result is reused.
 """
 
 import operator
@@ -24,16 +24,16 @@ MIXED = (
 )
 """Training kernels that take parameters in float32 beside data in half precision."""
 EXACT = (torch.float32, torch.float64)
-"""With parameters in less than these the kernel rounds otherwise in training than in evaluation."""
+"""Dtypes of parameters with which the kernel rounds in training as in evaluation."""
 MEAN, DEVIATION = 1, 2
-"""What the whole returns behind its result; the deviation's inverse."""
-GIVEN = "given"
-"""Key in a node's meta: the node whose first part is the same bits."""
+"""Positions of the statistics in the kernel's output; the deviation is stored as its inverse."""
+SAME_BITS = "same_bits"
+"""Key in a node's meta: the node whose first output has the same bits."""
 
 
 @cache
-def normalizer(eps: float) -> Callable[..., torch.Tensor]:
-    """Return what makes a training batch norm's result of its statistics, for the norm's own `eps`."""
+def make_normalize(eps: float) -> Callable[..., torch.Tensor]:
+    """Return a function that computes a training batch norm's result from its statistics, for an `eps`."""
 
     def normalize(
         data: torch.Tensor,
@@ -42,69 +42,68 @@ def normalizer(eps: float) -> Callable[..., torch.Tensor]:
         mean: torch.Tensor,
         inverse: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute the bits of the training kernel's result from its statistics, one number for each channel.
+        """Compute the result with the bits of the training kernel from its statistics, one number for each channel.
 
-        The kernel for evaluation takes a variance, of which the same inverse does not always come out. Of a variance of one it
-        does, so the inverse goes into the weight, which the training kernel multiplies with it first, too. On data that
-        is contiguous in no format the kernels subtract the mean first, so there the statistics are computed again.
+        The kernel for evaluation reads a variance, and may compute another inverse from it. With a variance of one it does not,
+        so the inverse is multiplied into the weight, as the training kernel does first, too. On data that is contiguous in no
+        format the kernels subtract the mean first, so there the statistics are recomputed.
         """
         if not _is_contiguous(data):
             training = aten._native_batch_norm_legit.no_stats
             whole: torch.Tensor = training(data, weight, bias, True, 0.0, eps)[0]
             return whole
         scale = inverse if weight is None else weight * inverse
-        one = torch.ones_like(mean)
-        made: torch.Tensor = aten._native_batch_norm_legit_no_training.default(data, scale, bias, mean, one, 0.0, 0.0)[
-            0
-        ]
-        return made
+        ones = torch.ones_like(mean)
+        evaluation = aten._native_batch_norm_legit_no_training.default
+        normalized: torch.Tensor = evaluation(data, scale, bias, mean, ones, 0.0, 0.0)[0]
+        return normalized
 
     return normalize
 
 
 def _is_contiguous(data: torch.Tensor) -> bool:
-    """Whether the CPU kernels take their path for contiguous data."""
+    """Return whether the CPU kernels use their code for contiguous data."""
     formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(data.ndim, ())
-    return data.is_contiguous() or any(data.is_contiguous(memory_format=one) for one in formats)
+    return data.is_contiguous() or any(data.is_contiguous(memory_format=channels_last) for channels_last in formats)
 
 
 def correct_statistics(graph: fx.Graph) -> None:
-    """Set the dtype of saved statistics that CPU kernels really make: float32 for half-precision data with float32 weights.
+    """Set the true dtype of the statistics of CPU kernels: float32 for half-precision data with float32 weights.
 
-    The tracer's shape function has the data's dtype there, with half of the bytes and a dtype that backward refuses.
+    The tracer's shape function returns the data's dtype, with half of the bytes, and backward refuses that dtype.
     """
     for node in graph.nodes:
-        made = node.meta.get("val")
+        outputs = node.meta.get("val")
         if (
             node.target not in MIXED
-            or made[0].device.type != "cpu"
-            or made[0].dtype not in (torch.bfloat16, torch.float16)
+            or outputs[0].device.type != "cpu"
+            or outputs[0].dtype not in (torch.bfloat16, torch.float16)
         ):
             continue
-        given = [part.meta["val"].dtype for part in node.args[1:5] if isinstance(part, fx.Node)]
-        if torch.float32 not in given:
+        dtypes = [part.meta["val"].dtype for part in node.args[1:5] if isinstance(part, fx.Node)]
+        if torch.float32 not in dtypes:
             continue
-        with made[0].fake_mode:
-            statistics = [torch.empty(made[part].shape, device=made[part].device) for part in (MEAN, DEVIATION)]
-        _correct(node, (made[0], *statistics, *made[3:]))
+        with outputs[0].fake_mode:
+            statistics = [torch.empty(outputs[part].shape, device=outputs[part].device) for part in (MEAN, DEVIATION)]
+        _set_outputs(node, (outputs[0], *statistics, *outputs[3:]))
 
 
 def correct_gradients(graph: fx.Graph) -> None:
-    """Lay out the data's gradient as the CPU kernel does: in the memory format of the data, never in its strides.
+    """Set the true strides of the data's gradient from the CPU kernel: the memory format of the data, never its strides.
 
-    The tracer's shape function takes the strides of what it computes with; ops behind it were profiled on another layout.
+    The tracer's shape function returns other strides, with which later ops would be profiled on the wrong layout.
     """
     for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        made, data = node.meta["val"], node.args[1].meta["val"]
-        if made[0] is not None and made[0].device.type == "cpu":
-            with made[0].fake_mode:
-                laid_out = torch.empty_like(made[0], memory_format=suggest_memory_format(data)).stride()
-                gradient = made[0].as_strided(made[0].shape, laid_out)  # in its own storage, by which views are known
-            _correct(node, (gradient, *made[1:]))
+        outputs, data = node.meta["val"], node.args[1].meta["val"]
+        if outputs[0] is not None and outputs[0].device.type == "cpu":
+            with outputs[0].fake_mode:
+                strides = torch.empty_like(outputs[0], memory_format=suggest_memory_format(data)).stride()
+                gradient = outputs[0].as_strided(outputs[0].shape, strides)  # the same storage, which identifies views
+            _set_outputs(node, (gradient, *outputs[1:]))
 
 
-def _correct(node: fx.Node, parts: tuple[Any, ...]) -> None:
-    """Set what an op makes."""
+def _set_outputs(node: fx.Node, parts: tuple[Any, ...]) -> None:
+    """Set the traced outputs of an op."""
     node.meta["val"] = parts
     for part in node.users:
         if part.target is operator.getitem:
@@ -112,12 +111,12 @@ def _correct(node: fx.Node, parts: tuple[Any, ...]) -> None:
 
 
 def split_batch_norm(graph: fx.Graph) -> None:
-    """Let everything that reads a training batch norm's result on a CPU read what `normalize` makes of its statistics."""
+    """Let every reader of a training batch norm's result on a CPU read the output of `normalize` instead."""
     for node in graph.find_nodes(op="call_function", target=WHOLE):
         parts = {part.args[1]: part for part in node.users if part.target is operator.getitem}
-        made, mean = node.meta["val"][:2]
-        training, kept = node.args[5], MEAN in parts and DEVIATION in parts  # for a backward, that is
-        if training and kept and 0 in parts and made.device.type == "cpu" and made.dtype == mean.dtype in EXACT:
+        result, mean = node.meta["val"][:2]
+        training, saved = node.args[5], MEAN in parts and DEVIATION in parts  # for a backward
+        if training and saved and 0 in parts and result.device.type == "cpu" and result.dtype == mean.dtype in EXACT:
             _split(graph, node, parts)
 
 
@@ -126,9 +125,9 @@ def _split(graph: fx.Graph, node: fx.Node, parts: dict[Any, fx.Node]) -> None:
     eps: Any = node.args[7]
     result = parts[0]
     with graph.inserting_before(result):
-        # the trace may take the statistics out further down
+        # the trace may select the statistics only further down
         mean, inverse = (graph.node_copy(parts[part]) for part in (MEAN, DEVIATION))
-        again = graph.call_function(normalizer(eps), (data, weight, bias, mean, inverse))
-    again.meta = {**result.meta, GIVEN: node}
-    result.replace_all_uses_with(again)
+        normalized = graph.call_function(make_normalize(eps), (data, weight, bias, mean, inverse))
+    normalized.meta = {**result.meta, SAME_BITS: node}
+    result.replace_all_uses_with(normalized)
     graph.erase_node(result)

@@ -1,7 +1,7 @@
-"""Dropout on a CPU as two ops: the mask, which is drawn once and kept, and its product, which can be computed again.
+"""Split dropout on a CPU into two ops: the mask, which is drawn once and kept, and its product, which can be recomputed.
 
-ATen's one kernel returns both. As one op its product, four times the mask's bytes, could never be recomputed. The two
-here do what eager does, in both directions and bit for bit; ATen's own backward kernel rounds another scale.
+ATen's kernel returns both. As one op its product, four times the bytes of the mask, could never be recomputed. The two ops
+have the bits of eager in both directions; ATen's backward kernel rounds another scale.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ BACKWARD = aten.native_dropout_backward.default
 
 
 def draw_mask(size: tuple[int, ...], stride: tuple[int, ...], device: torch.device, p: float) -> torch.Tensor:
-    """Which elements stay: a bool tensor."""
+    """Draw a bool tensor of the elements that stay; `p` is the probability of dropping one."""
     return torch.empty_strided(size, stride, dtype=torch.bool, device=device).bernoulli_(1 - p)
 
 
@@ -36,7 +36,7 @@ def draw_in_layout(graph: fx.Graph) -> None:
 
 
 def keep(data: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """Scale up the elements of `data` that the mask keeps, and set the others to zero; the result lies as `data` does."""
+    """Scale up the elements of `data` that the mask keeps, and zero the others; the result has the strides of `data`."""
     scale = mask.to(data.dtype).div_(1 - p)
     return scale.mul_(data) if scale.stride() == data.stride() else data * scale
 
@@ -65,7 +65,7 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
             reader.args = (reader.args[0], drawn, p)
 
 
-def _insert(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], made: torch.Tensor) -> fx.Node:
+def _insert(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], result: torch.Tensor) -> fx.Node:
     new = graph.call_function(target, args)
-    new.meta = {**node.meta, "val": made}
+    new.meta = {**node.meta, "val": result}
     return new

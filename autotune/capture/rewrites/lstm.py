@@ -1,4 +1,4 @@
-"""Run and measure the one kernel per layer and direction in which oneDNN runs `nn.LSTM`, as the trace has it."""
+"""Run oneDNN's kernel for a layer of `nn.LSTM` in one direction, and measure its workspace."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 
 
 def run_layer(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """`LAYER` as backward needs it: the kernel makes its workspace only while gradients are on."""
+    """Run the kernel with its workspace, which backward reads and which exists only while gradients are on."""
     detached = [part.detach() if isinstance(part, torch.Tensor) else part for part in arguments]
     with torch.enable_grad():
-        made: tuple[torch.Tensor, ...] = LAYER(*detached)
-    return made
+        outputs: tuple[torch.Tensor, ...] = LAYER(*detached)
+    return outputs
 
 
 def workspace(node: fx.Node) -> torch.Tensor:
-    """The workspace of a traced layer, whose shape function does not know its size: run once, on zeros."""
+    """Return the workspace of a traced layer by a run on zeros; the kernel's shape function has a wrong size for it."""
     with no_dispatch():
         arguments = fx.node.map_arg(
             node.args, lambda read: torch.zeros(read.meta["val"].shape, dtype=read.meta["val"].dtype)

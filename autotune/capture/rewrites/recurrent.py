@@ -1,7 +1,8 @@
-"""Keep GRU, RNN, their cells, and those LSTM that oneDNN does not run, as one op per layer and direction of time.
+"""Group the ops of a recurrent layer into one region each for forward and backward: GRU, RNN, cells, and some LSTM.
 
-Eager runs thousands of small kernels for them, many in place on parts of a tensor. The trace has their functional forms,
-whose results lie otherwise in memory, so that some kernels round otherwise. Inside of a region they run as in eager.
+Eager runs thousands of small kernels for such a layer, many in place on parts of a tensor. The trace has functional ops,
+whose results have other strides, so some kernels round differently. Inside of a region the ops run as in eager. An LSTM that
+oneDNN runs needs no region.
 """
 
 import re
@@ -17,11 +18,11 @@ CALLS = frozenset(["gru", "rnn_tanh", "rnn_relu", "lstm", "gru_cell", "rnn_tanh_
 REGION = "region"
 """Key in a node's meta: the name of the region that it belongs to."""
 _CALL = "autotune_recurrent"
-"""Key among a node's annotations: the recurrent call that it was traced from."""
+"""Key among a node's annotations: the recurrent call that the node belongs to."""
 
 
 def mark_calls(module: fx.GraphModule) -> None:
-    """Annotate the recurrent calls of a captured forward, so that what they are traced to can be found."""
+    """Annotate the recurrent calls of a captured forward, so that their traced ops can be identified."""
     for node in module.graph.nodes:
         name = getattr(node.target, "__name__", "")
         if node.op == "call_function" and name in CALLS:
@@ -36,8 +37,8 @@ def mark_regions(graph: fx.Graph) -> None:
     tagged: dict[tuple[str, int, bool], set[fx.Node]] = defaultdict(set)
     for node in graph.nodes:
         if node.op == "placeholder":
-            found = re.search(r"_l(\d+)(_reverse)?$", str(getattr(node.meta.get("desc"), "target", "")))
-            layer_of[node] = int(found[1]) if found else 0
+            match = re.search(r"_l(\d+)(_reverse)?$", str(getattr(node.meta.get("desc"), "target", "")))
+            layer_of[node] = int(match[1]) if match else 0
         call = _call(node)
         if call is None or call in whole or node.target in (dropout.draw_mask, dropout.keep):
             continue
@@ -52,21 +53,21 @@ def mark_regions(graph: fx.Graph) -> None:
         tagged[call, layer, backward].add(node)
     position = {node: index for index, node in enumerate(graph.nodes)}
     for (call, layer, backward), nodes in tagged.items():
-        region = _closed(nodes, position)
+        region = _close(nodes, position)
         if any(REGION in node.meta or node.target is dropout.draw_mask for node in region):
-            continue  # it is woven into another call; its ops stay single
+            continue  # interleaved with another call: its ops stay single
         name = f"{call.partition(' ')[0]}.{layer} {call.partition(' ')[2]}_{'backward' if backward else 'forward'}"
         for node in region:
             node.meta[REGION] = name
 
 
-def overwritten(node: fx.Node) -> Any:
-    """Return the in-place overload of a region's op, if running it changes nothing that is read later; else None."""
+def inplace_kernel(node: fx.Node) -> Any:
+    """Return the in-place overload of a region's op if it overwrites nothing that is read later; else None."""
     overload = in_place_overload(node)
     if overload is None or not isinstance(source := node.args[0], fx.Node):
         return None
-    before, made = source.meta["val"], node.meta["val"]
-    if (before.shape, before.dtype, before.device) != (made.shape, made.dtype, made.device):
+    before, after = source.meta["val"], node.meta["val"]
+    if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
         return None
     root = _root(source)
     if root.op != "call_function" or root.meta.get(REGION) != node.meta[REGION]:
@@ -75,12 +76,12 @@ def overwritten(node: fx.Node) -> Any:
 
 
 def _call(node: fx.Node) -> str | None:
-    found: str | None = node.meta.get("custom", {}).get(_CALL)
-    return found
+    call: str | None = node.meta.get("custom", {}).get(_CALL)
+    return call
 
 
-def _closed(nodes: set[fx.Node], position: dict[fx.Node, int]) -> set[fx.Node]:
-    """Add what lies on a path between two of the nodes, and sums of their gradients."""
+def _close(nodes: set[fx.Node], position: dict[fx.Node, int]) -> set[fx.Node]:
+    """Add the nodes on paths between two of the nodes, and sums of their gradients."""
     first, last = min(position[node] for node in nodes), max(position[node] for node in nodes)
     ordered = sorted(position, key=position.__getitem__)
     below: set[fx.Node] = set()
@@ -99,25 +100,27 @@ def _closed(nodes: set[fx.Node], position: dict[fx.Node, int]) -> set[fx.Node]:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """Return the node that made the memory in which a node's tensor lies."""
+    """Return the node that allocated the memory of a node's tensor."""
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node only looks at the memory of its first input."""
-    made: Any = node.meta.get("val")
-    made = made[0] if isinstance(made, (list, tuple)) and made else made
-    if node.op != "call_function" or not node.all_input_nodes or not hasattr(made, "untyped_storage"):
+    """Return whether a node is a view of its first input."""
+    result: Any = node.meta.get("val")
+    result = result[0] if isinstance(result, (list, tuple)) and result else result
+    if node.op != "call_function" or not node.all_input_nodes or not hasattr(result, "untyped_storage"):
         return False
     source: Any = node.all_input_nodes[0].meta.get("val")
     source = source[0] if isinstance(source, (list, tuple)) and source else source
-    return hasattr(source, "untyped_storage") and bool(made.untyped_storage()._cdata == source.untyped_storage()._cdata)
+    return hasattr(source, "untyped_storage") and bool(
+        result.untyped_storage()._cdata == source.untyped_storage()._cdata
+    )
 
 
 def _read_later(root: fx.Node, writer: fx.Node, written: fx.Node) -> bool:
-    """Return whether anything after the writer reads memory that it overwrites, but through the writer itself."""
+    """Return whether a node after the writer reads memory that it overwrites, other than through the writer."""
     chain = [written]
     while chain[-1] is not root:
         chain.append(chain[-1].all_input_nodes[0])
@@ -127,16 +130,16 @@ def _read_later(root: fx.Node, writer: fx.Node, written: fx.Node) -> bool:
         node = stack.pop()
         for user in node.users:
             if is_view(user) and _root(user) is root:
-                apart = user not in chain and any(_parts_of_one(user, link) for link in chain)
-                if not apart:
+                is_disjoint = user not in chain and any(_are_disjoint_parts(user, link) for link in chain)
+                if not is_disjoint:
                     stack.append(user)
             elif user is not writer and not user < writer:
                 later = True
     return later
 
 
-def _parts_of_one(one: fx.Node, other: fx.Node) -> bool:
+def _are_disjoint_parts(part: fx.Node, other: fx.Node) -> bool:
     """Return whether two nodes are different parts of one split tensor."""
-    if one is other or one.target is not other.target or getattr(one.target, "__name__", "") != "getitem":
+    if part is other or part.target is not other.target or getattr(part.target, "__name__", "") != "getitem":
         return False
-    return one.args[0] is other.args[0] and one.args[1] != other.args[1]
+    return part.args[0] is other.args[0] and part.args[1] != other.args[1]

@@ -1,6 +1,6 @@
-"""Write to a part of a tensor as eager does: one copy into the part, in the tensor's own buffer where that is dead.
+"""Write to a part of a tensor as eager does: one copy into the part, in the tensor's buffer where nobody else reads it.
 
-The trace has a copy that clones the whole storage behind a part, and then a scatter that clones the tensor again.
+The trace has a copy that clones the whole storage of a part, and then a scatter that clones the tensor again.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ VIEW_OF: dict[Any, Any] = {
     aten.diagonal_scatter.default: aten.diagonal.default,
     aten.as_strided_scatter.default: aten.as_strided.default,
 }
-"""By the scatter, the view of the part that it writes."""
+"""View of the part that is written, by the scatter that writes it."""
 
 
 def write_part(base: torch.Tensor, source: torch.Tensor, path: Path) -> torch.Tensor:
-    """Return `base` with `source`, expanded and converted, in the part at the end of `path`; strides stay."""
+    """Return a copy of `base`, in its strides, with `source`, expanded and converted, in the part at the end of `path`."""
     return write_part_(copy_strided(tuple(base.shape), base.stride(), base.dtype, base.device, base), source, path)
 
 
@@ -74,7 +74,7 @@ def _fold_scatter(graph: fx.Graph, node: fx.Node) -> None:
         _, inner, below = source.args
         source, path = inner, (*path, *below)
     if _is_part(source, base, path):
-        node.replace_all_uses_with(base)  # a part that is written to where it was read
+        node.replace_all_uses_with(base)  # the part is written back to the place that it was read from
         _move(graph, node.meta["val"], base.meta["val"])
         return
     node.target, node.args, node.kwargs = write_part, (base, source, path), {}
@@ -88,13 +88,13 @@ def _is_part(node: fx.Node, base: fx.Node, path: Path) -> bool:
 
 
 def _move(graph: fx.Graph, old: Any, new: Any) -> None:
-    """Let every node whose tensor lies in the memory of `old` lie in that of `new`: by that the reader recognizes views."""
+    """Move every node's tensor from the memory of `old` to that of `new`: views are recognized by their memory."""
     shift = new.storage_offset() - old.storage_offset()
     memory = old.untyped_storage()._cdata
 
-    def moved(part: Any) -> Any:
+    def move(part: Any) -> Any:
         if isinstance(part, (list, tuple)):
-            return [moved(inner) for inner in part]
+            return [move(inner) for inner in part]
         if not isinstance(part, torch.Tensor) or part.untyped_storage()._cdata != memory:
             return part
         with new.fake_mode:
@@ -102,7 +102,7 @@ def _move(graph: fx.Graph, old: Any, new: Any) -> None:
 
     for node in graph.nodes:
         if "val" in node.meta:
-            node.meta["val"] = moved(node.meta["val"])
+            node.meta["val"] = move(node.meta["val"])
 
 
 def _has_own_strides(tensor: torch.Tensor) -> bool:
@@ -111,6 +111,6 @@ def _has_own_strides(tensor: torch.Tensor) -> bool:
 
 
 def _empty_like(tensor: Any) -> torch.Tensor:
-    """Return a fake tensor with memory of its own and the same strides."""
+    """Return a fake tensor with new memory and the same strides."""
     with tensor.fake_mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

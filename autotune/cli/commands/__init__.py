@@ -1,6 +1,6 @@
-"""What each command of the command line does, one file a command; `autotune.cli.main` holds their options.
+"""The commands of the command line, one file for each; `autotune.cli.app` declares their options.
 
 In: parsed options.
 Out: what the command prints or writes.
-Read first: `session`.
+Read first: `tune`.
 """

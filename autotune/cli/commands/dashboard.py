@@ -1,4 +1,4 @@
-"""`autotune dashboard`: the app of `dashboards/` on this machine alone, MLflow's pages and optuna-dashboard beside it."""
+"""`autotune dashboard`: serve the app of `dashboards/`, MLflow's pages and optuna-dashboard on this machine only."""
 
 import contextlib
 import importlib.util
@@ -20,56 +20,56 @@ from types import FrameType
 from typing import Any
 
 import autotune
-from autotune.cli.commands.session import answering, print_json, say
-from autotune.errors import AutotuneError, ConfigError
-from autotune.report.mlflow_store import ENVIRONMENT, connect, faults, tracking_uri
+from autotune.cli.output import answer_stream, print_json, print_note
+from autotune.errors import DISTRIBUTION, AutotuneError, ConfigError, install_command
+from autotune.report.mlflow_store import ENVIRONMENT, connect, store_errors, tracking_uri
 
 HOST = "127.0.0.1"
 PORTS = {"dashboard": 8501, "mlflow": 5000, "optuna": 8080}
-"""Where each is looked for first."""
-PATIENCE_SECONDS = 120.0
-"""For a server to answer: MLflow begins in 12 to 40 s on a busy machine."""
+"""Default port of each server."""
+START_LIMIT_SECONDS = 120.0
+"""Time limit for a server's first answer; MLflow starts in 12 to 40 s on a busy machine."""
 GRACE_SECONDS = 5.0
-"""For a server to end by itself."""
-PIP = "pip install 'autotune[dashboard]', in a checkout pip install -e '.[dashboard]'"
+"""Time for a server to end by itself after SIGTERM."""
+INSTALL = f"{install_command('dashboard')}, in a checkout pip install -e '.[dashboard]'"
 
 
 class ServerError(AutotuneError):
-    """The dashboard's own server cannot start, or has ended."""
+    """The dashboard's server did not start, or has ended."""
 
 
 @dataclass
 class Server:
-    """One child with all that it starts."""
+    """A server in a child process, with all processes that it starts."""
 
     name: str
     url: str
     health: str
-    """Path that answers once it serves."""
+    """Path of the URL that answers when the server is ready."""
     process: "subprocess.Popen[bytes]"
     log: Path
-    answered: bool = False
+    ready: bool = False
     problem: str = ""
-    """Why it does not serve, in one line."""
+    """Reason why the server does not answer, in one line."""
 
-    def look(self) -> None:
-        """Note that it answers, or that it has ended."""
+    def poll(self) -> None:
+        """Update `ready` and `problem`."""
         if self.process.poll() is not None:
-            self.answered, self.problem = False, f"ended with {self.process.returncode}{_last_line(self.log)}"
-        elif not self.answered and not self.problem:
-            self.answered = _answers(self.url + self.health)
+            self.ready, self.problem = False, f"ended with {self.process.returncode}{_last_line(self.log)}"
+        elif not self.ready and not self.problem:
+            self.ready = _answers(self.url + self.health)
 
 
 @dataclass
-class Signals:
-    """Which signal asked for the end; nothing is raised, so that no child is left between two lines."""
+class EndSignals:
+    """Last signal that ends the command; no handler raises, so that every child is ended in order."""
 
     received: int = 0
     _before: dict[int, Any] = field(default_factory=dict)
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "EndSignals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -83,27 +83,30 @@ class Signals:
 
 
 def run(runs: Path | None, port: int | None, *, browser: bool, json: bool) -> None:
-    """Start all three, print where they answer, and serve until Ctrl-C or SIGTERM; no child is left then."""
+    """Start all servers, print their addresses, and serve until Ctrl-C or SIGTERM; then end every child.
+
+    Raises ConfigError where the dashboard cannot be installed from here, and ServerError where its server ends.
+    """
     if importlib.util.find_spec("streamlit") is None:
-        raise ConfigError(f"the dashboard needs streamlit, which is not installed: {PIP}")
+        raise ConfigError(f"the dashboard needs streamlit, which is not installed: {INSTALL}")
     if runs is not None and not runs.is_dir():
         raise ConfigError(f"--runs {runs}: no such directory; name the one that autotune tune writes to")
-    # as typed: pages name directories as whoever reads them would
-    root, place = _app(), runs or Path("runs")
-    with Signals() as signals, tempfile.TemporaryDirectory(prefix="autotune-") as logs, answering() as out:
+    # relative as typed: the pages show the names of directories
+    root, records = _find_app(), runs or Path("runs")
+    with EndSignals() as signals, tempfile.TemporaryDirectory(prefix="autotune-") as logs, answer_stream() as out:
         servers: list[Server] = []
         try:
-            remote, notes = _start(servers, root, place, port, Path(logs))
+            remote, notes = _start(servers, root, records, port, Path(logs))
             notes += _wait(servers, signals)
             if signals.received:
                 return
-            told = dict.fromkeys(PORTS) | remote | {one.name: one.url for one in servers if one.answered}
+            addresses = dict.fromkeys(PORTS) | remote | {server.name: server.url for server in servers if server.ready}
             if json:
-                print_json(told | {"notes": notes}, out)
+                print_json(addresses | {"notes": notes}, out)
             else:
-                out.writelines(f"{name:<10} {url or 'not running'}\n" for name, url in told.items())
+                out.writelines(f"{name:<10} {url or 'not running'}\n" for name, url in addresses.items())
             out.flush()
-            say("Ctrl-C ends all of them")
+            print_note("Ctrl-C ends all servers")
             if browser and _has_screen():
                 webbrowser.open(servers[0].url)
             _serve(servers, signals)
@@ -114,19 +117,27 @@ def run(runs: Path | None, port: int | None, *, browser: bool, json: bool) -> No
 def _start(
     servers: list[Server], root: Path, runs: Path, port: int | None, logs: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """Begin each, into `servers` as soon as it is, the dashboard first: (addresses of those that run elsewhere, why any is missing)."""
+    """Start all servers, the dashboard first, and append each to `servers` at once.
+
+    Returns the addresses of servers that run elsewhere, and notes about servers that are missing.
+    """
     ports = {name: _port(name, port if name == "dashboard" else None) for name in PORTS}
-    url = {name: f"http://{HOST}:{at}" for name, at in ports.items()}
+    url = {name: f"http://{HOST}:{number}" for name, number in ports.items()}
     uri = tracking_uri(runs)
     remote = {"mlflow": uri.rstrip("/")} if uri.startswith("http") else {}
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
 
-    def begin(name: str, health: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+    def start(name: str, health: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> None:
         log = logs / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *arguments],  # -P: a user's folder that is called like a package is none
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    *arguments,
+                ],  # -P: a folder in the working directory must not replace a package
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -135,31 +146,31 @@ def _start(
             )
         servers.append(Server(name, url[name], health, process, log))
 
-    begin("dashboard", "/_stcore/health", _streamlit(root, runs, ports["dashboard"], url | remote))
+    start("dashboard", "/_stcore/health", _streamlit(root, runs, ports["dashboard"], url | remote))
     notes = []
-    if not remote and (fault := _no_store(uri, runs)):
-        notes.append(f"mlflow: {fault}")
+    if not remote and (problem := _prepare_store(uri, runs)):
+        notes.append(f"mlflow: {problem}")
     elif not remote:
-        # its job queue would be eight processes more, for nothing that is asked here
+        # its job queue would add eight processes that nothing here uses
         more = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        begin(
+        start(
             "mlflow",
             "/health",
             ["mlflow", "server", "--host", HOST, "--port", f"{ports['mlflow']}", "--workers", "1"],
             more,
         )
     if importlib.util.find_spec("optuna_dashboard") is None:
-        notes.append(f"optuna: optuna-dashboard is not installed: {PIP}")
+        notes.append(f"optuna: optuna-dashboard is not installed: {INSTALL}")
     else:
-        begin("optuna", "/", ["dashboards.optuna_copies", "--runs", str(runs), "--port", f"{ports['optuna']}"])
+        start("optuna", "/", ["dashboards.optuna_copies", "--runs", str(runs), "--port", f"{ports['optuna']}"])
     for note in notes:
-        say(note)
+        print_note(note)
     return remote, notes
 
 
 def _streamlit(root: Path, runs: Path, port: int, url: Mapping[str, str]) -> list[str]:
-    """Its own options, then the app's, which `dashboards.asked` reads."""
-    experiments = root / "experiments"
+    """Return the arguments of streamlit, then those that `dashboards.arguments` reads."""
+    experiments = root / "experiments" / "claims"
     return [
         "streamlit", "run", str(root / "dashboards" / "app.py"),
         "--server.address", HOST, "--server.port", str(port), "--server.headless", "true",
@@ -169,111 +180,120 @@ def _streamlit(root: Path, runs: Path, port: int, url: Mapping[str, str]) -> lis
     ]  # fmt: skip
 
 
-def _no_store(uri: str, runs: Path) -> str:
-    """Why MLflow has nothing to show; its file is begun here, under the lock that a study takes, where there is none."""
+def _prepare_store(uri: str, runs: Path) -> str:
+    """Create MLflow's SQLite file if it is missing, under the lock of a study; return the problem, or an empty text."""
     path = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or path.exists():
         return ""
     try:
         connect(uri, runs)
-    except faults() as error:
+    except store_errors() as error:
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     return ""
 
 
-def _wait(servers: Sequence[Server], signals: Signals) -> list[str]:
-    """Until each answers or cannot; lines about those that do not. ServerError where the dashboard itself is one."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _wait(servers: Sequence[Server], signals: EndSignals) -> list[str]:
+    """Wait until each server answers or has a problem; return notes about problems.
+
+    Raises ServerError for a problem of the dashboard's own server.
+    """
+    deadline = time.monotonic() + START_LIMIT_SECONDS
     while not signals.received and time.monotonic() < deadline:
-        for one in servers:
-            one.look()
-        if all(one.answered or one.problem for one in servers) or servers[0].problem:
+        for server in servers:
+            server.poll()
+        if all(server.ready or server.problem for server in servers) or servers[0].problem:
             break
         time.sleep(0.2)
-    for one in servers:
-        if not one.answered and not one.problem:
-            one.problem = f"did not answer within {PATIENCE_SECONDS:.0f} s{_last_line(one.log)}"
+    for server in servers:
+        if not server.ready and not server.problem:
+            server.problem = f"did not answer within {START_LIMIT_SECONDS:.0f} s{_last_line(server.log)}"
     if signals.received:
         return []
     if servers[0].problem:
         raise ServerError(f"the dashboard {servers[0].problem}")
-    notes = [f"{one.name}: {one.problem}" for one in servers if one.problem]
+    notes = [f"{server.name}: {server.problem}" for server in servers if server.problem]
     for note in notes:
-        say(note)
+        print_note(note)
     return notes
 
 
-def _serve(servers: Sequence[Server], signals: Signals) -> None:
-    """Until a signal; one that ends beside the dashboard is told once."""
+def _serve(servers: Sequence[Server], signals: EndSignals) -> None:
+    """Serve until a signal, and print one note for each other server that ends.
+
+    Raises ServerError when the dashboard's own server ends.
+    """
     while not signals.received:
         time.sleep(0.3)
-        for one in servers:
-            running = not one.problem
-            one.look()
-            if running and one.problem:
-                say(f"{one.name}: {one.problem}")
+        for server in servers:
+            running = not server.problem
+            server.poll()
+            if running and server.problem:
+                print_note(f"{server.name}: {server.problem}")
         if servers[0].problem:
             raise ServerError(f"the dashboard {servers[0].problem}")
 
 
 def _end(servers: Sequence[Server]) -> None:
-    """Every child and all that they started."""
+    """End every server and every process that it started."""
     import psutil
 
-    left: list[psutil.Process] = []
-    for one in servers:
+    descendants: list[psutil.Process] = []
+    for server in servers:
         with contextlib.suppress(psutil.NoSuchProcess):
-            left += psutil.Process(one.process.pid).children(recursive=True)
+            descendants += psutil.Process(server.process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGTERM)
+            os.killpg(server.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    for one in servers:
+    for server in servers:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            one.process.wait(max(0.0, deadline - time.monotonic()))
+            server.process.wait(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.wait()
-    # whoever left the group
-    for process in psutil.wait_procs(left, timeout=0)[1]:
+            os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+    # processes that left their group
+    for process in psutil.wait_procs(descendants, timeout=0)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
-def _app() -> Path:
-    """The directory that holds `dashboards/`: a checkout, or where an installed wheel put its files."""
+def _find_app() -> Path:
+    """Return the directory that contains `dashboards/`: a checkout, or the data files of an installed wheel."""
     checkout = Path(autotune.__file__).parents[1]
     if (checkout / "pyproject.toml").is_file() and (checkout / "dashboards" / "app.py").is_file():
         return checkout
-    for file in _installed():
+    for file in _installed_files():
         if file.parts[-2:] == ("dashboards", "app.py"):
             return file.parents[1]
     raise ConfigError(f"the app's files are not beside the package in {checkout}; install autotune again")
 
 
-def _installed() -> Iterator[Path]:
+def _installed_files() -> Iterator[Path]:
     with contextlib.suppress(PackageNotFoundError):
-        yield from (Path(str(file.locate())).resolve() for file in files("autotune") or ())
+        yield from (Path(str(file.locate())).resolve() for file in files(DISTRIBUTION) or ())
 
 
-def _port(name: str, asked: int | None) -> int:
-    """A free one: the one asked for, else the usual one, else any."""
-    for at in (asked or PORTS[name], 0):
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just left is free
+def _port(name: str, requested: int | None) -> int:
+    """Return a free port: the requested one, or else the default of the server, or else any.
+
+    Raises ConfigError where the requested port is in use.
+    """
+    for number in (requested or PORTS[name], 0):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port released just now is free
             try:
-                tried.bind((HOST, at))
+                listener.bind((HOST, number))
             except OSError:
-                if asked:
+                if requested:
                     raise ConfigError(
-                        f"--port {asked}: another process listens there; leave it out for a free one"
+                        f"--port {requested}: another process listens there; leave it out for a free one"
                     ) from None
                 continue
-            return int(tried.getsockname()[1])
+            return int(listener.getsockname()[1])
     raise ServerError(f"no free port on {HOST} for {name}")
 
 
 def _answers(url: str) -> bool:
-    # a proxy of the environment is not asked for this machine
+    # requests to this machine must not go through a proxy of the environment
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=2) as reply:
@@ -289,5 +309,5 @@ def _last_line(log: Path) -> str:
 
 
 def _has_screen() -> bool:
-    """Whether a browser would open in a window, and not take over the terminal."""
+    """Return whether a browser opens in a window, and not in the terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,21 +1,24 @@
-"""`autotune doctor`: what this machine can measure."""
+"""`autotune doctor`: check what this machine can measure."""
 
 from pathlib import Path
 
 from autotune.cli import doctor
-from autotune.cli.commands.session import answering, print_json
-from autotune.cli.console import print_findings
+from autotune.cli.console import print_check_results
+from autotune.cli.output import answer_stream, print_json
 from autotune.errors import ConfigError
-from autotune.records.json_codec import to_json
 
 
 def run(*, stores: dict[str, str], json: bool) -> None:
-    """One line a finding; exit code 2 where something must be mended first."""
-    found = doctor.findings({name: Path(directory) for name, directory in stores.items()})
-    with answering() as out:
+    """Print the result of every check; ConfigError where one must be fixed before tuning."""
+    results = doctor.run_checks({name: Path(directory) for name, directory in stores.items()})
+    with answer_stream() as out:
         if json:
-            print_json({"findings": [to_json(finding) for finding in found]}, out)
+            print_json({"findings": [_document(result) for result in results]}, out)
         else:
-            print_findings(found, out)
-    if bad := [finding for finding in found if finding.status == "bad"]:
-        raise ConfigError(f"{', '.join(finding.name for finding in bad)}: to be mended before tuning, see above")
+            print_check_results(results, out)
+    if bad := [result.name for result in results if result.status == "bad"]:
+        raise ConfigError(f"{', '.join(bad)}: must be fixed before tuning, see above")
+
+
+def _document(result: doctor.CheckResult) -> dict[str, str]:
+    return {"name": result.name, "status": result.status, "detail": result.detail, "cure": result.fix}

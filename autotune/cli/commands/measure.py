@@ -1,75 +1,43 @@
-"""`autotune measure`: a plan and the baseline for real, on this machine."""
+"""`autotune measure`: measure a plan on this machine, interleaved with the baseline."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from autotune.cli.commands.session import answering, harness, print_json, say
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
-from autotune.records import plan_file as planfile
-from autotune.records.config import load_config
+from autotune.api.launch import measure_plan
+from autotune.cli.output import answer_stream, print_json, print_note
+from autotune.errors import AutotuneError, InfeasibleError, NumericsError, StoreError
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
-from autotune.records.plan_file import NOT_VERIFIED, PlanFile, match_plan
-
-if TYPE_CHECKING:
-    from autotune.measure.harness import Harness
-    from autotune.measure.survey import Surveyed
+from autotune.records.plan_file import NOT_VERIFIED
+from autotune.records.yaml_file import scalar
+from autotune.report.plan_text import compare_measurement
 
 
 def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: str | None, *, json: bool) -> None:
-    """Measure, tell, and end with the exit code that the outcome calls for."""
-    file = planfile.read(path)
-    if file.plan.offload and file.plan.store not in stores:
-        raise StoreError(f"{path}: the plan offloads to {file.plan.store}; add --store {file.plan.store}=DIR")
-    typed = load_config(file.workload.reference, arguments=arguments).arguments
-    config = load_config(
-        file.workload.reference,
-        overrides={
-            "arguments": file.workload.arguments | typed,
-            "device": file.device.kind if file.device else None,
-            "stores": stores or None,
-            "limit": limit,
-            "memory_format": file.plan.memory_format or None,
-        },
-    )
-    with answering() as out:
-        say(f"measuring {config.ref}: the baseline, then the plan")
-        with harness(config) as runner:
-            match_plan(path, file, _surveyed(path, file, runner))
-            baseline = runner.baseline()
-            seen = runner.measure(file.plan, budget_bytes=file.budget_bytes)
+    """Measure a plan and print the measurement; then raise the error that belongs to its outcome, if there is one."""
+    values = {key: scalar(text, f"--set {key}") for key, text in arguments.items()}
+    with answer_stream() as out:
+        pair = measure_plan(path, arguments=values, stores=stores, limit=limit, notify=print_note)
+        measurement, baseline = pair.measurement, pair.baseline
         if json:
-            print_json({"measurement": to_json(seen), "baseline": to_json(baseline)}, out)
+            print_json({"measurement": to_json(measurement), "baseline": to_json(baseline)}, out)
         else:
-            from autotune.cli.console import compare
-
-            lines = [*compare(file.estimate, seen, baseline), f"results: {seen.verified or NOT_VERIFIED}"]
-            out.write("\n".join(lines) + "\n")
-    if (error := failure(path, seen)) is not None:
+            lines = compare_measurement(pair.file.estimate, measurement, baseline)
+            out.write("\n".join([*lines, f"results: {measurement.verified or NOT_VERIFIED}"]) + "\n")
+    if (error := outcome_error(path, measurement)) is not None:
         raise error
 
 
-def _surveyed(path: Path, file: PlanFile, runner: "Harness") -> "Surveyed":
-    """The graph and device here; a device that is not here is the plan's fault."""
-    try:
-        return runner.survey()
-    except ConfigError as error:
-        if file.device is None or file.device.kind == "cpu":
-            raise
-        raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
-
-
-def failure(path: Path, seen: Measurement) -> AutotuneError | None:
-    """The error that an outcome is to a script."""
-    what = f"{path}: {seen.outcome.value.replace('_', ' ')}: {seen.detail}"
-    match seen.outcome:
+def outcome_error(path: Path, measurement: Measurement) -> AutotuneError | None:
+    """Return the error, and with it the exit code, that belongs to the outcome of a measurement; None for success."""
+    reason = f"{path}: {measurement.outcome.value.replace('_', ' ')}: {measurement.detail}"
+    match measurement.outcome:
         case Outcome.OK | Outcome.STOPPED_EARLY:
             return None
         case Outcome.OVER_BUDGET | Outcome.OUT_OF_MEMORY:
-            return InfeasibleError(f"{what}; make a plan for this machine with autotune tune")
+            return InfeasibleError(f"{reason}; make a plan for this machine with autotune tune")
         case Outcome.WRONG_RESULT:
-            return NumericsError(what)
+            return NumericsError(reason)
         case Outcome.DISK_FULL:
-            return StoreError(f"{what}; free space there, or name another directory with --store")
+            return StoreError(f"{reason}; free space there, or name another directory with --store")
         case Outcome.TIMEOUT | Outcome.CRASHED:
-            return AutotuneError(what)
+            return AutotuneError(reason)

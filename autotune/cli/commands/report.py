@@ -1,34 +1,34 @@
-"""`autotune report`: the page of a run, written anew."""
+"""`autotune report`: regenerate the report of a run from its records."""
 
 from pathlib import Path
 
-from autotune.cli.commands.session import answering, latest_run, print_json, say
+from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import StoreError
 from autotune.records.config import load_config
-from autotune.records.run_dir import runs_of
-from autotune.report.html import write_pictures, write_report
-from autotune.report.mlflow_log import Tracker, interrupted
-from autotune.report.mlflow_store import rehome
+from autotune.records.run_dir import RunDir, find_latest_run, find_runs_dir
+from autotune.report.html import write_charts, write_report
+from autotune.report.mlflow_log import Tracker, interrupt_signal
+from autotune.report.mlflow_store import relocate_artifacts
 
 
-def run(where: Path | None, *, pictures: Path | None, log: bool, json: bool) -> None:
-    """Write it and print its path; StoreError where it was to be logged and MLflow does not answer."""
-    run_dir = where or latest_run(Path("runs"))
+def run(run_dir: Path | None, *, pictures: Path | None, log: bool, json: bool) -> None:
+    """Write a run's report and print its path; StoreError where `log` is true and MLflow does not answer."""
+    run_dir = run_dir or find_latest_run(Path("runs"))
     path = write_report(run_dir)
-    rehome(Path(runs_of(run_dir)))
-    drawn = [] if pictures is None else write_pictures(run_dir, pictures)
-    with answering() as out:
+    relocate_artifacts(Path(find_runs_dir(run_dir)))
+    charts = [] if pictures is None else write_charts(run_dir, pictures)
+    with answer_stream() as out:
         if log:
             _log(run_dir)
         if json:
-            print_json({"report_path": str(path), "picture_paths": [str(picture) for picture in drawn]}, out)
+            print_json({"report_path": str(path), "picture_paths": [str(chart) for chart in charts]}, out)
         else:
-            out.writelines(f"{written}\n" for written in (path, *drawn))
+            out.writelines(f"{written}\n" for written in (path, *charts))
 
 
 def _log(run_dir: Path) -> None:
-    tracker = Tracker(load_config(str(run_dir / "config.yaml"), overrides={"runs": runs_of(run_dir)}), run_dir)
-    logged = tracker.finish(interrupted=interrupted(run_dir))
+    tracker = Tracker(load_config(str(RunDir(run_dir).config), overrides={"runs": find_runs_dir(run_dir)}), run_dir)
+    message = tracker.finish(interrupted=interrupt_signal(run_dir))
     if tracker.problem:
-        raise StoreError(logged)
-    say(f"mlflow  {logged}" if logged else f"{run_dir}: no trial is recorded here, so there is nothing to log")
+        raise StoreError(message)
+    print_note(f"mlflow  {message}" if message else f"{run_dir}: no trial is recorded here, so there is nothing to log")

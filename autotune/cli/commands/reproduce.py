@@ -1,4 +1,4 @@
-"""`autotune reproduce`: published claims beside our numbers, every experiment in a process of its own."""
+"""`autotune reproduce`: reproduce published claims, every experiment in its own process."""
 
 import os
 import subprocess
@@ -9,51 +9,61 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import autotune
-from autotune.cli.commands.session import answering, print_json, say
+from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError, ExperimentError, nearest
 from autotune.records.json_codec import to_json
-from autotune.report.claims import HEAD, RESULT, Claim, Verdict, counted, experiments, into_page, read, rows
+from autotune.report.claims import (
+    HEAD,
+    RESULT,
+    Claim,
+    ClaimVerdict,
+    claim_rows,
+    count_verdicts,
+    find_experiments,
+    read,
+)
 
 MEASURED = "measured"
-"""Kind of a claim whose experiment must have the machine to itself."""
-HELD = (Verdict.REPRODUCED, Verdict.RATIOS)
+"""Kind of a claim whose experiment must run alone on the machine."""
+REPRODUCED = (ClaimVerdict.REPRODUCED, ClaimVerdict.RATIOS)
+"""Verdicts of a reproduced claim."""
 
 
-def run(names: Sequence[str], *, every: bool, listed: bool, table: bool, root: Path | None, json: bool) -> None:
-    """Run the experiments named and print their claims; ExperimentError where one fails, or a claim that held no longer does."""
-    if [bool(names), every, listed, table].count(True) != 1:
-        raise ConfigError("name experiments, or one of --all, --list and --table; --list shows the names")
-    root = _root(root)
-    known = experiments(root)
+def run(names: Sequence[str], *, every: bool, listed: bool, root: Path | None, json: bool) -> None:
+    """Run experiments and print their claims beside the published ones.
+
+    Raises ExperimentError where an experiment fails, or a claim that was reproduced before is not any more.
+    """
+    if [bool(names), every, listed].count(True) != 1:
+        raise ConfigError("name experiments, or one of --all and --list; --list shows the names")
+    root = _find_root(root)
+    folders = find_experiments(root)
     for name in names:
-        if name not in known:
-            raise ConfigError(f"{root / name} holds no {RESULT}: no experiment of claims{nearest(name, known)}")
-    before = {name: read(folder) for name, folder in known.items()}
-    if table:
-        _write_table(root.parent / "README.md", before)
-        return
-    found, failed = (before, []) if listed else _run_all({name: known[name] for name in (names or known)})
-    with answering() as out:
+        if name not in folders:
+            raise ConfigError(f"{root / name} contains no {RESULT}: no experiment of claims{nearest(name, folders)}")
+    before = {name: read(folder) for name, folder in folders.items()}
+    results, failures = (before, []) if listed else _run_all({name: folders[name] for name in (names or folders)})
+    with answer_stream() as out:
         if json:
             document = {
                 name: [to_json(claim) | {"verdict": claim.verdict.value} for claim in claims]
-                for name, claims in found.items()
+                for name, claims in results.items()
             }
             print_json(document, out)
         else:
-            out.write("\n".join(_aligned([HEAD, *rows(found)])) + f"\n\n{counted(found)}\n")
-    fallen = [f"{name}: {text}" for name, claims in found.items() for text in _fallen(before[name], claims)]
-    if fallen:
-        failed.append(f"held before and does no longer: {'; '.join(fallen)}")
-    if failed:
-        raise ExperimentError("; ".join(failed))
+            out.write("\n".join(_align([HEAD, *claim_rows(results)])) + f"\n\n{count_verdicts(results)}\n")
+    lost = [f"{name}: {text}" for name, claims in results.items() for text in _lost_claims(before[name], claims)]
+    if lost:
+        failures.append(f"reproduced before and not any more: {'; '.join(lost)}")
+    if failures:
+        raise ExperimentError("; ".join(failures))
 
 
-def _root(given: Path | None) -> Path:
-    """The folder of experiments: the one named, or that of the checkout which this package is run from."""
-    if given is not None and not given.is_dir():
-        raise ConfigError(f"--experiments {given}: no such folder")
-    root = given or Path(autotune.__file__).parents[1] / "experiments"
+def _find_root(folder: Path | None) -> Path:
+    """Return the folder of experiments: `folder`, or by default that of this checkout."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--experiments {folder}: no such folder")
+    root = folder or Path(autotune.__file__).parents[1] / "experiments" / "claims"
     if not root.is_dir():
         raise ConfigError(
             "an installed package has no experiments: run from a checkout of the project, or name its folder with "
@@ -63,75 +73,78 @@ def _root(given: Path | None) -> Path:
 
 
 def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]], list[str]]:
-    """Claims of all that ran, and what is to be said of those that did not: one that fails keeps no other from its turn.
+    """Return the claims of all experiments that succeeded, and the failures of the others.
 
-    What is simulated runs beside each other, as many at once as there are cores; then what is measured, alone.
+    Simulated parts run first, one on each core; then each measured part runs alone.
     """
     kinds = {name: {claim.kind for claim in read(folder)} for name, folder in folders.items()}
-    measuring = {name for name in folders if MEASURED in kinds[name]}
-    failed: dict[str, str] = {}
+    measured = {name for name in folders if MEASURED in kinds[name]}
+    failures: dict[str, str] = {}
 
-    def part(name: str, *arguments: str) -> None:
+    def run_part(name: str, *arguments: str) -> None:
         try:
-            _run(folders[name], *arguments)
+            _run_experiment(folders[name], *arguments)
         except ExperimentError as error:
-            failed[name] = str(error)
-            say(f"{name}: {error}")
+            failures[name] = str(error)
+            print_note(f"{name}: {error}")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        begun = [
-            pool.submit(part, name, *(("--parts", "simulated") if name in measuring else ()))
+        futures = [
+            pool.submit(run_part, name, *(("--parts", "simulated") if name in measured else ()))
             for name in folders
             if kinds[name] != {MEASURED}
         ]
         try:
-            for one in begun:
-                one.result()
-        except BaseException:  # Ctrl-C ends those that run; no further one is begun
+            for future in futures:
+                future.result()
+        except BaseException:  # Ctrl-C ends the running experiments; no other may start
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     for name in folders:
-        if name in measuring and name not in failed:
-            part(name, *(("--parts", MEASURED) if kinds[name] != {MEASURED} else ()))
-    found = {}
+        if name in measured and name not in failures:
+            run_part(name, *(("--parts", MEASURED) if kinds[name] != {MEASURED} else ()))
+    claims = {}
     for name, folder in folders.items():
         try:
-            if name not in failed:
-                found[name] = read(folder)
+            if name not in failures:
+                claims[name] = read(folder)
         except ConfigError as error:
-            failed[name] = str(error)
-    return found, list(failed.values())
+            failures[name] = str(error)
+    return claims, list(failures.values())
 
 
-def _run(folder: Path, *arguments: str) -> None:
-    """Run one; what it prints goes to standard error."""
-    what = " ".join((folder.name, *arguments))
-    say(f"{what}: running {folder / 'run.py'}")
-    began = time.monotonic()
-    written = (folder / RESULT).stat().st_mtime_ns
-    command = [sys.executable, str(folder / "run.py"), *arguments]
-    done = subprocess.run(command, cwd=folder.parent.parent, stdout=sys.stderr, check=False)
-    if done.returncode:
-        raise ExperimentError(f"{folder / 'run.py'} ended with {done.returncode}; what it printed stands above")
-    if (folder / RESULT).stat().st_mtime_ns == written:
-        raise ExperimentError(f"{folder / 'run.py'} wrote no {RESULT}: what stands there is of an earlier run")
-    say(f"{what}: took {time.monotonic() - began:.0f} s")
+def _run_experiment(folder: Path, *arguments: str) -> None:
+    """Run one experiment; its output goes to standard error."""
+    label = " ".join((folder.name, *arguments))
+    print_note(f"{label}: running {folder}")
+    start = time.monotonic()
+    modified = (folder / RESULT).stat().st_mtime_ns
+    module, directory = _find_module(folder)
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.run(command, cwd=directory, stdout=sys.stderr, check=False)
+    if process.returncode:
+        raise ExperimentError(f"{folder} ended with {process.returncode}; see its output above")
+    if (folder / RESULT).stat().st_mtime_ns == modified:
+        raise ExperimentError(f"{folder} wrote no {RESULT}: the file is of an earlier run")
+    print_note(f"{label}: took {time.monotonic() - start:.0f} s")
 
 
-def _fallen(before: Sequence[Claim], now: Sequence[Claim]) -> Iterator[str]:
-    """Claims that held and hold no longer."""
-    held = {claim.text for claim in before if claim.verdict in HELD}
-    return (claim.text for claim in now if claim.text in held and claim.verdict not in HELD)
+def _find_module(folder: Path) -> tuple[str, Path]:
+    """Return the dotted name of an experiment, and the directory in which `python -m` finds it."""
+    parts, directory = [folder.name], folder.parent
+    while (directory / "__init__.py").exists():
+        parts.insert(0, directory.name)
+        directory = directory.parent
+    return ".".join(parts), directory
 
 
-def _write_table(page: Path, results: Mapping[str, Sequence[Claim]]) -> None:
-    if not page.is_file():
-        raise ConfigError(f"{page}: no such page to write the table into")
-    page.write_text(into_page(page.read_text(), results))
-    say(f"{page}: {sum(map(len, results.values()))} claims")
+def _lost_claims(before: Sequence[Claim], now: Sequence[Claim]) -> Iterator[str]:
+    """Return the texts of claims that were reproduced before and are not any more."""
+    reproduced = {claim.text for claim in before if claim.verdict in REPRODUCED}
+    return (claim.text for claim in now if claim.text in reproduced and claim.verdict not in REPRODUCED)
 
 
-def _aligned(lines: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    wide = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+def _align(lines: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(line, wide, strict=True)).rstrip()
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()

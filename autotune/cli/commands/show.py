@@ -1,30 +1,31 @@
-"""`autotune show`: a plan in words."""
+"""`autotune show`: describe a plan in words."""
 
 from pathlib import Path
 
-from autotune.cli.commands.session import answering, print_json
-from autotune.cli.console import costs_beside, describe, graph_beside
+from autotune.cli.output import answer_stream, print_json
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import to_json
+from autotune.records.plan_file import find_costs, find_graph
+from autotune.report.plan_text import describe_plan
 
 
 def run(path: Path, *, json: bool, table: bool = False) -> None:
-    """Print it; with `table` also what lives while each op runs."""
+    """Describe a plan file; with `table` also list the live tensors of each op."""
     file = planfile.read(path)
-    with answering() as out:
+    with answer_stream() as out:
         if json:
             print_json(to_json(file), out)
             return
-        graph = graph_beside(path, file.graph_digest)
-        costs = costs_beside(path, graph)
-        lines = describe(file, graph, costs)
+        graph = find_graph(path, file.graph_digest)
+        costs = find_costs(path, graph)
+        lines = describe_plan(file, graph, costs)
         if table:
-            from autotune.report.op_table import op_rows, op_table
+            from autotune.report.op_table import build_op_rows, format_op_table
 
             if graph is None or costs is None:
                 raise ConfigError(
                     f"{path}: its graph.json and costs.json are not beside it; show a plan in its run directory"
                 )
-            lines = [*lines, "", *op_table(op_rows(graph, file.plan, costs))]
+            lines = [*lines, "", *format_op_table(build_op_rows(graph, file.plan, costs))]
         out.write("\n".join(lines) + "\n")

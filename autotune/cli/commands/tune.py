@@ -1,113 +1,69 @@
-"""`autotune tune` and `autotune resume`: search, write the records, print the table."""
+"""`autotune tune` and `autotune resume`: run a study, and print its table and the paths of its files."""
 
-import contextlib
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from autotune.cli.commands.session import Interrupted, answering, harness, print_json, run_dir, say
-from autotune.errors import ConfigError, LockedError
+from autotune.api.launch import load_run_config, run_study, start_study
+from autotune.cli.output import answer_stream, print_json
+from autotune.cli.progress_panel import show_progress
+from autotune.errors import StudyInterruptedError
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
-from autotune.records.run_dir import locked
-from autotune.study.verdicts import confirm
 
 if TYPE_CHECKING:
     from autotune.records.config import Config
-    from autotune.study.events import Event
-    from autotune.study.outcome import Result
+    from autotune.study.outcome import StudyResult
 
 
 def run(config: "Config", *, name: str | None, json: bool) -> None:
-    """Tune in a run directory of its own; one that holds no trial in the end is taken away again."""
-    if config.seed_from is not None:
-        from autotune.study import seeds
-
-        seeds.read(Path(config.seed_from), Path(config.runs))  # refused before anything is measured
-    where = run_dir(config, name)
-    fresh = not where.exists()
-    try:
-        _tune(config, where, json=json)
-    finally:
-        if fresh and where.exists():
-            _take_away(where)
+    """Tune a workload in a run directory, and print the result."""
+    with answer_stream() as out:
+        with show_progress(config) as progress:
+            result = start_study(config, name, progress)
+        _print_result(result, out, json=json)
 
 
-def _take_away(where: Path) -> None:
-    """Remove a run that holds no trial; one that another process works in by now stays."""
-    with contextlib.suppress(LockedError, OSError), locked(where):
-        if not (where / "trials.jsonl").exists():
-            shutil.rmtree(where, ignore_errors=True)
-            where.parent.rmdir()  # refused where other runs lie there
+def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
+    """Continue a recorded run within new `limits`, and print the result."""
+    config = load_run_config(run_dir, limits)
+    with answer_stream() as out:
+        with show_progress(config) as progress:
+            result = run_study(config, run_dir, progress)
+        _print_result(result, out, json=json)
 
 
-def go_on(where: Path, changes: dict[str, Any], *, json: bool) -> None:
-    """Tune on with the config that the run recorded, where the run lies now."""
-    from autotune.records.config import load_config
-    from autotune.records.run_dir import runs_of
-
-    if not (where / "config.yaml").exists():
-        raise ConfigError(f"{where}: no run is recorded here; give a directory that autotune tune made")
-    _tune(load_config(str(where / "config.yaml"), overrides=changes | {"runs": runs_of(where)}), where, json=json)
-
-
-def _tune(config: "Config", where: Path, *, json: bool) -> None:
-    from autotune.cli.console import print_table
-    from autotune.report.tables import FRESH_COLUMNS, fresh_rows, rows
-
-    with answering() as out:
-        result = _searched(config, where)
-        if json:
-            print_json(document(result), out)
-        else:
-            print_table(rows(result.trials, result.best), out)
-            if result.confirmed:
-                out.write("\nmeasured afresh, in turns with plain eager:\n")
-                print_table(fresh_rows(result.confirmed, result.baseline), out, FRESH_COLUMNS)
-            if result.best is not None and result.best.measurement is not None:
-                out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
-            out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
+def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
+    if not json:
+        _print_tables(result, out)
+        if result.best is not None and result.best.measurement is not None:
+            out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
+        out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
+    else:
+        print_json(_document(result), out)
     if result.interrupted:
-        raise _interrupted(where, result.interrupted)
+        raise StudyInterruptedError(f"interrupted; continue with: autotune resume {result.run_dir}", result.interrupted)
 
 
-def _interrupted(where: Path, signal: int) -> Interrupted:
-    return Interrupted(f"interrupted; go on with: autotune resume {where}", signal)
+def _print_tables(result: "StudyResult", out: IO[str]) -> None:
+    from autotune.cli.console import print_table
+    from autotune.report.tables import CONFIRMED_COLUMNS, confirmed_rows, trial_rows
+
+    trials, confirmed = trial_rows(result.trials, result.best), confirmed_rows(result.confirmed, result.baseline)
+    print_table(trials, out)
+    if confirmed:
+        out.write("\nre-measured, interleaved with plain eager:\n")
+        print_table(confirmed, out, CONFIRMED_COLUMNS)
 
 
-def _searched(config: "Config", where: Path) -> "Result":
-    from autotune.cli.live import watching
-    from autotune.report.html import write_report
-    from autotune.report.mlflow_log import Tracker
-    from autotune.study import session as study
+def _document(result: "StudyResult") -> dict[str, Any]:
+    """Return the document that `--json` prints."""
+    from autotune.study.verdicts.confirm import to_table
 
-    tracker, signal = Tracker(config, where), 0
-
-    def tell(event: "Event") -> None:
-        show(event)
-        tracker(event)
-
-    try:
-        with watching(config) as show, harness(config, where / "logs") as runner:
-            result = study.tune(config, runner, where, progress=tell, write_report=write_report)
-        signal = result.interrupted
-    except SystemExit as stopped:
-        signal = int(stopped.code or 130) - 128
-        if (where / "trials.jsonl").exists():
-            raise _interrupted(where, signal) from None
-        raise Interrupted(f"{where}: interrupted before the baseline was measured; nothing is kept", signal) from None
-    finally:
-        if logged := tracker.finish(interrupted=signal):
-            say(f"mlflow  {logged}")
-    return result
-
-
-def document(result: "Result") -> dict[str, Any]:
-    """What `--json` prints."""
+    confirmed = to_table(result.confirmed)
     return {
         "baseline": to_json(result.baseline),
         "best": to_json(result.best) if result.best else None,
-        "confirmed": confirm.document(result.confirmed),
+        "confirmed": confirmed,
         "trials": [to_json(trial) for trial in result.trials],
         "plan_path": str(result.plan_path) if result.plan_path else None,
         "report_path": str(result.report_path) if result.report_path else None,

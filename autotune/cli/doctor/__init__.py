@@ -1,10 +1,10 @@
-"""Whether all that tuning needs is here: one finding a thing that was looked at, each with its cure, within ten seconds.
+"""Checks of this machine: everything that tuning needs, each with its fix, within ten seconds.
 
-A check that finds something new out is one function, and a line in `findings`.
+A new check is one function, and a line in `run_checks`.
 
 In: this machine.
-Out: a `Finding` for each thing that was checked.
-Read first: `finding`.
+Out: a `CheckResult` for each check.
+Read first: `check_result`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,46 +12,53 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from autotune.cli.doctor import gpu, kernel, places, software
-from autotune.cli.doctor.finding import Finding
+from autotune.cli.doctor import directories, gpu, kernel, software
+from autotune.cli.doctor.check_result import CheckResult
 from autotune.errors import AutotuneError
-from autotune.measure.device.this_device import nvml
+from autotune.measure.device.this_device import open_nvml
 
-__all__ = ["Finding", "findings"]
+__all__ = ["CheckResult", "run_checks"]
 
-Check = Callable[[], Finding | None]
+Check = Callable[[], CheckResult | None]
 
 
-def findings(stores: Mapping[str, Path], runs: Path = Path("runs")) -> list[Finding]:
-    """Look at everything; never raises. `bad` must be mended first, `warn` costs truth or comfort."""
+def run_checks(stores: Mapping[str, Path], runs: Path = Path("runs")) -> list[CheckResult]:
+    """Run all checks, including one for each store's directory; never raises.
+
+    `bad` must be fixed before tuning; `warn` reduces accuracy or speed.
+    """
     with ThreadPoolExecutor(1) as pool:
-        torch = pool.submit(software.ask_torch).result  # whoever asks gets the one answer, or the one error
+        torch = pool.submit(software.query_torch).result  # all checks share one reply, or one error
         checks: list[tuple[str, Check]] = [
-            ("python", software.python),
-            ("torch", lambda: software.torch(torch())),
-            ("gpu", lambda: gpu.driver(nvml, torch)),
-            ("gpu memory", lambda: gpu.processes(nvml, torch)),
-            ("gpu state", lambda: gpu.state(nvml)),
-            ("memory", kernel.cgroup),
-            ("free memory", kernel.free_memory),
-            ("swap", kernel.swap),
-            ("huge pages", kernel.huge_pages),
-            ("cores", kernel.cores),
-            ("clock", kernel.clock),
-            ("noise", lambda: software.noise(torch())),
-            ("compiler", software.compiler),
-            ("runs", partial(places.runs, runs)),
-            *((f"store {name}", partial(places.store, name, Path(directory))) for name, directory in stores.items()),
+            ("python", software.check_python),
+            ("torch", lambda: software.check_torch(torch())),
+            ("gpu", lambda: gpu.check_driver(open_nvml, torch)),
+            ("gpu memory", lambda: gpu.check_processes(open_nvml, torch)),
+            ("gpu state", lambda: gpu.check_state(open_nvml)),
+            ("memory", kernel.check_cgroup),
+            ("free memory", kernel.check_free_memory),
+            ("swap", kernel.check_swap),
+            ("huge pages", kernel.check_huge_pages),
+            ("cores", kernel.check_cores),
+            ("clock", kernel.check_clock),
+            ("noise", lambda: software.check_noise(torch())),
+            ("compiler", software.check_compiler),
+            ("runs", partial(directories.check_runs, runs)),
+            *(
+                (f"store {name}", partial(directories.check_store, name, Path(directory)))
+                for name, directory in stores.items()
+            ),
         ]
-        found = [_survive(name, check) for name, check in checks]
-    return [finding for finding in found if finding is not None]
+        results = [_run_check(name, check) for name, check in checks]
+    return [result for result in results if result is not None]
 
 
-def _survive(name: str, check: Check) -> Finding | None:
+def _run_check(name: str, check: Check) -> CheckResult | None:
+    """Return the result of a check; an exception becomes a bad result."""
     try:
         return check()
     except (AutotuneError, TimeoutError) as error:
-        detail, _, cure = str(error).partition("; ")
-        return Finding(name, "warn" if isinstance(error, TimeoutError) else "bad", detail, cure)
-    except Exception as error:  # noqa: BLE001 - whatever is broken here is the finding
-        return Finding(name, "bad", f"cannot be looked at: {type(error).__name__}: {error}".splitlines()[0])
+        detail, _, fix = str(error).partition("; ")
+        return CheckResult(name, "warn" if isinstance(error, TimeoutError) else "bad", detail, fix)
+    except Exception as error:  # noqa: BLE001 - any failure of a check is its result
+        return CheckResult(name, "bad", f"cannot be checked: {type(error).__name__}: {error}".splitlines()[0])

@@ -1,4 +1,4 @@
-"""A device's profile: what it is, and how fast it was measured to multiply, to copy and to reach its stores."""
+"""The profile of a device: its identity, and its measured rates of multiplying, copying and reaching its stores."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,54 +14,58 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Rates are medians of repeated work; the noise is told by raw samples."""
+    """Measured rates of a device. Rates are medians of repeated work; the noise is kept as raw samples."""
 
     device: Device
     matmul_flops: dict[str, float]
-    """Per dtype that the device itself computes in, operations of a product of square matrices a second."""
+    """Operations per second of a product of square matrices, by dtype that the device computes in."""
     copy_bytes_per_second: dict[str, float]
-    """`memory` within the device's own, `to device` and `from device` over a GPU's bus."""
+    """Copy rate: `memory` within the device's memory, `to device` and `from device` over a GPU's bus."""
     noise_seconds: tuple[float, ...]
-    """Of the same work, again and again."""
+    """Times of the same work, repeated."""
     stores: dict[str, StoreCost] = field(default_factory=dict)
     store_spread: dict[str, float] = field(default_factory=dict)
-    """Per store, by what part its rates differed when they were measured a second time."""
+    """Relative difference of two measurements of a store's rates, by store."""
     made: float = 0.0
     """Seconds since the epoch."""
     schema: int = SCHEMA
 
     @property
     def noise(self) -> float:
-        """What two measurements of this device may differ by for no reason, as a part of them."""
+        """Relative difference that two measurements of this device may have by chance."""
         return spread(self.noise_seconds)
 
 
 def spread(samples: Sequence[float]) -> float:
-    """How far the middle eight tenths of samples lie apart, over their median; 0 for fewer than two."""
+    """Return the width of the middle 80 % of samples over their median; 0 for fewer than two.
+
+    >>> spread([2.0, 2.0, 2.0])
+    0.0
+    """
     if len(samples) < 2:
         return 0.0
     tenths = statistics.quantiles(samples, n=10, method="inclusive")
     return (tenths[-1] - tenths[0]) / statistics.median(samples)
 
 
-def place(runs: Path, device: Device) -> Path:
-    """Where the profile of a device is kept: one for its silicon, whatever the name, the driver or torch."""
+def profile_path(runs: Path, device: Device) -> Path:
+    """Return the file of a device's profile; it depends on the silicon, not on the driver or torch."""
     return runs / "devices" / f"{device.key}.json"
 
 
 def find(runs: Path, device: Device) -> DeviceProfile | None:
-    """The profile that was made of a device, if one was."""
-    path = place(runs, device)
+    """Return the stored profile of a device; None if there is none."""
+    path = profile_path(runs, device)
     return read(path) if path.exists() else None
 
 
 def write(path: Path, profile: DeviceProfile) -> None:
-    """Write whole or not at all."""
+    """Write the profile whole or not at all."""
     write_whole(path, profile, what="profile")
 
 
 def read(path: Path) -> DeviceProfile:
-    """Read and validate; ConfigError names the file and the first thing wrong in it."""
+    """Read and validate a profile; ConfigError names the file and the first fault in it."""
     return read_whole(
         DeviceProfile, path, schema=SCHEMA, what="device profile", again="make one with autotune device probe"
     )

@@ -1,4 +1,4 @@
-"""What this machine is."""
+"""Identification of this machine's processor and GPU."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,10 @@ from autotune.records.device import Device
 
 
 def this_device(kind: str = "cpu") -> Device:
-    """The device of this process: `cpu`, or `cuda` for the current GPU. Only `cuda` imports torch."""
+    """Return the device of this process: `cpu`, or `cuda` for the current GPU.
+
+    Only `cuda` imports torch. Raises ConfigError where torch detects no GPU, and for another kind.
+    """
     match kind:
         case "cpu":
             return Device(
@@ -40,7 +43,7 @@ def this_device(kind: str = "cpu") -> Device:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the kernel tells it; some architectures tell none."""
+    """Return the processor's name as the kernel reports it; some architectures report none."""
     for line in _lines(cpuinfo):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -48,7 +51,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def usable_cores(cpuinfo: Path = Path("/proc/cpuinfo"), usable: set[int] | None = None) -> int:
-    """Physical cores among the processors that this process may run on: two threads of one core are one."""
+    """Count the physical cores that this process may run on; two threads of one core count once."""
     usable = os.sched_getaffinity(0) if usable is None else usable
     cores: dict[int, tuple[str, str]] = {}
     processor, package = -1, ""
@@ -61,12 +64,12 @@ def usable_cores(cpuinfo: Path = Path("/proc/cpuinfo"), usable: set[int] | None 
                 package = text
             case "core id":
                 cores[processor] = (package, text)
-    # a processor that names no core, as on most ARM, is one of its own
+    # a processor without a core id, as on most ARM, counts as a core
     return len({cores.get(number, ("", f"processor {number}")) for number in usable})
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the processor can do, in the kernel's words."""
+    """Return the processor's feature flags, with the kernel's names."""
     for line in _lines(cpuinfo):
         key, _, text = line.partition(":")
         if key.strip() in ("flags", "Features"):
@@ -75,7 +78,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def cpu_quota(cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores' worth of time that a container is given; None without such a limit."""
+    """Return the number of cores that a container may use; None without such a limit."""
     v2 = _words(cgroups / "cpu.max")
     v1 = _words(cgroups / "cpu/cpu.cfs_quota_us") + _words(cgroups / "cpu/cpu.cfs_period_us")
     for words in (v2, v1):
@@ -84,8 +87,8 @@ def cpu_quota(cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
     return None
 
 
-def nvml() -> Any:
-    """The driver's own library, opened; it fails in as many ways as there are containers."""
+def open_nvml() -> Any:
+    """Open the driver's library; containers make it fail with many kinds of exceptions."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -94,8 +97,8 @@ def nvml() -> Any:
 
 def _driver_version() -> str:
     try:
-        return f"driver {nvml().nvmlSystemGetDriverVersion()}"
-    except Exception:  # noqa: BLE001 - the version is a nicety
+        return f"driver {open_nvml().nvmlSystemGetDriverVersion()}"
+    except Exception:  # noqa: BLE001 - the version is optional
         return ""
 
 

@@ -1,6 +1,7 @@
-"""Meters: each tells the most memory that a process took while it was open. They only read.
+"""Meters measure the highest memory use of a process while they are open; they only read.
 
-To add one: a file with a class that keeps the `Meter` contract, and a line in `METERS`.
+To add one: a file with a class that implements `Meter`, and a line in `METERS`. `autotune.testing.meter_contract` has the
+tests that every meter must pass.
 
 In: nothing; a meter is opened around steps.
 Out: the peak bytes of a process.
@@ -14,34 +15,38 @@ from typing import Protocol, Self
 from autotune.errors import ConfigError
 from autotune.measure.meters.cgroup import CgroupMeter
 from autotune.measure.meters.cuda import CudaMeter
-from autotune.measure.meters.held import HeldMeter
 from autotune.measure.meters.nvml import NvmlMeter
 from autotune.measure.meters.rss import RssMeter
+from autotune.measure.meters.store_bytes import StoreBytesMeter
 
-Held = Callable[[], int]
-"""Bytes that the open stores hold in tmpfs and page cache."""
+ReadStoreBytes = Callable[[], int]
+"""A function that returns the bytes of the open stores in tmpfs and page cache."""
 
 
 class Meter(Protocol):
-    """A context manager: `peak_bytes` is the highest since it was entered, and stays readable after its end."""
+    """A context manager that measures memory; `peak_bytes` is the highest since entry and stays readable after exit."""
 
     @property
     def name(self) -> str:
-        """What a record says of where its bytes come from."""
+        """Source of the bytes, for records."""
         ...
 
     @property
-    def peak_bytes(self) -> int: ...
+    def peak_bytes(self) -> int:
+        """Highest bytes since the meter was entered."""
+        ...
 
     @property
     def unsure_bytes(self) -> int:
-        """How much of the peak may be none of this process's doing; see `Repeated`."""
+        """Part of the peak in bytes that other processes may have caused; see `Repeated`."""
         ...
 
-    def now_bytes(self) -> int: ...
+    def now_bytes(self) -> int:
+        """Return the bytes in use."""
+        ...
 
-    def why_not(self) -> str:
-        """Why this meter cannot read here; empty if it can."""
+    def unavailable_reason(self) -> str:
+        """Return the reason why this meter cannot read here; empty if it can."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -52,45 +57,49 @@ class Meter(Protocol):
 
 
 class Repeated:
-    """The peak of steps that all take the same, from a reading of each, where a reading may tell too much.
+    """The peak of equal steps, computed from one reading of each, where a reading may be too high.
 
-    No step took less than the surest part of any reading, and none more than the lowest reading, as far as page cache did not
-    both come and go within one.
+    No step used less than the certain part of any reading. No step used more than the lowest reading, unless page cache
+    both grew and shrank within that reading.
     """
 
     def __init__(self) -> None:
-        self._sure = 0
-        self._lowest: int | None = None
+        self._certain_bytes = 0
+        self._lowest_bytes: int | None = None
 
     def add(self, meter: Meter, *, same: bool = True) -> None:
-        """One more reading, of such steps or (`same=False`) of what went before them and may have taken more."""
-        self._sure = max(self._sure, meter.peak_bytes - meter.unsure_bytes)
+        """Add a reading of an equal step, or with `same=False` of earlier steps, which may have used more."""
+        self._certain_bytes = max(self._certain_bytes, meter.peak_bytes - meter.unsure_bytes)
         if same:
-            self._lowest = min(meter.peak_bytes, self._lowest or meter.peak_bytes)
+            self._lowest_bytes = min(meter.peak_bytes, self._lowest_bytes or meter.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        return max(self._sure, self._lowest or 0)
+        """Peak of the steps read so far."""
+        return max(self._certain_bytes, self._lowest_bytes or 0)
 
 
-METERS: dict[str, Callable[[Held], Meter]] = {
+METERS: dict[str, Callable[[ReadStoreBytes], Meter]] = {
     "cgroup": lambda _: CgroupMeter(),
     "rss": RssMeter,
-    "held": HeldMeter,
+    "held": StoreBytesMeter,
     "cuda": lambda _: CudaMeter(),
     "nvml": lambda _: NvmlMeter(),
 }
-"""Every meter by name."""
+"""A factory of each meter, by the meter's name."""
 
 _BEST = {"cpu": ("cgroup", "rss"), "cuda": ("cuda",)}
 
 
-def best_meter(kind: str, held: Held = lambda: 0) -> Meter:
-    """The most truthful meter that can read here, for a device kind: `cpu` or `cuda`."""
+def best_meter(kind: str, store_bytes: ReadStoreBytes = lambda: 0) -> Meter:
+    """Return the most accurate meter that can read here, for a device kind: `cpu` or `cuda`.
+
+    Raises ConfigError where no meter can read.
+    """
     reasons = []
     for name in _BEST.get(kind, ()):
-        meter = METERS[name](held)
-        if not (reason := meter.why_not()):
+        meter = METERS[name](store_bytes)
+        if not (reason := meter.unavailable_reason()):
             return meter
         reasons.append(f"{name}: {reason}")
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the kernel charges to a process's own memory cgroup, v1 or v2."""
+"""Memory that the kernel charges to a process's own memory cgroup, v1 or v2."""
 
 import contextlib
 import os
@@ -9,21 +9,21 @@ from types import TracebackType
 from typing import IO, Self
 
 PREFIX = "autotune-"
-"""A cgroup of this name holds one process of ours and nothing else."""
+"""Prefix of the names of cgroups that contain one child process and nothing else."""
 
 _ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A memory cgroup that exists."""
+    """An existing memory cgroup."""
 
     path: Path
     version: int
 
     @classmethod
     def current(cls, root: Path = _ROOT) -> Self | None:
-        """The one that this process is in; None where the kernel shows none."""
+        """Return the cgroup of this process; None where the kernel shows none."""
         try:
             lines = (root / "proc/self/cgroup").read_text().splitlines()
         except OSError:
@@ -43,23 +43,24 @@ class Cgroup:
         return None
 
     def usage_bytes(self) -> int:
+        """Return the bytes that are charged now."""
         return self._number("memory.usage_in_bytes" if self.version == 1 else "memory.current")
 
     def limit_bytes(self) -> int | None:
-        """What all of its processes may be charged together; None for no limit of its own."""
+        """Return the limit on the charge of all its processes together; None without a limit of its own."""
         path = self.path / ("memory.limit_in_bytes" if self.version == 1 else "memory.max")
         text = path.read_text().strip() if path.exists() else "max"
-        # v1 says no limit by a number near 2^63
+        # v1 writes a number near 2^63 for no limit
         return None if text == "max" or int(text) >= 2**60 else int(text)
 
     def file_bytes(self) -> int:
-        """Page cache of files, tmpfs not among them."""
+        """Return the page cache of files, without tmpfs."""
         stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
         cache, shmem = ("total_cache", "total_shmem") if self.version == 1 else ("file", "shmem")
         return max(0, int(stat[cache]) - int(stat[shmem]))
 
     def oom_kills(self) -> int:
-        """Processes that the kernel killed here for memory, so far."""
+        """Count the processes that the kernel killed here for memory so far."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         try:
             counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
@@ -72,18 +73,18 @@ class Cgroup:
 
 
 class CgroupMeter:
-    """Anonymous memory, tmpfs, kernel memory, and the page cache that grew since the meter was opened."""
+    """Anonymous memory, tmpfs, kernel memory, and the page cache that grew since entry."""
 
     name = "cgroup"
 
     def __init__(self, cgroup: Cgroup | None = None, root: Path = _ROOT) -> None:
         self._cgroup = cgroup or Cgroup.current(root)
-        self._file_at_enter: int | None = None
+        self._file_at_entry: int | None = None
         self._peak: int | None = None
-        self._unsure: int | None = None
+        self._uncertain: int | None = None
         self._peak_file: IO[str] | None = None
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         if self._cgroup is None:
             return "the kernel shows no memory cgroup"
         if not self._cgroup.path.name.startswith(PREFIX):
@@ -111,26 +112,26 @@ class CgroupMeter:
 
     @property
     def unsure_bytes(self) -> int:
-        """Page cache that went or came meanwhile, which the peak may have had in it or not.
+        """Bytes of page cache that shrank or grew since entry; the peak may or may not include them.
 
-        Where the machine runs short, the kernel drops pages of libraries from any process's cgroup.
+        If the machine lacks memory, the kernel drops pages of libraries from any process's cgroup.
         """
-        if self._unsure is not None:
-            return self._unsure
+        if self._uncertain is not None:
+            return self._uncertain
         assert self._cgroup is not None
         cached = self._cgroup.file_bytes()
-        return 0 if self._file_at_enter is None else abs(cached - self._file_at_enter)
+        return 0 if self._file_at_entry is None else abs(cached - self._file_at_entry)
 
     def _old_cache(self) -> int:
-        """Cache that was there before; under a limit the kernel may have dropped some of it since."""
+        """Return the cache from before entry; under a limit the kernel may have dropped some of it since."""
         assert self._cgroup is not None
         cached = self._cgroup.file_bytes()
-        return cached if self._file_at_enter is None else min(self._file_at_enter, cached)
+        return cached if self._file_at_entry is None else min(self._file_at_entry, cached)
 
     def __enter__(self) -> Self:
         assert self._cgroup is not None
-        self._peak = self._unsure = None
-        self._file_at_enter = self._cgroup.file_bytes()
+        self._peak = self._uncertain = None
+        self._file_at_entry = self._cgroup.file_bytes()
         if self._cgroup.version == 1:
             (self._cgroup.path / "memory.max_usage_in_bytes").write_text("0")
         else:  # v2 resets for one open file alone
@@ -142,18 +143,18 @@ class CgroupMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._peak, self._unsure = self.peak_bytes, self.unsure_bytes
-        self._file_at_enter = None
+        self._peak, self._uncertain = self.peak_bytes, self.unsure_bytes
+        self._file_at_entry = None
         if self._peak_file is not None:
             self._peak_file.close()
             self._peak_file = None
 
 
 class OwnCgroup:
-    """A cgroup below this process's own (on v2 beside it, where below is not allowed), for one process alone.
+    """A new cgroup for one process, below this process's cgroup; on v2 beside it where below is not allowed.
 
-    As a context manager it moves this process in, and at the end back and removes the cgroup. Raises OSError where the
-    hierarchy is not writable.
+    As a context manager it moves this process in; on exit it moves the process back and removes the cgroup. Raises
+    OSError where the hierarchy is not writable.
     """
 
     def __init__(self, name: str = "", root: Path = _ROOT) -> None:
@@ -174,7 +175,7 @@ class OwnCgroup:
         self.remove()
 
     def remove(self) -> None:
-        """Remove it; its processes must have ended. A killed process leaves some milliseconds late."""
+        """Remove the cgroup after its processes have ended; a killed process leaves some milliseconds later."""
         for _ in range(50):
             try:
                 self.cgroup.path.rmdir()
@@ -187,7 +188,7 @@ class OwnCgroup:
 
 
 def remove_stale(root: Path = _ROOT) -> None:
-    """Remove the empty cgroups of processes of ours that are gone: a kill -9 leaves them behind."""
+    """Remove the empty cgroups of earlier children that have ended: a kill -9 leaves them behind."""
     home = Cgroup.current(root)
     for place in (home.path, home.path.parent) if home is not None else ():
         for path in place.glob(f"{PREFIX}*"):

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 
 class CudaMeter:
-    """Reserved bytes (what the device charges) or, with `charged=False`, allocated ones (what the plan itself takes).
+    """Reserved bytes (charged by the device) or, with `charged=False`, allocated bytes (used by the plan itself).
 
-    `context_bytes()` tells what the process took before any tensor, see `nvml.context_bytes`. `cuda` has the functions
-    of `torch.cuda`.
+    `context_bytes()` returns the bytes of the process before its first tensor, see `NvmlMeter.context_bytes`. `cuda` has
+    the functions of `torch.cuda`.
     """
 
     unsure_bytes = 0
@@ -17,19 +17,19 @@ class CudaMeter:
     def __init__(self, *, charged: bool = True, context_bytes: Callable[[], int] = lambda: 0, cuda: Any = None) -> None:
         self._charged = charged
         self._context_bytes = context_bytes
-        self._given = cuda
+        self._cuda_module = cuda
         self._peak: int | None = None
         self.name = "cuda reserved" if charged else "cuda allocated"
 
     @property
     def _cuda(self) -> Any:
-        if self._given is None:
+        if self._cuda_module is None:
             import torch
 
-            self._given = torch.cuda
-        return self._given
+            self._cuda_module = torch.cuda
+        return self._cuda_module
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         return "" if self._cuda.is_available() else "torch sees no CUDA device"
 
     def now_bytes(self) -> int:

@@ -1,18 +1,18 @@
-"""GPU memory of this process as the driver counts it: the context, libraries and every allocator together."""
+"""GPU memory of this process as the driver counts it: context, libraries and all allocators together."""
 
 import importlib
 import os
 from types import TracebackType
 from typing import Any, Self
 
-from autotune.measure.meters.sampling import Highest
+from autotune.measure.meters.sampling import SampledPeak
 
 
 class NvmlMeter:
     """The driver's total for this process, sampled by a thread.
 
-    In many containers the driver lists no processes, or lists them by numbers of another namespace; then the meter
-    reads the whole device and its name says so. `nvml` has the functions of the module `pynvml` of nvidia-ml-py.
+    In many containers the driver lists no processes, or lists them by numbers of another namespace. Then the meter
+    reads the whole device, and its name contains `whole device`. `nvml` has the functions of the module `pynvml`.
     """
 
     unsure_bytes = 0
@@ -23,7 +23,7 @@ class NvmlMeter:
         self._pid = os.getpid() if pid is None else pid
         self._handle: Any = None
         self._problem = ""
-        self._highest = Highest(self.now_bytes)
+        self._sampled = SampledPeak(self.now_bytes)
         try:
             self._nvml = nvml or importlib.import_module("pynvml")
             self._nvml.nvmlInit()
@@ -33,36 +33,36 @@ class NvmlMeter:
         except self._nvml.NVMLError as error:
             self._problem = str(error)
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         return self._problem
 
     @property
     def name(self) -> str:
-        return "nvml" if self._mine() is not None else "nvml (whole device: processes hidden)"
+        return "nvml" if self._process_bytes() is not None else "nvml (whole device: processes hidden)"
 
     def now_bytes(self) -> int:
-        mine = self._mine()
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used) if mine is None else mine
+        used = self._process_bytes()
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used) if used is None else used
 
     @property
     def peak_bytes(self) -> int:
-        return self._highest.highest
+        return self._sampled.peak
 
     def __enter__(self) -> Self:
-        self._highest.start()
+        self._sampled.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._highest.stop()
+        self._sampled.stop()
 
     def context_bytes(self, reserved_bytes: int) -> int:
-        """What the process takes beside the caching allocator's `reserved_bytes`; 0 where processes are hidden."""
-        mine = self._mine()
-        return 0 if mine is None else max(0, mine - reserved_bytes)
+        """Return the bytes of the process beyond the caching allocator's `reserved_bytes`; 0 where processes are hidden."""
+        used = self._process_bytes()
+        return 0 if used is None else max(0, used - reserved_bytes)
 
-    def _mine(self) -> int | None:
+    def _process_bytes(self) -> int | None:
         if self._handle is None:
             return None
         try:

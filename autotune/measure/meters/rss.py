@@ -1,4 +1,4 @@
-"""Resident memory of this process, for where no cgroup can be had, plus what stores hold outside of it."""
+"""Resident memory of this process, where no cgroup is available, plus the memory of the stores' files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,61 +7,61 @@ from typing import Self
 
 import psutil
 
-from autotune.measure.meters.sampling import Highest
+from autotune.measure.meters.sampling import SampledPeak
 
 _ROOT = Path("/")
-_RESET_HIGHEST = "5"
+_RESET_PEAK = "5"
 
 
 def resident_bytes() -> int:
-    """What psutil sees of this process."""
+    """Return the resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 class RssMeter:
-    """The kernel's high-water mark of resident pages, reset on entering, plus `held()` of the stores.
+    """The kernel's high-water mark of resident pages, reset on entry, plus the bytes of the stores.
 
-    Written files and tmpfs are resident in no process, so without `held` offloading to a RAM-disk would look free.
-    Where the mark cannot be reset, a thread samples psutil instead, and the name says so.
+    Written files and tmpfs are resident in no process, so without `store_bytes` offloading to a RAM disk would look free.
+    Where the mark cannot be reset, a thread samples psutil instead, and the name contains `(sampled)`.
     """
 
     unsure_bytes = 0
 
     def __init__(
         self,
-        held: Callable[[], int] = lambda: 0,
+        store_bytes: Callable[[], int] = lambda: 0,
         root: Path = _ROOT,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
-        self._held = held
+        self._store_bytes = store_bytes
         self._proc = root / "proc/self"
         self._resident = resident
-        self._sampled: Highest | None = None
-        self._held_at_enter = 0
+        self._sampled: SampledPeak | None = None
+        self._store_bytes_at_entry = 0
         self._peak: int | None = None
         self.name = "rss" if self._can_reset() else "rss (sampled)"
 
-    def why_not(self) -> str:
+    def unavailable_reason(self) -> str:
         return ""
 
     def now_bytes(self) -> int:
-        return self._resident() + self._held()
+        return self._resident() + self._store_bytes()
 
     @property
     def peak_bytes(self) -> int:
         if self._peak is not None:
             return self._peak
         if self._sampled is not None:
-            return self._sampled.highest
-        return self._mark() + max(self._held_at_enter, self._held())
+            return self._sampled.peak
+        return self._mark() + max(self._store_bytes_at_entry, self._store_bytes())
 
     def __enter__(self) -> Self:
         self._peak = None
-        self._held_at_enter = self._held()
+        self._store_bytes_at_entry = self._store_bytes()
         if self.name == "rss":
-            (self._proc / "clear_refs").write_text(_RESET_HIGHEST)
+            (self._proc / "clear_refs").write_text(_RESET_PEAK)
         else:
-            self._sampled = Highest(self.now_bytes)
+            self._sampled = SampledPeak(self.now_bytes)
             self._sampled.start()
         return self
 
@@ -81,7 +81,7 @@ class RssMeter:
 
     def _can_reset(self) -> bool:
         try:
-            (self._proc / "clear_refs").write_text(_RESET_HIGHEST)
+            (self._proc / "clear_refs").write_text(_RESET_PEAK)
         except OSError:
             return False
         return True

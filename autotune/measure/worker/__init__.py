@@ -1,6 +1,6 @@
-"""The child process: it runs steps under a meter and may die.
+"""The child process: run steps under a meter; it may die.
 
-In: requests of the coordinator.
+In: a `Spec`, then requests of the coordinator.
 Out: one reply for each request.
 Read first: `main`.
 """

@@ -1,4 +1,4 @@
-"""What a child does: runs plain eager steps and plans, and looks at their results, bytes and seconds."""
+"""Execution of the coordinator's requests: run plain eager steps and plans, and measure results, bytes and seconds."""
 
 import contextlib
 import resource
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,232 +17,244 @@ from autotune.ir.check import check
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
 from autotune.measure.limits import limit_data, limit_fraction
-from autotune.measure.messages import FLOAT64, MOVED, Spec
+from autotune.measure.messages import (
+    BLOCK_STEPS,
+    UNMEASURED_STEPS,
+    BatchSize,
+    Digests,
+    Done,
+    GateDescription,
+    MemoryPeak,
+    PlanCheck,
+    RoundingWitness,
+    TimedBlock,
+    TimingEnd,
+    Wiring,
+)
 from autotune.measure.meters import Meter, Repeated, best_meter
 from autotune.measure.meters.cuda import CudaMeter
 from autotune.measure.meters.nvml import NvmlMeter
+from autotune.measure.spec import Spec
+from autotune.measure.survey import WorkloadSurvey
 from autotune.measure.worker.compare import (
-    STEPS,
+    COMPARED_STEPS,
     HookedStep,
     Step,
     compare,
-    tell_results,
+    record_results,
     witness_directory,
     write_bounds,
 )
-from autotune.measure.worker.eager import Eager, OnGradient, tensors_of, trim
+from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, release_memory
 from autotune.measure.worker.reference import Writer, digest
-from autotune.records.json_codec import from_json, to_json
-from autotune.records.measurement import Outcome
 from autotune.runtime import malloc
-from autotune.runtime.arena import Arena
+from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import open_slots
+from autotune.runtime.offload_slots import slot_sizes
 from autotune.runtime.op_profiler import profile
-from autotune.runtime.stores import SwapStore, measured, open_store
+from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.runtime.verification.witness import float64, move_weights
 
-UNMEASURED_STEPS, BLOCK_STEPS = 2, 2
-"""Steps in a row, of which the first are not measured: while others had their turn the process gave its memory back, and
-plain eager's second step is still up to a fifth slower than those that follow."""
-_TRIES, _SURE_BYTES = 3, 2**16
-"""Readings of a peak, where none is sure to so many bytes."""
+_PEAK_READINGS = 3
+"""Number of readings of a peak, unless an earlier one is certain."""
+_CERTAIN_BYTES = 2**16
+"""Uncertainty in bytes below which a reading is certain."""
+_DIGEST_STEPS = 4
+"""Steps before results are hashed: an arena records two of them and replays two."""
 
 
 @dataclass
-class _Timed:
-    """What is being timed."""
+class _Timing:
+    """State of a plan, or of plain eager (no plan), that is being timed."""
 
-    plan: Any
+    plan: Plan | None
     step: Step
     stack: contextlib.ExitStack
     executor: Executor | None = None
-    arena: Arena | None = None
+    arena: StepArena | None = None
     charged: Repeated = field(default_factory=Repeated)
 
 
 class Bench:
-    """One workload in one process, and everything that can be asked of it."""
+    """One workload in one process; each public method executes one request of the coordinator."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._stores = {name: Path(directory) for name, directory in spec.stores.items()}
-        self._held = _nothing
-        self._timed: _Timed | None = None
+        self._store_bytes = _no_bytes
+        self._timing: _Timing | None = None
         self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
-        self._limit()
-        self._own = Eager(spec)
+        self._apply_limit()
+        self._eager = EagerWorkload(spec)
 
-    # What can be asked: each takes and gives what JSON can carry.
-
-    def prepare(self) -> dict[str, Any]:
-        """Capture, profile and probe. The floor is this process's own, without the tensors."""
+    def survey(self) -> WorkloadSurvey:
+        """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
         from autotune.measure.device.this_device import this_device
 
-        cache = Path(self._spec.profile_cache) if self._spec.profile_cache else None
-        costs = measured(profile(self._program, cache=cache), self._stores, self._spec.device_kind)
-        return {
-            "graph": to_json(self._program.graph),
-            "costs": to_json(costs),
-            "device": to_json(this_device(self._spec.device_kind)),
-            "floor_bytes": self._floor_bytes(),
-        }
+        op_costs = profile(self._program, cache=self._spec.profile_cache)
+        costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
+        device = this_device(self._spec.device_kind)
+        return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes())
 
-    def baseline_bytes(self, reference: str) -> dict[str, Any]:
-        """Run plain eager steps, keep their results in the directory `reference`, and tell peak and floor."""
-        with contextlib.closing(Writer(Path(reference))) as writer:
-            tell_results(self._own, self._own.step, writer.add)
-        with self._own.users_own():
-            return self._peak(lambda: _drop(self._own.step())) | {"floor_bytes": self._floor_bytes()}
+    def measure_eager_peak(self, results: Path) -> MemoryPeak:
+        """Run plain eager steps, write their results to a directory, and measure peak and floor."""
+        with contextlib.closing(Writer(results)) as writer:
+            record_results(self._eager, self._eager.step, writer.add)
+        with self._eager.factory_format():
+            peak_bytes, meter = self._peak(lambda: _drop(self._eager.step()))
+            return MemoryPeak(peak_bytes, self._floor_bytes(), meter)
 
-    def plan_bytes(self, plan: Any, reference: str, tolerance: float) -> dict[str, Any]:
-        """Compare a plan's results with `reference` (empty: compare nothing), then tell peak and floor.
+    def check_plan(self, plan: Plan, reference: Path | None, tolerance: float) -> PlanCheck:
+        """Compare a plan's results with a reference, then measure peak and floor unless the error exceeds the tolerance.
 
-        Where the plan names an arena, the peak is of a step that the arena records: malloc would take a tenth more
-        for tensors of a few pages, and what its layout takes is the arena's doing, which the charge tells.
+        Where the plan names an arena, the peak is of a step that the arena records. malloc would take a tenth more for
+        tensors of a few pages. The size of the arena's layout shows in the charge instead.
         """
+        comparison = None
         with self._running(plan) as (step, _):
-            compared = compare(self._own, self._hooked(step), Path(reference)) if reference else self._warm_up(step)
-            if compared.get("max_error", 0.0) > tolerance:
-                return compared | {"outcome": Outcome.WRONG_RESULT}
+            if reference is not None:
+                comparison = compare(self._eager, self._hooked(step), reference)
+                if comparison.max_error > tolerance:
+                    return PlanCheck(comparison)
+            else:
+                self._warm_up(step)
             if (arena := self._arena(plan, replays=False)) is None:
-                seen = self._peak(lambda: _drop(step()))
+                peak_bytes, meter = self._peak(lambda: _drop(step()))
         if arena is not None:
             with self._running(plan, arena=arena) as (step, _):
                 _drop(step())
-                seen = self._peak(lambda: _drop(step()))
-        seen |= {"floor_bytes": self._floor_bytes()}
-        self._own.forget()
-        return compared | seen
+                peak_bytes, meter = self._peak(lambda: _drop(step()))
+        memory = MemoryPeak(peak_bytes, self._floor_bytes(), meter)
+        self._eager.forget()
+        return PlanCheck(comparison, memory)
 
-    def trace(self, reference: str) -> dict[str, Any]:
-        """Keep the results of the graph as it was traced in the directory `reference`."""
+    def write_traced_results(self, results: Path) -> Done:
+        """Run the graph as it was traced and write its results to a directory."""
         with (
-            contextlib.closing(Writer(Path(reference))) as writer,
-            self._running(to_json(Plan.traced(self._program.graph))) as (step, _),
+            contextlib.closing(Writer(results)) as writer,
+            self._running(Plan.traced(self._program.graph)) as (step, _),
         ):
-            tell_results(self._own, self._hooked(step), writer.add)
-        return {}
+            record_results(self._eager, self._hooked(step), writer.add)
+        return Done()
 
-    def witness(self, reference: str, name: str) -> dict[str, Any]:
-        """Run plain eager steps as the witness of this name, and keep their results beside the directory `reference`."""
-        model, optimizer = self._own.workload.model, self._own.workload.optimizer
-        double = name == FLOAT64
-        begin = _nothing if double else partial(move_weights, model, MOVED.index(name))
+    def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
+        """Run plain eager steps as a witness and write their results beside the reference."""
+        model, optimizer = self._eager.workload.model, self._eager.workload.optimizer
+        double = witness is RoundingWitness.FLOAT64
+        moves = (RoundingWitness.MOVED_0, RoundingWitness.MOVED_1)
+        begin = (lambda: None) if double else partial(move_weights, model, moves.index(witness))
         with (
-            contextlib.closing(Writer(witness_directory(Path(reference), name))) as writer,
+            contextlib.closing(Writer(witness_directory(reference, witness))) as writer,
             float64(model, optimizer) if double else contextlib.nullcontext(),
         ):
-            tell_results(self._own, self._own.step, writer.add, begin=begin, double=double)
-        return {}
+            record_results(self._eager, self._eager.step, writer.add, begin=begin, double=double)
+        return Done()
 
-    def bounds(self, reference: str, reasons: dict[str, str]) -> dict[str, Any]:
-        """Derive each tensor's bound from the witnesses beside the directory `reference`; `reasons` names missing ones."""
-        return {"how": write_bounds(self._own, Path(reference), reasons)}
+    def derive_bounds(self, reference: Path, reasons: dict[str, str]) -> GateDescription:
+        """Derive each tensor's bound from the witnesses beside the reference; `reasons` explains missing ones."""
+        return GateDescription(write_bounds(self._eager, reference, dict(reasons)))
 
-    def batch_size(self) -> dict[str, Any]:
-        """First dimension of the batch's first tensor."""
-        return {"batch": next(leaf.shape[0] for leaf in self._own.batch() if leaf.ndim)}
+    def batch_size(self) -> BatchSize:
+        """Return the first dimension of the batch's first tensor."""
+        return BatchSize(next(leaf.shape[0] for leaf in self._eager.batch() if leaf.ndim))
 
-    def wiring(self) -> dict[str, Any]:
-        """What a plan depends on: the same for two batch sizes unless the model looks at them."""
+    def wiring(self) -> Wiring:
+        """Describe everything of the graph that a plan depends on."""
         graph = self._program.graph
-        return {"wiring": repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops])}
+        return Wiring(repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops]))
 
-    def begin(self, plan: Any) -> dict[str, Any]:
-        """Get a plan, or without one plain eager, ready to be timed in blocks; an arena is laid out."""
-        self.stop()
-        self._own.restore()
+    def begin_timing(self, plan: Plan | None) -> Done:
+        """Make a plan, or without one plain eager, ready to be timed in blocks; lay out its arena."""
+        self.stop_timing()
+        self._eager.restore()
         stack = contextlib.ExitStack()
-        timed = self._timed = _Timed(plan, self._own.step, stack)
+        timing = self._timing = _Timing(plan, self._eager.step, stack)
         if plan is None:
-            stack.enter_context(self._own.users_own())
+            stack.enter_context(self._eager.factory_format())
         else:
-            timed.arena = self._arena(plan)
-            timed.step, timed.executor = stack.enter_context(self._running(plan, arena=timed.arena))
-        if timed.arena is not None:
-            trim()
+            timing.arena = self._arena(plan)
+            timing.step, timing.executor = stack.enter_context(self._running(plan, arena=timing.arena))
+        if timing.arena is not None:
+            release_memory()
             with self._meter(charged=True) as meter:
-                _lay_out(timed.step)
-            timed.charged.add(meter, same=False)
-        return {}
+                _lay_out(timing.step)
+            timing.charged.add(meter, same=False)
+        return Done()
 
-    def block(self, counts: bool = True) -> dict[str, Any]:
-        """Time a few steps of what was begun; between blocks another process may have its turn.
-
-        `charged_bytes` is of all blocks so far that count; one does not whose charge holds a compiler's, of this one alone.
-        """
-        assert self._timed is not None
-        timed = self._timed
-        trim()
+    def time_block(self, *, counts: bool) -> TimedBlock:
+        """Time a few steps of the begun plan; between blocks another process may run."""
+        assert self._timing is not None
+        timing, executor = self._timing, self._timing.executor
+        release_memory()
         with self._meter(charged=True) as meter:
-            block = self._block(timed.step, timed.executor)
+            steps = self._time_steps(timing.step, executor)
         if counts:
-            timed.charged.add(meter)
-        # while others have their turn it takes no more than it must; the next block's first step is not timed
-        self._own.forget_gradients()
-        if timed.arena is not None:
-            timed.arena.rest()
-        trim()
-        return {
-            "seconds": [seconds for seconds, _, _ in block],
-            "stalls": [stalled for _, stalled, _ in block],
-            "page_faults": [faults for _, _, faults in block],
-            "transfer_bytes": timed.executor.transfer_bytes if timed.executor is not None else 0,
-            "lanes": to_json(timed.executor.lanes) if timed.executor is not None and timed.plan["store"] else None,
-            "charged_bytes": timed.charged.peak_bytes if counts else meter.peak_bytes,
-            "meter": meter.name,
-        }
+            timing.charged.add(meter)
+        # it holds no more memory than it must while other processes run; the next block's first step is not timed
+        self._eager.drop_gradients()
+        if timing.arena is not None:
+            timing.arena.release()
+        release_memory()
+        return TimedBlock(
+            seconds=tuple(seconds for seconds, _, _ in steps),
+            stalls=tuple(stall for _, stall, _ in steps),
+            page_faults=tuple(faults for _, _, faults in steps),
+            transfer_bytes=executor.transfer_bytes if executor is not None else 0,
+            lanes=executor.transfer_trace
+            if executor is not None and timing.plan is not None and timing.plan.store
+            else None,
+            charged_bytes=timing.charged.peak_bytes if counts else meter.peak_bytes,
+            meter=meter.name,
+        )
 
-    def finish(self, verify: bool = True) -> dict[str, Any]:
-        """The floor of what was begun, which ends. Steps in an arena are compared with the same on malloc, if asked to."""
-        assert self._timed is not None
-        timed = self._timed
-        timed.stack.close()
-        floor = self._floor_bytes()
-        self.stop()
-        if verify and timed.arena is not None and (differs := self._arena_changes(timed.plan)):
-            return {"outcome": Outcome.WRONG_RESULT, "detail": f"{differs} differs between arena and malloc"}
-        self._own.forget()
-        return {"floor_bytes": floor}
+    def finish_timing(self, *, verify: bool) -> TimingEnd:
+        """End the timing, measure the floor, and with `verify` compare steps in an arena with the same on malloc."""
+        assert self._timing is not None
+        timing = self._timing
+        timing.stack.close()
+        floor_bytes = self._floor_bytes()
+        self.stop_timing()
+        if verify and timing.arena is not None:
+            assert timing.plan is not None
+            if mismatch := self._arena_mismatch(timing.plan):
+                return TimingEnd(floor_bytes, mismatch)
+        self._eager.forget()
+        return TimingEnd(floor_bytes)
 
-    def digests(self, plan: Any) -> dict[str, Any]:
-        """Hashes by name of what a few steps from the start leave behind, with the allocator that the plan names."""
-        found = self._digests(plan, self._arena(plan))
-        self._own.forget()
-        return {"digests": found}
+    def digests(self, plan: Plan) -> Digests:
+        """Hash what a few steps from the initial state leave, with the allocator that the plan names."""
+        digests = self._digests(plan, self._arena(plan))
+        self._eager.forget()
+        return Digests(digests)
 
-    def stop(self) -> dict[str, Any]:
-        """End what was begun, if anything was."""
-        if self._timed is not None:
-            self._timed.stack.close()
-        self._timed = None
-        self._own.forget()
-        return {}
+    def stop_timing(self) -> Done:
+        """End the timing if it was begun."""
+        if self._timing is not None:
+            self._timing.stack.close()
+        self._timing = None
+        self._eager.forget()
+        return Done()
 
-    # How.
-
-    def _arena_changes(self, plan: Any) -> str:
-        """Name of something that four steps leave different in an arena than on malloc; empty if nothing is."""
-        in_arena = self._digests(plan, Arena())
-        with malloc.returning():  # a limit that the arena keeps must not be broken by what malloc would hold
+    def _arena_mismatch(self, plan: Plan) -> str:
+        """Return the name of a result that differs between arena and malloc after four steps; empty if none does."""
+        in_arena = self._digests(plan, StepArena())
+        with malloc.eager_release():  # a limit that the arena keeps must not be exceeded by memory that malloc retains
             on_malloc = self._digests(plan, None)
         return next((name for name in in_arena if in_arena[name] != on_malloc.get(name)), "")
 
-    def _digests(self, plan: Any, arena: Arena | None) -> dict[str, str]:
+    def _digests(self, plan: Plan, arena: StepArena | None) -> dict[str, str]:
         with self._running(plan, arena=arena) as (step, _):
-            self._own.restore()
-            made: list[torch.Tensor] = []
-            for _ in range(4):  # in an arena: recorded twice, and replayed twice
-                made = step()
-            results = ((f"result {index}", tensor) for index, tensor in enumerate(made))
-            return {name: digest(tensor) for name, tensor in (*results, *self._own.named_tensors())}
+            self._eager.restore()
+            outputs: list[torch.Tensor] = []
+            for _ in range(_DIGEST_STEPS):
+                outputs = step()
+            results = ((f"result {index}", tensor) for index, tensor in enumerate(outputs))
+            return {name: digest(tensor) for name, tensor in (*results, *self._eager.named_tensors())}
 
     @cached_property
     def _program(self) -> Program:
-        return capture(self._own.workload, self._spec.reference)
+        return capture(self._eager.workload, self._spec.workload.reference)
 
-    def _limit(self) -> None:
+    def _apply_limit(self) -> None:
         if self._spec.limit_bytes is None:
             return
         if self._nvml is not None:
@@ -254,17 +265,16 @@ class Bench:
     def _meter(self, *, charged: bool = False) -> Meter:
         if self._nvml is not None:
             return CudaMeter(charged=charged, context_bytes=self._context_bytes)
-        return best_meter(self._spec.device_kind, self._held)
+        return best_meter(self._spec.device_kind, self._store_bytes)
 
     def _context_bytes(self) -> int:
-        if self._nvml is None or self._nvml.why_not():
+        if self._nvml is None or self._nvml.unavailable_reason():
             return 0
         return self._nvml.context_bytes(torch.cuda.memory_reserved())
 
     @contextlib.contextmanager
-    def _running(self, document: Any, *, arena: Arena | None = None) -> Iterator[tuple[Step, Executor]]:
-        """A plan ready to step, with its store open; on malloc unless an arena is given."""
-        plan = from_json(Plan, document, where="plan")
+    def _running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
+        """Make a plan ready to step, with its store open; on malloc unless an arena is passed."""
         graph = self._program.graph
         if plan.memory_format not in ("", self._spec.memory_format):
             raise PlanError(
@@ -276,19 +286,21 @@ class Bench:
         store = self._open(schedule) if schedule.store else None
         executor = Executor(self._program, schedule, store, arena=arena)
         updates = self._program.updates
-        self._held = store.held_bytes if store is not None else _nothing
+        self._store_bytes = store.held_bytes if store is not None else _no_bytes
 
         def step() -> list[torch.Tensor]:
             with updates.step() if updates is not None else contextlib.nullcontext():
-                made = tensors_of(executor(self._own.batch()))
-            if executor.problem:  # the step went right, but not as planned: its bytes say nothing of the plan
+                outputs = detached_tensors(executor(self._eager.batch()))
+            if (
+                executor.problem
+            ):  # the results are right, but the step did not run as planned, so its bytes are not the plan's
                 raise StoreError(executor.problem)
-            return made
+            return outputs
 
         try:
             yield step, executor
         finally:
-            self._held = _nothing
+            self._store_bytes = _no_bytes
             if arena is not None:
                 arena.close()
             if store is not None:
@@ -296,9 +308,9 @@ class Bench:
 
     def _open(self, schedule: Schedule) -> SwapStore:
         name = schedule.store
-        if name not in self._stores:
+        if name not in self._spec.stores:
             raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
-        return open_store(name, self._stores[name], open_slots(self._program, schedule))
+        return open_store(name, self._spec.stores[name], slot_sizes(self._program, schedule))
 
     def _hooked(self, step: Step) -> HookedStep:
         def hooked(on_gradient: OnGradient) -> list[torch.Tensor]:
@@ -313,65 +325,64 @@ class Bench:
 
         return hooked
 
-    def _warm_up(self, step: Step) -> dict[str, Any]:
-        self._own.restore()
-        for _ in range(STEPS):
+    def _warm_up(self, step: Step) -> None:
+        self._eager.restore()
+        for _ in range(COMPARED_STEPS):
             _drop(step())
-        return {}
 
-    def _peak(self, step: Callable[[], None]) -> dict[str, Any]:
-        """Peak over a step once everything is warm."""
-        seen = Repeated()
-        for _ in range(_TRIES):
-            trim()
+    def _peak(self, step: Callable[[], None]) -> tuple[int, str]:
+        """Measure the peak bytes of a step that is warm; return the meter's name, too."""
+        repeated = Repeated()
+        for _ in range(_PEAK_READINGS):
+            release_memory()
             with self._meter() as meter:
                 step()
-            seen.add(meter)
-            if meter.unsure_bytes <= _SURE_BYTES:
+            repeated.add(meter)
+            if meter.unsure_bytes <= _CERTAIN_BYTES:
                 break
-        return {"peak_bytes": seen.peak_bytes, "meter": meter.name}
+        return repeated.peak_bytes, meter.name
 
     def _floor_bytes(self) -> int:
-        self._own.forget_gradients()
-        trim()
-        return self._meter().now_bytes() - self._own.static_bytes()
+        self._eager.drop_gradients()
+        release_memory()
+        return self._meter().now_bytes() - self._eager.static_bytes()
 
-    def _arena(self, plan: Any, *, replays: bool = True) -> Arena | None:
-        return Arena(replays) if plan["allocator"] == "arena" and self._spec.device_kind == "cpu" else None
+    def _arena(self, plan: Plan, *, replays: bool = True) -> StepArena | None:
+        return StepArena(replays) if plan.allocator == "arena" and self._spec.device_kind == "cpu" else None
 
-    def _block(self, step: Step, executor: Executor | None) -> list[tuple[float, float, int]]:
-        """(seconds, stalled seconds, minor page faults) of each measured step of a block."""
-        found = []
+    def _time_steps(self, step: Step, executor: Executor | None) -> list[tuple[float, float, int]]:
+        """Return (seconds, stalled seconds, minor page faults) of each measured step of a block."""
+        steps = []
         for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
             self._synchronize()
             faults, start = _page_faults(), time.perf_counter()
-            made = step()
+            outputs = step()
             self._synchronize()
             seconds, faults = time.perf_counter() - start, _page_faults() - faults
             if number >= UNMEASURED_STEPS:
-                found.append((seconds, executor.stall_seconds if executor is not None else 0.0, faults))
-            del made
-        return found
+                steps.append((seconds, executor.stall_seconds if executor is not None else 0.0, faults))
+            del outputs
+        return steps
 
     def _synchronize(self) -> None:
         if self._nvml is not None:
             torch.cuda.synchronize()
 
 
-def _nothing() -> int:
+def _no_bytes() -> int:
     return 0
 
 
 def _page_faults() -> int:
-    """Of this process so far, without those that a disk had to answer."""
+    """Return the page faults of this process so far, without those that read from a disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _lay_out(step: Step) -> None:
-    """An arena records a plan's first two steps, and replays from the third on."""
+    """Run three steps: an arena records a plan's first two and replays from the third on."""
     for _ in range(3):
         _drop(step())
 
 
-def _drop(made: list[torch.Tensor]) -> None:
-    made.clear()
+def _drop(outputs: list[torch.Tensor]) -> None:
+    outputs.clear()

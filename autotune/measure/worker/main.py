@@ -1,69 +1,123 @@
-"""A child's main: `python -m autotune.measure.worker.main COORDINATOR REQUESTS REPLIES`, a process and two open pipes.
+"""The main module of a child: `python -m autotune.measure.worker.main COORDINATOR REQUESTS REPLIES`.
 
-The first line is a Spec, every further one a request `{"do": NAME, ...}`; each gets one line of reply. Standard output
-and error are the log's: a model that prints disturbs nothing.
+The arguments are a process id and two open pipes. The first line is a `Spec`, every further one a request; each request
+gets one line of reply. Standard output and standard error go to the log, so a model that prints disturbs nothing.
 """
 
 import ctypes
-import json
 import os
 import signal
 import sys
 import traceback
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, assert_never
 
-from autotune.measure.limits import outcome_of
-from autotune.measure.messages import Spec
-from autotune.records.json_codec import from_json
+from autotune.measure.limits import classify_error
+from autotune.measure.messages import (
+    BatchSizeRequest,
+    BeginTiming,
+    BoundsRequest,
+    DigestsRequest,
+    EagerPeakRequest,
+    Failure,
+    FinishTiming,
+    PlanCheckRequest,
+    Reply,
+    Request,
+    StopTiming,
+    SurveyRequest,
+    TimeBlock,
+    TracedResultsRequest,
+    WiringRequest,
+    WitnessRequest,
+    decode,
+    encode,
+)
+from autotune.measure.spec import Spec
 from autotune.runtime import malloc
+
+if TYPE_CHECKING:
+    from autotune.measure.worker.bench import Bench
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer until the coordinator closes its end."""
+    """Answer requests until the coordinator closes its pipe."""
     coordinator, requests_end, replies_end = map(int, sys.argv[1:])
     _die_with(coordinator)
-    requests, replies = os.fdopen(requests_end), os.fdopen(replies_end, "w")
-    asked = iter(requests)
-    spec = from_json(Spec, json.loads(next(asked)), where="spec")
-    bench: Any = None
+    with os.fdopen(requests_end, "rb") as requests, os.fdopen(replies_end, "wb") as replies:
+        spec: Spec = decode(next(requests))
+        bench: Bench | None = None
+        for line in requests:
+            reply: Reply
+            try:
+                if bench is None:
+                    bench = _open_bench(spec)
+                reply = answer(bench, decode(line))
+            except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
+                traceback.print_exc()
+                reply = _failure(error)
+            _send(replies, reply)
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        nonlocal bench
-        if bench is None:
-            bench = _bench(spec)
-        return dict(getattr(bench, request.pop("do"))(**request))
 
-    for line in asked:
-        _reply(replies, answer, json.loads(line))
+def answer(bench: "Bench", request: Request) -> Reply:
+    """Execute one request and return its reply."""
+    match request:
+        case SurveyRequest():
+            return bench.survey()
+        case EagerPeakRequest(results):
+            return bench.measure_eager_peak(results)
+        case PlanCheckRequest(plan, reference, tolerance):
+            return bench.check_plan(plan, reference, tolerance)
+        case TracedResultsRequest(results):
+            return bench.write_traced_results(results)
+        case WitnessRequest(reference, witness):
+            return bench.write_witness(reference, witness)
+        case BoundsRequest(reference, reasons):
+            return bench.derive_bounds(reference, reasons)
+        case BatchSizeRequest():
+            return bench.batch_size()
+        case WiringRequest():
+            return bench.wiring()
+        case BeginTiming(plan):
+            return bench.begin_timing(plan)
+        case TimeBlock(counts):
+            return bench.time_block(counts=counts)
+        case FinishTiming(verify):
+            return bench.finish_timing(verify=verify)
+        case StopTiming():
+            return bench.stop_timing()
+        case DigestsRequest(plan):
+            return bench.digests(plan)
+    assert_never(request)
 
 
-def _reply(replies: IO[str], answer: Any, request: dict[str, Any]) -> None:
-    try:
-        reply = {"ok": answer(request)}
-    except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
-        traceback.print_exc()
-        lines = str(error).strip().splitlines()
-        name = type(error).__name__
-        detail = lines[0] if lines else name
-        reply = {"failed": {"outcome": outcome_of(error), "detail": detail, "error": name}}
-    replies.write(json.dumps(reply) + "\n")
+def _send(replies: IO[bytes], reply: Reply) -> None:
+    replies.write(encode(reply))
     replies.flush()
 
 
-def _bench(spec: Spec) -> Any:
+def _failure(error: Exception) -> Failure:
+    lines = str(error).strip().splitlines()
+    name = type(error).__name__
+    return Failure(classify_error(error), lines[0] if lines else name, name)
+
+
+def _open_bench(spec: Spec) -> "Bench":
     if spec.return_memory:  # before torch allocates anything
-        malloc.return_always()
+        malloc.always_release()
     from autotune.measure.worker.bench import Bench
 
     return Bench(spec)
 
 
 def _die_with(coordinator: int) -> None:
-    """Also when it is killed with -9; a terminal's Ctrl-C never comes here, as this is a session of its own."""
+    """Have the kernel kill this process when the coordinator dies, even by kill -9.
+
+    A terminal's Ctrl-C does not arrive here: this process is in a session of its own.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != coordinator:  # it died before we asked
+    if os.getppid() != coordinator:  # it died before the call
         sys.exit(1)
 
 

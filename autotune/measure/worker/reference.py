@@ -1,4 +1,4 @@
-"""Tensors on disk with their hashes: results are compared by hash, and by value only where hashes differ."""
+"""Tensors on disk with their hashes: results are compared by hash, and by value where hashes differ."""
 
 import json
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class _Entry:
 
 
 class Writer:
-    """Writes tensors one after the other into `directory`; `close` makes them a Reference."""
+    """A writer of tensors, one after the other, into a directory; after `close` a `Reference` reads them."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,6 +33,7 @@ class Writer:
         self._entries: dict[str, list[Any]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Append a tensor."""
         flat = _flat(tensor)
         data = element_bytes(flat).data
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
@@ -47,12 +48,13 @@ class Writer:
         self._file.write(data)
 
     def close(self) -> None:
+        """Write the index and close the file."""
         self._file.close()
         (self._directory / "index.json").write_text(json.dumps(self._entries))
 
 
 class Reference:
-    """Tensors as a Writer left them."""
+    """Tensors that a Writer wrote."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "tensors.bin"
@@ -67,31 +69,31 @@ class Reference:
         return frozenset(self._entries)
 
     def load(self, name: str) -> torch.Tensor:
-        """The tensor, mapped from the file: it takes page cache, no memory of the process's own."""
+        """Return the tensor mapped from the file: it uses page cache instead of the process's memory."""
         entry = self._entries[name]
         dtype = getattr(torch, entry.dtype)
         if entry.nbytes == 0:
             return torch.empty(entry.shape, dtype=dtype)
-        raw = np.memmap(self._path, np.uint8, "r+", entry.offset, (entry.nbytes,))
-        return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
+        mapped = np.memmap(self._path, np.uint8, "r+", entry.offset, (entry.nbytes,))
+        return torch.from_numpy(mapped).view(dtype).reshape(entry.shape)
 
     def comparable(self, name: str, tensor: torch.Tensor) -> bool:
-        """Check that a tensor of this name, shape and dtype was written."""
+        """Return True if a tensor of this name, shape and dtype was written."""
         entry = self._entries.get(name)
         dtype = str(tensor.dtype).removeprefix("torch.")
         return entry is not None and (entry.shape, entry.dtype) == (tuple(tensor.shape), dtype)
 
     def equals(self, name: str, tensor: torch.Tensor) -> bool:
-        """Check that every bit agrees."""
+        """Return True if every bit agrees."""
         return self.comparable(name, tensor) and digest(tensor) == self._entries[name].digest
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Hash of a tensor's elements."""
+    """Return the hash of a tensor's elements."""
     flat = _flat(tensor)
     return xxhash.xxh3_128_hexdigest(element_bytes(flat).data)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Without a copy if the tensor is contiguous and on the CPU."""
+    """Flatten a tensor on the CPU, without a copy if it is contiguous there."""
     return tensor.detach().cpu().contiguous().reshape(-1)

@@ -1,4 +1,4 @@
-"""Give the step's tensors planned places in one block: the process is charged for what lives, and for little more."""
+"""Allocate the step's tensors at planned offsets of one block, so the process is charged for little more than live bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,11 +11,14 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
-    """On a CPU; on a GPU the caching allocator with segments that grow (`expandable_segments`), which is asked for at the start."""
+class ArenaAllocator:
+    """Arena with a planned layout on a CPU.
+
+    On a GPU it is the caching allocator with `expandable_segments`, which the process has to request at its start.
+    """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan with the arena."""
+        """Return the plan with the arena as its allocator."""
         return replace(plan, allocator="arena")

@@ -1,4 +1,4 @@
-"""Leave the step's tensors to the system's own allocator."""
+"""Leave the step's tensors to the system's allocator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """malloc on a CPU, the caching allocator on a GPU. glibc may keep up to twice what lives."""
+class SystemAllocator:
+    """Allocator of the system: malloc on a CPU, which may hold twice the live bytes; the caching allocator on a GPU."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan with the system's allocator."""
+        """Return the plan with the system's allocator."""
         return replace(plan, allocator="system")

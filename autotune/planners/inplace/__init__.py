@@ -1,4 +1,4 @@
-"""Which runs make their output in the buffer of an input. The first is the default.
+"""Planners of runs in place: outputs that overwrite an input's buffer. The first is the default.
 
 In: a plan.
 Out: the plan with runs that overwrite an input.
@@ -6,7 +6,7 @@ Read first: `greedy`.
 """
 
 from autotune.planners.base import Planner
-from autotune.planners.inplace.greedy import Greedy
-from autotune.planners.inplace.never import Never
+from autotune.planners.inplace.greedy import GreedyInPlace
+from autotune.planners.inplace.never import NeverInPlace
 
-INPLACES: dict[str, type[Planner]] = {"greedy": Greedy, "never": Never}
+INPLACES: dict[str, type[Planner]] = {"greedy": GreedyInPlace, "never": NeverInPlace}

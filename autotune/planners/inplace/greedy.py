@@ -1,4 +1,4 @@
-"""Make every output in place that may be: bytes fall wherever that happens and rise nowhere."""
+"""Run every op in place that may: this never raises the bytes at any position."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,31 +12,34 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    """Where several inputs die at once, the first takes the output: buffers that may be taken are equally large."""
+class GreedyInPlace:
+    """Planner that runs all allowed ops in place.
+
+    If several inputs die at one run, the output overwrites the first: all candidate buffers have the same size.
+    """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan with every run in place that its order allows."""
-        dying = _dying(graph, plan.order)
-        made = []
+        """Return the plan with every run in place that its order allows."""
+        last_reads = _last_reads(graph, plan.order)
+        inplace = []
         for position, op in enumerate(plan.order):
-            value = next((value for value in graph.ops[op].inplace if (position, value) in dying), None)
+            value = next((value for value in graph.ops[op].inplace if (position, value) in last_reads), None)
             if value is not None:
-                made.append(InPlace(position, value))
-        return replace(plan, inplace=tuple(made))
+                inplace.append(InPlace(position, value))
+        return replace(plan, inplace=tuple(inplace))
 
 
-def _dying(graph: TrainGraph, order: tuple[int, ...]) -> set[tuple[int, int]]:
-    """(position, value) of every read that is a value's last, or its last before it is made again."""
-    found: set[tuple[int, int]] = set()
-    for value, happened in enumerate(events(graph, order)):
+def _last_reads(graph: TrainGraph, order: tuple[int, ...]) -> set[tuple[int, int]]:
+    """Return (position, value) of every read that is a value's last, or its last before a recomputation."""
+    reads: set[tuple[int, int]] = set()
+    for value, value_events in enumerate(events(graph, order)):
         if value in graph.static:
             continue
-        for (position, run), (_, again) in pairwise(happened):
-            if again and not run:
-                found.add((position, value))
-        if happened and not happened[-1][1] and value not in graph.outputs:
-            found.add((happened[-1][0], value))
-    return found
+        for (position, is_run), (_, recomputed) in pairwise(value_events):
+            if recomputed and not is_run:
+                reads.add((position, value))
+        if value_events and not value_events[-1][1] and value not in graph.outputs:
+            reads.add((value_events[-1][0], value))
+    return reads

@@ -11,11 +11,11 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
-    """Nothing runs in place, whatever did before: the peak may rise above the given one."""
+class NeverInPlace:
+    """Planner that runs nothing in place and undoes earlier choices, which may raise the peak."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan without any."""
+        """Return the plan without runs in place."""
         return replace(plan, inplace=())

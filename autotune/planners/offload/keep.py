@@ -11,10 +11,11 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Nothing leaves, whatever was offloaded before: the peak may rise above the given one."""
+class KeepResident:
+    """Planner that offloads nothing and undoes earlier offloads, which may raise the peak."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan without offloads."""
         return replace(plan, offload=(), store="", window=1)

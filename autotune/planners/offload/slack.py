@@ -1,4 +1,4 @@
-"""Memory that a plan leaves free is time for its transfers: save for longer and load earlier, where no peak rises."""
+"""Use memory that a plan leaves free to lengthen its transfers: save later and load earlier where no peak rises."""
 
 import itertools
 from bisect import bisect_right
@@ -9,27 +9,27 @@ import numpy as np
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan, Swap, events
-from autotune.ir.schedule import Run, around, away, layer_runs, lower
+from autotune.ir.schedule import Run, gap_layers, layer_numbers, leaves_memory, lower
 from autotune.predict.simulate import simulate, timeline
 
 
-def stretched(graph: TrainGraph, plan: Plan, limit_bytes: int, costs: Costs) -> Plan:
-    """The plan with saves that last longer and loads that begin earlier, as far as transfers want it and the limit allows.
+def stretch_transfers(graph: TrainGraph, plan: Plan, limit_bytes: int, costs: Costs) -> Plan:
+    """Return the plan with longer saves and earlier loads, as far as its transfers need them and `limit_bytes` allows.
 
-    As many layers as the store needs for the value and for those before it in its lane, had nothing to wait. The plan
-    itself where the simulator sees no gain.
+    A transfer is stretched over the layers that run while the store moves the value and those before it in the same
+    lane, computed as if no op waited. The plan is unchanged if the simulator predicts no gain.
     """
-    loads = _Lives(graph, plan, limit_bytes, costs)
+    loads = _TransferStretcher(graph, plan, limit_bytes, costs)
     loads.load_earlier()
-    both = _Lives(graph, plan, limit_bytes, costs)
+    both = _TransferStretcher(graph, plan, limit_bytes, costs)
     both.load_earlier()
     both.save_longer()
-    tried = [plan, *(replace(plan, offload=tuple(lives.swaps)) for lives in (loads, both))]
-    return min(tried, key=lambda made: simulate(graph, lower(graph, made), costs).seconds)
+    plans = [plan, *(replace(plan, offload=tuple(stretcher.swaps)) for stretcher in (loads, both))]
+    return min(plans, key=lambda candidate: simulate(graph, lower(graph, candidate), costs).seconds)
 
 
-class _Lives:
-    """A plan's swaps, and the bytes at every position of its order as they are stretched."""
+class _TransferStretcher:
+    """Swaps of a plan, and the bytes at every position of its order while they are stretched."""
 
     def __init__(self, graph: TrainGraph, plan: Plan, limit_bytes: int, costs: Costs) -> None:
         self.swaps: list[Swap] = list(plan.offload)
@@ -37,72 +37,72 @@ class _Lives:
         self._store = costs.stores[plan.store]
         moments = timeline(graph, lower(graph, plan), costs)
         self._bytes = np.array([m.during_bytes for m in moments if isinstance(m.instruction, Run)], dtype=np.int64)
-        self._layers, self._events = layer_runs(graph, plan.order), events(graph, plan.order)
-        self._first = {layer: at for at, layer in reversed(list(enumerate(self._layers)))}
-        self._last = {layer: at for at, layer in enumerate(self._layers)}
+        self._layers, self._events = layer_numbers(graph, plan.order), events(graph, plan.order)
+        self._first = {layer: position for position, layer in reversed(list(enumerate(self._layers)))}
+        self._last = {layer: position for position, layer in enumerate(self._layers)}
         self._clock = [0.0, *itertools.accumulate(costs.seconds[op] for op in plan.order)]
 
     def load_earlier(self) -> None:
-        """Each load before its reader by as much as it takes, and before the loads that follow it."""
-        in_turn = sorted(range(len(self.swaps)), key=lambda at: self._reader(self.swaps[at]))
-        wanted, begin = {}, float("inf")
-        for at in reversed(in_turn):
-            begin = min(begin, self._clock[self._reader(self.swaps[at])])
-            begin -= self._seconds(self.swaps[at], self._store.read_bytes_per_second)
-            wanted[at] = self._layer_at(begin)
-        # one that overtook another in the lane would make that one's reader wait
+        """Start each load early enough to end before its reader and before the loads that follow it."""
+        by_reader = sorted(range(len(self.swaps)), key=lambda index: self._reader(self.swaps[index]))
+        targets, begin = {}, float("inf")
+        for index in reversed(by_reader):
+            begin = min(begin, self._clock[self._reader(self.swaps[index])])
+            begin -= self._seconds(self.swaps[index], self._store.read_bytes_per_second)
+            targets[index] = self._layer_at(begin)
+        # a load that overtook another in the lane would delay the other's reader
         earliest = 0
-        for at in in_turn:
-            swap = self.swaps[at]
-            here, there = around(self._layers, self._events[swap.value], swap.gap)
-            begins = there - self._window - swap.early
+        for index in by_reader:
+            swap = self.swaps[index]
+            save_layer, load_layer = gap_layers(self._layers, self._events[swap.value], swap.gap)
+            begins = load_layer - self._window - swap.early
             while (
-                begins > max(wanted[at], earliest)
-                and away(here + swap.late, there - swap.early - 1, self._window)
+                begins > max(targets[index], earliest)
+                and leaves_memory(save_layer + swap.late, load_layer - swap.early - 1, self._window)
                 and self._fits(swap, begins - 1)
             ):
                 begins -= 1
                 self._fill(swap, begins)
                 swap = replace(swap, early=swap.early + 1)
-            self.swaps[at], earliest = swap, begins
+            self.swaps[index], earliest = swap, begins
 
     def save_longer(self) -> None:
-        """Each save until it is written, after those before it."""
+        """Keep each saved value resident until it is written, after the writes before it."""
         written = 0.0
-        for at in sorted(range(len(self.swaps)), key=lambda at: self._made(self.swaps[at])):
-            swap = self.swaps[at]
-            here, there = around(self._layers, self._events[swap.value], swap.gap)
-            written = max(written, self._clock[self._made(swap) + 1])
+        for index in sorted(range(len(self.swaps)), key=lambda index: self._saved_after(self.swaps[index])):
+            swap = self.swaps[index]
+            save_layer, load_layer = gap_layers(self._layers, self._events[swap.value], swap.gap)
+            written = max(written, self._clock[self._saved_after(swap) + 1])
             written += self._seconds(swap, self._store.write_bytes_per_second)
-            ends = here + self._window + swap.late
+            ends = save_layer + self._window + swap.late
             while (
                 ends < self._layer_at(written)
-                and away(here + swap.late + 1, there - swap.early, self._window)
+                and leaves_memory(save_layer + swap.late + 1, load_layer - swap.early, self._window)
                 and self._fits(swap, ends + 1)
             ):
                 ends += 1
                 self._fill(swap, ends)
                 swap = replace(swap, late=swap.late + 1)
-            self.swaps[at] = swap
+            self.swaps[index] = swap
 
     def _seconds(self, swap: Swap, rate: float) -> float:
-        """What a transfer takes beside computing."""
+        """Return the seconds of a transfer beside running ops."""
         return self._store.latency_seconds + self._graph.values[swap.value].nbytes * self._store.slowed / rate
 
-    def _made(self, swap: Swap) -> int:
-        """Position of the event before the gap; -1 is the step's beginning."""
+    def _saved_after(self, swap: Swap) -> int:
+        """Return the position of the event before the gap; -1 is the start of the step."""
         return self._events[swap.value][swap.gap][0] if swap.gap >= 0 else -1
 
     def _reader(self, swap: Swap) -> int:
         return self._events[swap.value][swap.gap + 1][0]
 
     def _layer_at(self, seconds: float) -> int:
-        """Of what runs then, had nothing to wait."""
+        """Return the layer that runs after so many seconds if no op waits."""
         return self._layers[min(max(0, bisect_right(self._clock, seconds) - 1), len(self._layers) - 1)]
 
     def _fits(self, swap: Swap, layer: int) -> bool:
-        here = slice(self._first[layer], self._last[layer] + 1)
-        return bool(self._bytes[here].max() + self._graph.values[swap.value].nbytes <= self._limit)
+        positions = slice(self._first[layer], self._last[layer] + 1)
+        return bool(self._bytes[positions].max() + self._graph.values[swap.value].nbytes <= self._limit)
 
     def _fill(self, swap: Swap, layer: int) -> None:
         self._bytes[self._first[layer] : self._last[layer] + 1] += self._graph.values[swap.value].nbytes

@@ -1,4 +1,4 @@
-"""Make what each op needs just before it, the largest branch first: depth-first, as XLA and Inductor do it."""
+"""Order ops depth-first: each op's inputs just before it, largest branch first, as in XLA and Inductor."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,40 +9,47 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.base import refuse_later_decisions
 from autotune.planners.knobs import Choice, Knob
-from autotune.planners.order.lowest import lowest
-from autotune.predict.ordering import Ordering, backwards, ordering
+from autotune.planners.order.lowest import choose_lowest
+from autotune.predict.ordering import Ordering, ordering_problem, reverse_order
 
 
 @dataclass(frozen=True, slots=True)
 class DepthFirst:
-    """Of several things that an op waits for, the `first` is made before the others: the one that takes most bytes, or
-    fewest. From either end of the step; the given order if that peaks lower."""
+    """Planner that computes an op's inputs just before it, the inputs with the most or the fewest bytes `first`.
+
+    It orders from either end of the step. The input order is unchanged if it peaks lower.
+    """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"first": Choice(("large", "small"))}
     first: str = "large"
+    """Branch to order first: `large` or `small`."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with the lower of the depth-first orders."""
         refuse_later_decisions(graph, plan)
-        return lowest(
-            graph, plan, ordering(graph, costs), lambda problem: depth_first(problem, large=self.first == "large")
+        return choose_lowest(
+            graph,
+            plan,
+            ordering_problem(graph, costs),
+            lambda problem: order_depth_first(problem, large=self.first == "large"),
         )
 
 
-def depth_first(problem: Ordering, *, large: bool) -> Iterator[tuple[int, ...]]:
-    """From the start, and from the end."""
+def order_depth_first(problem: Ordering, *, large: bool) -> Iterator[tuple[int, ...]]:
+    """Yield the depth-first orders from the start and from the end."""
     yield _dive(problem, large=large)
-    yield backwards(_dive(problem.backwards(), large=large))
+    yield reverse_order(_dive(problem.reverse(), large=large))
 
 
 def _dive(problem: Ordering, *, large: bool) -> tuple[int, ...]:
-    """Ops that nothing waits for are reached in turn, those with the shortest way from the start first."""
+    """Return the order that reaches each final op in turn, those at the smallest depth first."""
     depth = [0] * len(problem.before)
     for op, before in enumerate(problem.before):
         depth[op] = 1 + max((depth[earlier] for earlier in before), default=-1)
     size = [sum(problem.nbytes[value] for value in touched) for touched in problem.touches]
     sign = 1 if large else -1
     ends = sorted((op for op, after in enumerate(problem.after) if not after), key=lambda op: (depth[op], op))
-    seen = [False] * len(problem.before)
+    visited = [False] * len(problem.before)
     order: list[int] = []
     for end in ends:
         stack = [(end, False)]
@@ -50,11 +57,11 @@ def _dive(problem: Ordering, *, large: bool) -> tuple[int, ...]:
             op, expanded = stack.pop()
             if expanded:
                 order.append(op)
-            elif not seen[op]:
-                seen[op] = True
+            elif not visited[op]:
+                visited[op] = True
                 stack.append((op, True))
-                waiting = [earlier for earlier in problem.before[op] if not seen[earlier]]
-                # the last put on the stack is the first to be made
+                waiting = [earlier for earlier in problem.before[op] if not visited[earlier]]
+                # the op pushed last is popped first
                 waiting.sort(key=lambda earlier: (sign * size[earlier], -earlier))
                 stack.extend((earlier, False) for earlier in waiting)
     return tuple(order)

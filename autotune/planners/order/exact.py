@@ -1,4 +1,4 @@
-"""Search all orders for the lowest peak, and prove it where the search ends."""
+"""Search all orders for the lowest peak; a search that ends proves its result optimal."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,54 +11,66 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.base import refuse_later_decisions
 from autotune.planners.knobs import Int, Knob
-from autotune.planners.order.lowest import lowest
-from autotune.planners.order.states import State, Steps
-from autotune.predict.order_bounds import LARGEST, least_live, must_live
-from autotune.predict.ordering import Ordering, ordering
+from autotune.planners.order.lowest import choose_lowest
+from autotune.planners.order.states import SearchState, StateSpace
+from autotune.predict.order_bounds import LARGEST, least_live_set, required_bytes
+from autotune.predict.ordering import Ordering, ordering_problem
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
-    """The lowest peak of all orders, where looking at `states` sets of ops is enough to find it; else the given order,
-    made lower where that was possible. For small graphs, and for large ones that are wide in few places."""
+class ExactOrder:
+    """Planner that finds the lowest peak of all orders if visiting `states` sets of ops suffices.
+
+    Otherwise it returns the input order with the improvements of the pieces that were solved. It suits small graphs,
+    and large graphs that are wide in few places.
+    """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"states": Int(100, 1_000_000, log=True)}
     states: int = 50_000
+    """Maximum number of sets of ops to visit."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with the lowest order that the search reaches."""
         refuse_later_decisions(graph, plan)
-        problem = ordering(graph, costs)
-        return lowest(graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states).order])
+        problem = ordering_problem(graph, costs)
+        return choose_lowest(graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states).order])
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
-    """An order, and what is known about it."""
+class OrderResult:
+    """Order with its peak and a proved lower bound."""
 
     order: tuple[int, ...]
+    """Ops by position; empty if no order below the ceiling was reached."""
     peak_bytes: int
     lower_bound_bytes: int
-    """No order of these ops, each run once, peaks lower."""
+    """Proved lower bound of the peak over all orders that run each op once."""
     states: int = 0
-    """Sets of ops that were looked at to find it."""
+    """Number of sets of ops visited."""
 
     @property
     def proved(self) -> bool:
-        """Whether it is the best of all."""
+        """True if the order is proved optimal."""
         return self.peak_bytes <= self.lower_bound_bytes
 
 
-def solve(problem: Ordering, order: tuple[int, ...], states: int, floor: int = 0) -> Ordered:
-    """The best order where `states` are enough, else the given one, lower where it can be. `floor`: a bound
-    that is known."""
+def solve(problem: Ordering, order: tuple[int, ...], states: int, floor: int = 0) -> OrderResult:
+    """Return the optimal order if visiting `states` sets of ops suffices, else `order` with its solved pieces.
+
+    Args:
+        problem: Ordering problem.
+        order: Order to improve.
+        states: Maximum number of sets of ops to visit.
+        floor: Lower bound of the peak in bytes, or 0 to compute one.
+    """
     if not order:
-        return Ordered(order, problem.base, problem.base)
-    floor = floor or int(must_live(problem).max())
+        return OrderResult(order, problem.base, problem.base)
+    floor = floor or int(required_bytes(problem).max())
     profile = problem.profile(order)
-    pieces = [(max(profile[first:last]), first, last) for first, last in pieces_of(problem)]
-    found, left = list(order), states
+    pieces = [(max(profile[first:last]), first, last) for first, last in independent_pieces(problem)]
+    improved, left = list(order), states
     unproved: list[int] = []
-    # the highest first: what it cannot avoid, the others need not avoid either
+    # the highest piece first: its optimum is a floor for all others
     for peak, first, last in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
         if peak <= floor:
             break
@@ -66,26 +78,25 @@ def solve(problem: Ordering, order: tuple[int, ...], states: int, floor: int = 0
             unproved.append(floor)
             continue
         ops = sorted(order[first:last])
-        piece = problem.part(set(order[:first]), ops)
+        piece = problem.subproblem(set(order[:first]), ops)
         searched = search(piece, floor, peak, left)
         left -= searched.states
         if searched.order:
-            found[first:last] = [ops[position] for position in searched.order]
+            improved[first:last] = [ops[position] for position in searched.order]
         if searched.proved:
             floor = max(floor, searched.peak_bytes)
         else:
             unproved.append(max(floor, searched.lower_bound_bytes))
-    made = tuple(found)
-    peak = problem.peak(made)
-    return Ordered(made, peak, max([floor, *unproved]), states - left)
+    peak = problem.peak(improved)
+    return OrderResult(tuple(improved), peak, max([floor, *unproved]), states - left)
 
 
-def pieces_of(problem: Ordering) -> Iterator[tuple[int, int]]:
-    """(first, after the last) position of each stretch that ops with one possible place leave between them."""
+def independent_pieces(problem: Ordering) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each piece of the traced order; ops with only one possible position separate the pieces."""
     count = len(problem.before)
     soonest = [min(after, default=count) for after in problem.after]
     latest = [max(before, default=-1) for before in problem.before]
-    # all before an op lead to it if each leads to something that is not after it; and the other way
+    # an op has one position if all earlier ops precede it and all later ops follow it
     reaches = [-1, *accumulate(soonest, max)]
     reached = [*accumulate(reversed(latest), min)][::-1]
     first = 0
@@ -99,38 +110,39 @@ def pieces_of(problem: Ordering) -> Iterator[tuple[int, int]]:
         yield first, count
 
 
-def search(problem: Ordering, floor: int, ceiling: int, states: int) -> Ordered:
-    """An order that peaks below `ceiling`, the lowest of all, if `states` are enough; else an empty one with the bound.
+def search(problem: Ordering, floor: int, ceiling: int, states: int) -> OrderResult:
+    """Return the optimal order if its peak is below `ceiling` and `states` suffice; else an empty one with the bound.
 
-    Sets of ops are looked at in the order of the peak that leads to them (Dijkstra's algorithm for bottlenecks), the
-    deepest first. Where as little lives as at a set before, and nothing in between has less, all other ways are
-    dropped: what lives is submodular in the set that ran, so every order can be led through there without more bytes.
+    The search visits sets of ops by the peak on the way to them (Dijkstra's algorithm for bottlenecks), deepest first.
+    If a set has as few live bytes as an earlier one, and no set in between has fewer, all other paths are dropped. Live
+    bytes are submodular in the set of finished ops, so every order can pass through that set without a higher peak.
     """
-    steps = Steps(problem)
-    root = state = steps.start(floor)
-    known: dict[int, int] = {}  # the peak that leads to a set
-    heap: list[tuple[int, int, int, int, int, State]] = []  # (peak, depth, bytes left, number, op to run, after what)
-    level, looked, pushed = root.peak, 0, 0
+    space = StateSpace(problem)
+    root = state = space.start(floor)
+    lowest_peaks: dict[int, int] = {}  # per set of ops the lowest peak on the way to it
+    # (peak, negated depth, live bytes after, sequence number, op to run, state before)
+    heap: list[tuple[int, int, int, int, int, SearchState]] = []
+    level, visited, pushed = root.peak, 0, 0
     while state.ready:
         for op, (left, during) in state.ready.items():
             peak, ran = max(state.peak, state.live + during), state.ran | 1 << op
-            if peak < min(ceiling, known.get(ran, ceiling)):
-                known[ran] = peak
+            if peak < min(ceiling, lowest_peaks.get(ran, ceiling)):
+                lowest_peaks[ran] = peak
                 pushed += 1
                 heappush(heap, (peak, -state.count, state.live + left, pushed, op, state))
         while heap:
             peak, _, _, _, op, before = heappop(heap)
-            if known[before.ran | 1 << op] == peak:
+            if lowest_peaks[before.ran | 1 << op] == peak:
                 break
         else:
-            return Ordered((), ceiling, ceiling, looked)
+            return OrderResult((), ceiling, ceiling, visited)
         level = max(level, peak)
-        if looked == states:
-            return Ordered((), ceiling, level, looked)
-        looked += 1
-        state = steps.step(before, op)
+        if visited == states:
+            return OrderResult((), ceiling, level, visited)
+        visited += 1
+        state = space.step(before, op)
         if state.live <= root.live and state.ready:
-            state = root = steps.through(root, state, least_live(problem, root.ran, ~state.ran))
+            state = root = space.replay_to(root, state, least_live_set(problem, root.ran, ~state.ran))
             heap.clear()
-            known.clear()
-    return Ordered(state.order, level, level, looked)
+            lowest_peaks.clear()
+    return OrderResult(state.order, level, level, visited)

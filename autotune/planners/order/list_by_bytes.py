@@ -1,4 +1,4 @@
-"""Run the ready op that frees the most bytes: list scheduling, as compilers do it."""
+"""Order ops by list scheduling: run the ready op that frees the most bytes, as compilers do."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,46 +10,46 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.base import refuse_later_decisions
 from autotune.planners.knobs import Knob
-from autotune.planners.order.lowest import lowest
-from autotune.predict.ordering import Ordering, backwards, ordering
+from autotune.planners.order.lowest import choose_lowest
+from autotune.predict.ordering import Ordering, ordering_problem, reverse_order
 
 
 @dataclass(frozen=True, slots=True)
 class ListByBytes:
-    """Of list schedules, from either end of the step, and the given order the one with the lowest peak; on a tie the
-    given one.
+    """Planner that always runs the ready op that leaves the fewest bytes live, from either end of the step.
 
-    All take the ready op that leaves the fewest bytes behind; on a tie scratch decides, then the traced order. One rule
-    looks at nothing else (XLA's list rule); the other first at ops that stay under the peak so far, and when none does
-    takes the one that raises it least (Inductor's LPMF).
+    This is list scheduling, by two rules. The input order is unchanged if it peaks as low. In both rules, ties
+    are broken by scratch, then by the traced order. The first rule is XLA's list rule. The second is Inductor's LPMF:
+    it prefers ops that stay under the peak so far, and otherwise takes the one that raises it least.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with the lowest list schedule."""
         refuse_later_decisions(graph, plan)
-        return lowest(graph, plan, ordering(graph, costs), lists)
+        return choose_lowest(graph, plan, ordering_problem(graph, costs), order_by_bytes)
 
 
-def lists(problem: Ordering) -> Iterator[tuple[int, ...]]:
-    """By both rules, from the start and from the end."""
+def order_by_bytes(problem: Ordering) -> Iterator[tuple[int, ...]]:
+    """Yield the list schedules of both rules, from the start and from the end."""
     for under_peak in (False, True):
-        yield _Ready(problem).order(under_peak=under_peak)
-    reverse = problem.backwards()
+        yield _ReadyOps(problem).order(under_peak=under_peak)
+    reverse = problem.reverse()
     for under_peak in (False, True):
-        yield backwards(_Ready(reverse).order(under_peak=under_peak))
+        yield reverse_order(_ReadyOps(reverse).order(under_peak=under_peak))
 
 
-class _Ready:
-    """Ready ops in heaps by the bytes that they leave behind and that they take: both fall as others run."""
+class _ReadyOps:
+    """Ready ops in two heaps: by the bytes they leave live, and by the bytes they need. Both fall as other ops run."""
 
     def __init__(self, problem: Ordering) -> None:
         self._problem = problem
         self._waits_for = [len(before) for before in problem.before]
-        self._left = [len(ends) + (value in problem.stays) for value, ends in enumerate(problem.ends)]
-        self._others = [sum(ends) for ends in problem.ends]  # of one that is left, the op itself
-        self._touched = [value in problem.stands for value in range(len(problem.ends))]
-        # bytes that stay after the op, and bytes that it takes while it runs, as of now
+        self._left = [len(ends) + (value in problem.live_at_end) for value, ends in enumerate(problem.ends)]
+        self._others = [sum(ends) for ends in problem.ends]  # sum of the op ids left: with one op left it is that op
+        self._touched = [value in problem.live_at_start for value in range(len(problem.ends))]
+        # change of the live bytes by each op, and bytes that it adds while it runs, in the current state
         self._net = [0] * len(problem.before)
         self._during = problem.scratch.copy()
         for op, touches in enumerate(problem.touches):
@@ -66,6 +66,7 @@ class _Ready:
         heapify(self._by_during)
 
     def order(self, *, under_peak: bool) -> tuple[int, ...]:
+        """Return the schedule; `under_peak` selects the second rule."""
         live = peak = 0
         order: list[int] = []
         while self._ready:
@@ -77,23 +78,23 @@ class _Ready:
         return tuple(order)
 
     def _key(self, op: int) -> tuple[int, int, int]:
-        # of ops that leave as much behind, the hungrier runs before there is much, or after as much as can be is gone
+        # on a tie of net bytes an op with a large need runs early if bytes grow, and late if they fall
         net, during = self._net[op], self._during[op]
         return net, -during if net > 0 else during, op
 
     def _pick(self, room: int | None) -> int:
-        """The ready op with the lowest net bytes among those that fit the room; else the one that needs least."""
+        """Return the ready op with the lowest net bytes that fits the room, or the one with the lowest need if none fits."""
         if room is not None:
-            while (found := self._by_during[0])[1] not in self._ready or found[0] != self._during[found[1]]:
+            while (entry := self._by_during[0])[1] not in self._ready or entry[0] != self._during[entry[1]]:
                 heappop(self._by_during)
-            if found[0] > room:
-                return found[1]
+            if entry[0] > room:
+                return entry[1]
         passed_over: list[tuple[int, int, int]] = []
         while True:
             key = heappop(self._by_net)
             op = key[2]
             if op not in self._ready or key != self._key(op):
-                continue  # it ran, or stands elsewhere in the heap with fewer bytes
+                continue  # a stale entry: the op ran, or was pushed again with fewer bytes
             passed_over.append(key)
             if room is None or self._during[op] <= room:
                 break
@@ -119,7 +120,7 @@ class _Ready:
                     self._net[other] -= nbytes
                     self._during[other] -= nbytes
                     lighter.add(other)
-            if self._left[value] == 1 and value not in problem.stays:
+            if self._left[value] == 1 and value not in problem.live_at_end:
                 last = self._others[value]
                 self._net[last] -= nbytes
                 lighter.add(last)

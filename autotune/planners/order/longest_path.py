@@ -1,4 +1,4 @@
-"""Follow the longest chain of ops first, and others where it waits for them (Caffe2's memonger)."""
+"""Order ops by the longest chain first, and other chains only when it waits for them (Caffe2's memonger)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,30 +10,33 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.base import refuse_later_decisions
 from autotune.planners.knobs import Knob
-from autotune.planners.order.lowest import lowest
-from autotune.predict.ordering import Ordering, backwards, ordering
+from autotune.planners.order.lowest import choose_lowest
+from autotune.predict.ordering import Ordering, ordering_problem, reverse_order
 
 
 @dataclass(frozen=True, slots=True)
 class LongestPath:
-    """What a chain waits for is made only when it must be. From either end of the step; the given order if that peaks
-    lower. Sizes play no part."""
+    """Planner that follows the longest chain and computes its other inputs as late as possible, whatever their bytes.
+
+    It orders from either end of the step. The input order is unchanged if it peaks lower.
+    """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with the lower of the longest-path orders."""
         refuse_later_decisions(graph, plan)
-        return lowest(graph, plan, ordering(graph, costs), longest_paths)
+        return choose_lowest(graph, plan, ordering_problem(graph, costs), order_by_longest_path)
 
 
-def longest_paths(problem: Ordering) -> Iterator[tuple[int, ...]]:
-    """From the start, and from the end."""
-    yield longest_first(problem)
-    yield backwards(longest_first(problem.backwards()))
+def order_by_longest_path(problem: Ordering) -> Iterator[tuple[int, ...]]:
+    """Yield the longest-path orders from the start and from the end."""
+    yield order_longest_chain_first(problem)
+    yield reverse_order(order_longest_chain_first(problem.reverse()))
 
 
-def longest_first(problem: Ordering) -> tuple[int, ...]:
-    """Of the ready ops always one of the longest chain: chains begin at ops that wait for nothing."""
+def order_longest_chain_first(problem: Ordering) -> tuple[int, ...]:
+    """Return the order that always runs the ready op of the longest chain. Chains start at ops without predecessors."""
     chain = _chains(problem)
     waits_for = [len(before) for before in problem.before]
     ready = [(chain[op], op) for op, count in enumerate(waits_for) if not count]
@@ -50,7 +53,7 @@ def longest_first(problem: Ordering) -> tuple[int, ...]:
 
 
 def _chains(problem: Ordering) -> list[int]:
-    """Per op its chain, numbered from the longest; a chain ends where it meets a longer one."""
+    """Return the chain of every op, numbered from the longest; a chain ends at a longer one."""
     height = [0] * len(problem.before)
     longest = [-1] * len(problem.before)
     for op in reversed(problem.traced):
@@ -64,7 +67,7 @@ def _chains(problem: Ordering) -> list[int]:
         while op >= 0 and chain[op] < 0:
             chain[op] = number
             op = longest[op]
-    # an op that no chain ran through waits for several: it belongs to the longest of them
+    # an op outside of all chains has several predecessors: it belongs to the longest of their chains
     for op in problem.traced:
         if chain[op] < 0:
             chain[op] = min(chain[earlier] for earlier in problem.before[op])

@@ -1,4 +1,4 @@
-"""Run ops as they were traced."""
+"""Run ops in traced order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +12,12 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """The order of the user's own program, whatever order came in: its peak may be higher."""
+class TracedOrder:
+    """Planner that restores the order of the user's program, which may raise the peak."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with its ops in traced order."""
         refuse_later_decisions(graph, plan)
         return replace(plan, order=tuple(range(len(graph.ops))))

@@ -1,6 +1,6 @@
-"""Decide anew with CP-SAT what a few neighbouring ops keep and run again, everything else as it stands (Moccasin, 2023).
+"""Refine recomputation with CP-SAT: solve a few neighbouring ops at a time, all others fixed (Moccasin, 2023).
 
-A window is a stretch of ops, not of time: what they make is followed through the whole order, over the peak and back.
+A window is a range of ops, not of time: the lives of their results are decided over the whole order.
 """
 
 import logging
@@ -9,58 +9,62 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autotune.errors import install_command
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
-from autotune.planners.recompute.editable_order import NEVER, Bytes, Runs
-from autotune.planners.recompute.search import begin
+from autotune.planners.recompute.editable_order import NEVER, Bytes, EditableOrder
+from autotune.planners.recompute.search import start_search
 
 LENGTH = 24
-"""Ops in a window; windows overlap by half."""
+"""Number of ops in a window; windows overlap by half."""
 EFFORT, LONGEST = 6.0, 3.0
-"""CP-SAT's deterministic time for all windows of a plan and for one of them, about seconds: a search asks for many plans. The
-same windows give the same answer."""
+"""CP-SAT's deterministic time for all windows of a plan, and the maximum for one: about seconds.
+
+Deterministic time makes the result reproducible. It is short because a search makes many plans.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 def refine(graph: TrainGraph, order: Sequence[int], costs: Costs, limit: int, count: int) -> tuple[int, ...]:
-    """The order after up to `count` windows; as it was where nothing got cheaper, or where ortools is not installed."""
+    """Return the order after up to `count` windows; unchanged if none gets cheaper or ortools is not installed."""
     best = tuple(order)
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        _log.info("recompute: %d windows not solved, ortools is not installed; pip install autotune[cpsat]", count)
+        _log.info("recompute: %d windows not solved, ortools is not installed; %s", count, install_command("cpsat"))
         return best
-    seconds = begin(graph, best, costs).seconds
-    chosen = _dearest(graph, best, costs, count)
+    seconds = start_search(graph, best, costs).seconds
+    chosen = _most_expensive(graph, best, costs, count)
     effort = min(LONGEST, EFFORT / max(1, len(chosen)))
     for ops in chosen:
-        window = Window(graph, best, costs, ops)
+        window = OpWindow(graph, best, costs, ops)
         chains = _solve(cp_model, window, limit, effort)
         if chains is None:
             continue
-        made = begin(graph, window.order_with(chains), costs)
-        made.undo(limit)
-        if made.peak <= limit and made.seconds < seconds:
-            best, seconds = made.order, made.seconds
+        search = start_search(graph, window.order_with(chains), costs)
+        search.undo(limit)
+        if search.peak <= limit and search.seconds < seconds:
+            best, seconds = search.order, search.seconds
     return best
 
 
-def _dearest(graph: TrainGraph, order: Sequence[int], costs: Costs, count: int) -> list[tuple[int, ...]]:
-    """Windows of ops that may run again, those first that spend the most seconds on it now."""
+def _most_expensive(graph: TrainGraph, order: Sequence[int], costs: Costs, count: int) -> list[tuple[int, ...]]:
+    """Return windows of recomputable ops, those with the most seconds of recomputation first."""
     runs = dict.fromkeys(order, 0)
     for op in order:
         runs[op] += 1
     harmless = (graph.ops[op] for op in runs)
     free = [op.id for op in harmless if op.repeatable and not op.random and not op.writes and op.outputs]
-    windows = [tuple(free[at : at + LENGTH]) for at in range(0, max(1, len(free) - LENGTH // 2), LENGTH // 2)]
+    windows = [tuple(free[start : start + LENGTH]) for start in range(0, max(1, len(free) - LENGTH // 2), LENGTH // 2)]
     worth = [sum(costs.seconds[op] * (runs[op] - 1) for op in window) for window in windows]
-    return [windows[at] for at in sorted(range(len(windows)), key=lambda at: (-worth[at], at)) if worth[at] > 0][:count]
+    ranked = sorted(range(len(windows)), key=lambda index: (-worth[index], index))
+    return [windows[index] for index in ranked if worth[index] > 0][:count]
 
 
 @dataclass(frozen=True)
-class Window:
-    """An order of which some ops may run again elsewhere: just before runs that touch what they make, its slots."""
+class OpWindow:
+    """Order in which some ops may be recomputed elsewhere: at slots, just before runs that touch their results."""
 
     graph: TrainGraph
     order: tuple[int, ...]
@@ -68,34 +72,34 @@ class Window:
     ops: tuple[int, ...]
 
     @cached_property
-    def runs(self) -> Runs:
-        return Runs(self.graph, self.order, self.costs)
+    def runs(self) -> EditableOrder:
+        return EditableOrder(self.graph, self.order, self.costs)
 
     @cached_property
     def values(self) -> list[int]:
-        """All that the ops make."""
+        """Results of the ops."""
         return sorted(value for op in self.ops for value in self.graph.ops[op].outputs)
 
     @cached_property
     def loose(self) -> list[int]:
-        """Positions at which an op of the window runs again now."""
+        """Positions of the current recomputations of the ops."""
         return sorted(run for op in self.ops for run in self.runs.runs[op][1:])
 
     @cached_property
     def slots(self) -> list[int]:
-        """Positions that stay and make or read a value of the window."""
+        """Positions of the other runs that produce or read a value of the window."""
         loose = set(self.loose)
         touched = {run for value in self.values for run in self.runs.events[value]}
         return sorted(touched - loose)
 
     @cached_property
-    def again(self) -> list[int]:
-        """Ops that run again now, one for each time."""
-        return [self.order[at] for at in self.loose]
+    def recomputed(self) -> list[int]:
+        """Current recomputations, one entry per run."""
+        return [self.order[position] for position in self.loose]
 
     @cached_property
     def frozen(self) -> Bytes:
-        """Bytes at every position without what the window makes."""
+        """Bytes at every position without the values of the window."""
         left = self.runs.bytes.copy()
         for value in self.values:
             for first, last in self.runs._intervals(value, self.runs.events[value]):
@@ -104,35 +108,35 @@ class Window:
         return left
 
     def after(self, slot: int) -> int:
-        """Highest frozen bytes between a slot and the next."""
+        """Return the maximum of the frozen bytes between a slot and the next one."""
         end = self.slots[slot + 1] if slot + 1 < len(self.slots) else len(self.order)
         return int(self.frozen[self.slots[slot] + 1 : end].max(initial=0))
 
     def before(self, slot: int) -> int:
-        """Frozen bytes just before a slot's own run."""
+        """Return the frozen bytes just before the run of a slot."""
         op = self.graph.ops[self.order[self.slots[slot]]]
-        made = sum(self.graph.values[value].nbytes for value in op.outputs if value not in self.values)
-        return int(self.frozen[self.slots[slot]]) - made - self.costs.scratch_bytes[op.id]
+        outputs = sum(self.graph.values[value].nbytes for value in op.outputs if value not in self.values)
+        return int(self.frozen[self.slots[slot]]) - outputs - self.costs.scratch_bytes[op.id]
 
     def may_run_again(self, op: int, slot: int) -> bool:
-        """Whether an op may run before a slot, with all that it reads from outside of the window at hand."""
+        """Return true if an op may run before a slot, with all its inputs from outside of the window live."""
         position, runs = self.slots[slot], self.runs
         outside = (value for value in runs.reads[op] if value not in self.values)
         first = runs.runs[op][0] < position
-        return first and runs.may_run_before(op, position) and all(runs.live(value, position) for value in outside)
+        return first and runs.may_run_before(op, position) and all(runs.is_live(value, position) for value in outside)
 
     def order_with(self, chains: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The order with other ops run again before each slot."""
+        """Return the order with these recomputations, one chain per slot."""
         ahead = dict(zip(self.slots, chains, strict=True))
         loose = set(self.loose)
-        kept = (at for at in range(len(self.order)) if at not in loose)
-        return tuple(op for at in kept for op in (*ahead.get(at, ()), self.order[at]))
+        kept = (position for position in range(len(self.order)) if position not in loose)
+        return tuple(op for position in kept for op in (*ahead.get(position, ()), self.order[position]))
 
 
-def _solve(cp: Any, window: Window, limit: int, effort: float) -> list[list[int]] | None:
-    """What to run again before each slot, cheapest; None if nothing cheaper is found.
+def _solve(cp: Any, window: OpWindow, limit: int, effort: float) -> list[list[int]] | None:
+    """Return the cheapest chain for each slot; None if the solver finds nothing cheaper.
 
-    A chain is charged for all that it reads and makes at once: a little too much where it is longer than one op.
+    A chain is charged for all its inputs and outputs at once, which slightly overestimates chains of several ops.
     """
     graph, costs, values = window.graph, window.costs, window.values
     model = cp.CpModel()
@@ -141,11 +145,11 @@ def _solve(cp: Any, window: Window, limit: int, effort: float) -> list[list[int]
     ahead, during, across = ([{value: model.new_bool_var("") for value in values} for _ in slots] for _ in range(3))
     rerun = [{op: model.new_bool_var("") for op in window.ops if window.may_run_again(op, slot)} for slot in slots]
 
-    def fits(stands: dict[int, Any], beside: int) -> Any:
-        return model.add(sum(size[value] * stands[value] for value in values) <= limit - beside)
+    def fits(resident: dict[int, Any], beside: int) -> Any:
+        return model.add(sum(size[value] * resident[value] for value in values) <= limit - beside)
 
-    for slot, at in enumerate(window.slots):
-        op = graph.ops[window.order[at]]
+    for slot, position in enumerate(window.slots):
+        op = graph.ops[window.order[position]]
         for value in values:
             maker = graph.producer[value]
             assert maker is not None
@@ -155,7 +159,7 @@ def _solve(cp: Any, window: Window, limit: int, effort: float) -> list[list[int]
             if value in op.outputs or value in op.inputs:
                 model.add(during[slot][value] == 1)
             model.add(across[slot][value] <= during[slot][value])
-        fits(during[slot], int(window.frozen[at]))
+        fits(during[slot], int(window.frozen[position]))
         fits(across[slot], window.after(slot))
         for other, runs in rerun[slot].items():
             touched = {*graph.ops[other].inputs, *graph.ops[other].outputs}.intersection(values)
@@ -165,12 +169,12 @@ def _solve(cp: Any, window: Window, limit: int, effort: float) -> list[list[int]
         if value in size:
             model.add(across[-1][value] == 1)
     price = {op: 1 + round(costs.seconds[op] * 1e9) for op in window.ops}
-    cost = sum(price[op] * runs for again in rerun for op, runs in again.items())
-    model.add(cost < sum(price[op] for op in window.again))
+    cost = sum(price[op] * runs for chain in rerun for op, runs in chain.items())
+    model.add(cost < sum(price[op] for op in window.recomputed))
     model.minimize(cost)
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = effort
     if solver.solve(model) not in (cp.OPTIMAL, cp.FEASIBLE):
         return None
-    return [[op for op in sorted(again) if solver.boolean_value(again[op])] for again in rerun]
+    return [[op for op in sorted(chain) if solver.boolean_value(chain[op])] for chain in rerun]

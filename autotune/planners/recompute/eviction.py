@@ -1,4 +1,4 @@
-"""Eviction: which result to throw away next, by what it frees over the limit for the seconds that it costs."""
+"""Evict results: choose the next one to recompute by the bytes freed over the limit per second of recomputation."""
 
 import heapq
 import math
@@ -6,50 +6,50 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from autotune.planners.recompute.editable_order import Change, Runs
+from autotune.planners.recompute.editable_order import EditableOrder, OrderEdit
 
 LONGEST_CHAIN = 400
-"""Ops that are run again for one reader, at most."""
+"""Maximum number of ops to recompute for one reader."""
 LONGEST_ORDER = 8
-"""Runs of an order over runs at its start, at most."""
+"""Maximum growth of an order, as a multiple of its length at the start."""
 
 
 class Eviction:
-    """Candidates, an op and a run that reads it, in a heap by an upper bound of what they give for their price.
+    """Eviction candidates, pairs of an op and a run that reads it, in a heap by an upper bound of their score.
 
-    A bound is replaced by the exact score when it comes up, so that few candidates are ever weighed.
+    A bound is replaced by the exact score when it reaches the top, so few candidates are weighed.
     """
 
-    def __init__(self, runs: Runs, greed: float, taste: Sequence[float] | None = None) -> None:
+    def __init__(self, runs: EditableOrder, greed: float, perturbation: Sequence[float] | None = None) -> None:
         self.runs, self.greed = runs, greed
-        self.taste = taste
-        """Factor of the score per op: local moves look away from the answer they come from."""
+        self.perturbation = perturbation
+        """Factor of the score per op, so that local moves leave the order they start from; None for 1."""
         self.price = 0.0
-        """Seconds that the last eviction paid for a byte over the limit at one position."""
+        """Seconds per byte over the limit and position that the last eviction cost."""
         seconds = runs.costs.seconds
-        self.smallest = 1e-4 * sum(seconds) / max(1, len(seconds)) or 1.0  # where no op takes any time
+        self.smallest = 1e-4 * sum(seconds) / max(1, len(seconds)) or 1.0  # 1.0 if no op takes any time
         self.heap: list[tuple[float, bool, int, int]] = []
         self.latest: dict[tuple[int, int], float] = {}
 
     def fit(self, limit: int) -> None:
-        """Evict until nothing is over the limit, or nothing helps."""
+        """Evict until no position exceeds the limit, or no eviction helps."""
         runs = self.runs
         runs.limit = limit
         longest = LONGEST_ORDER * len(runs.sequence) + 64
         fresh = False
         while runs.peak > limit and len(runs.sequence) < longest:
-            change = self._next()
-            if change is None:
+            edit = self._next()
+            if edit is None:
                 if fresh:
                     return
                 self._fill()  # scores may have risen since they were bounded
                 fresh = True
                 continue
             fresh = False
-            self.price = max(0.0, change.seconds / -change.area)
-            made = runs.apply(change)
+            self.price = max(0.0, edit.seconds / -edit.area)
+            new_runs = runs.apply(edit)
             self._refresh_sums()
-            self._push_all(self._touched(change, made))
+            self._push_all(self._touched(edit, new_runs))
 
     def _fill(self) -> None:
         self.heap, self.latest = [], {}
@@ -62,31 +62,31 @@ class Eviction:
         self._places = np.concatenate([[0], np.cumsum(over > 0)])
 
     def _pairs(self, reader: int) -> Iterator[tuple[int, int]]:
-        """(op, run) of all that a run reads and that can be made again."""
+        """Yield (op, reader) for each recomputable op whose results a run reads."""
         runs = self.runs
         for maker in runs.sources[runs.op_of[reader]]:
             if runs.repeatable[maker]:
                 yield maker, reader
 
-    def _touched(self, change: Change, made: Iterable[int]) -> set[tuple[int, int]]:
-        """Candidates whose score a change may have raised."""
+    def _touched(self, edit: OrderEdit, new_runs: Iterable[int]) -> set[tuple[int, int]]:
+        """Return the candidates whose score an edit may have raised."""
         runs = self.runs
-        found = {pair for run in made for pair in self._pairs(run)}
-        for value in change.events:
+        pairs = {pair for run in new_runs for pair in self._pairs(run)}
+        for value in edit.events:
             maker = runs.graph.producer[value]
             assert maker is not None
             for run in runs.events[value]:
                 op = runs.op_of[run]
                 if op != maker and runs.repeatable[maker]:
-                    found.add((maker, run))
+                    pairs.add((maker, run))
                 if runs.repeatable[op]:
-                    found.update(
+                    pairs.update(
                         (op, reader)
                         for other in runs.makes[op]
                         for reader in runs.events[other]
                         if runs.op_of[reader] != op
                     )
-        return found
+        return pairs
 
     def _push_all(self, pairs: Iterable[tuple[int, int]]) -> None:
         for pair in sorted(pairs):
@@ -99,15 +99,15 @@ class Eviction:
         heapq.heappush(self.heap, (-score, exact, op, reader))
 
     def _bound(self, op: int, reader: int) -> float:
-        """More than the score can be, as far as the op's own results tell."""
+        """Return an upper bound of the score, from the op's own results alone."""
         runs = self.runs
-        position = runs.at(reader)
+        position = runs.position(reader)
         if not runs.may_run_before(op, position):
             return 0.0
         gain = 0
         for value in runs.makes[op]:
             begin = runs.last_event(value, position) + 1
-            if begin < position and runs.live(value, position):
+            if begin < position and runs.is_live(value, position):
                 over = self._over.item(position) - self._over.item(begin)
                 places = self._places.item(position) - self._places.item(begin)
                 gain += min(over, places * runs.nbytes[value])
@@ -116,27 +116,27 @@ class Eviction:
     def _score(self, op: int, gain: int, seconds: float) -> float:
         if gain <= 0:
             return 0.0
-        taste = self.taste[op] if self.taste is not None else 1.0
-        return taste * math.exp(self.greed * math.log(gain)) / max(seconds, self.smallest)
+        perturbation = self.perturbation[op] if self.perturbation is not None else 1.0
+        return perturbation * math.exp(self.greed * math.log(gain)) / max(seconds, self.smallest)
 
-    def _next(self) -> Change | None:
-        """The best change now."""
+    def _next(self) -> OrderEdit | None:
+        """Return the edit with the best score; None if no candidate is left."""
         while self.heap:
             negated, _exact, op, reader = heapq.heappop(self.heap)
-            if self.runs.at(reader) < 0 or self.latest.get((op, reader)) != -negated:
+            if self.runs.position(reader) < 0 or self.latest.get((op, reader)) != -negated:
                 continue
-            change, score = self._weigh(op, reader)
-            if change is None:
+            edit, score = self._weigh(op, reader)
+            if edit is None:
                 continue
             if not self.heap or score >= -self.heap[0][0] * 0.999:
-                return change
+                return edit
             self._push(score, True, op, reader)
         return None
 
-    def _weigh(self, op: int, reader: int) -> tuple[Change | None, float]:
-        """The best way to make an op's results again just before a reader; None if it brings nothing."""
+    def _weigh(self, op: int, reader: int) -> tuple[OrderEdit | None, float]:
+        """Return the best edit that recomputes an op just before a reader, and its score; None if it frees nothing."""
         runs = self.runs
-        position = runs.at(reader)
+        position = runs.position(reader)
         if not runs.may_run_before(op, position):
             return None, 0.0
         best, best_score = None, 0.0
@@ -146,41 +146,42 @@ class Eviction:
             if chain is None or chain in tried:
                 continue
             tried.add(chain)
-            change = runs.change(reader, chain)
-            if change is not None and change.area < 0:
-                score = self._score(op, -change.area, change.seconds)
+            edit = runs.weigh_edit(reader, chain)
+            if edit is not None and edit.area < 0:
+                score = self._score(op, -edit.area, edit.seconds)
                 if score > best_score:
-                    best, best_score = change, score
+                    best, best_score = edit, score
         return best, best_score
 
     def _chain(self, op: int, position: int, price: float) -> tuple[int, ...] | None:
-        """What to run, in order, to have an op's results at a position: missing inputs live longer or are made too.
+        """Return the ops to run, in order, to recompute an op at a position; None if there are too many.
 
-        An input lives longer where that costs nothing over the limit, or less at `price` than its own op.
+        A missing input is kept live longer if that costs nothing over the limit, or at `price` less than its own op.
+        Otherwise it is recomputed too.
         """
         runs = self.runs
-        found: list[int] = []
-        seen: set[int] = set()
+        chain: list[int] = []
+        visited: set[int] = set()
 
-        def need(maker: int) -> bool:
-            seen.add(maker)
-            if len(seen) > LONGEST_CHAIN:
+        def extend(maker: int) -> bool:
+            visited.add(maker)
+            if len(visited) > LONGEST_CHAIN:
                 return False
             for value in runs.reads[maker]:
                 source = runs.maker[value]
-                if source in seen or runs.live(value, position) or not runs.may_run_before(source, position):
+                if source in visited or runs.is_live(value, position) or not runs.may_run_before(source, position):
                     continue
                 over = self._longer(value, position)
                 dearer = over and (price == float("inf") or over * price > runs.costs.seconds[source])
-                if dearer and not need(source):
+                if dearer and not extend(source):
                     return False
-            found.append(maker)
+            chain.append(maker)
             return True
 
-        return tuple(found) if need(op) else None
+        return tuple(chain) if extend(op) else None
 
     def _longer(self, value: int, position: int) -> int:
-        """Bytes over the limit, summed over positions, if a value lived on to a position."""
+        """Return the bytes over the limit, summed over positions, if a value stayed live up to a position."""
         runs = self.runs
         begin = runs.last_event(value, position) + 1
         if self._places.item(position) == self._places.item(begin) and begin < position:
@@ -191,8 +192,8 @@ class Eviction:
         return int(np.minimum(np.maximum(over, 0), runs.nbytes[value]).sum())
 
 
-def undo(runs: Runs, limit: int) -> None:
-    """Take back what is computed again without need, the dearest first."""
+def undo(runs: EditableOrder, limit: int) -> None:
+    """Undo recomputations that the limit does not need, the most expensive first."""
     runs.limit = limit
     again = True
     while again:
@@ -200,23 +201,23 @@ def undo(runs: Runs, limit: int) -> None:
         seconds = runs.costs.seconds
         repeats = sorted(runs.repeats(), key=lambda run: (-seconds[runs.op_of[run]], run))
         for run in repeats:
-            if runs.at(run) < 0 or run == runs.runs[runs.op_of[run]][0] or not _fits_longer(runs, run):
+            if runs.position(run) < 0 or run == runs.runs[runs.op_of[run]][0] or not _fits_longer(runs, run):
                 continue
-            change = runs.change(removed=[run])
-            if change is not None and change.area <= 0 and change.seconds < 0:
-                runs.apply(change)
+            edit = runs.weigh_edit(removed=[run])
+            if edit is not None and edit.area <= 0 and edit.seconds < 0:
+                runs.apply(edit)
                 again = True
 
 
-def _fits_longer(runs: Runs, run: int) -> bool:
-    """Whether what a run makes might as well have been kept; a cheap look that never says no wrongly."""
+def _fits_longer(runs: EditableOrder, run: int) -> bool:
+    """Return false only if keeping the results of a run would exceed the limit: a cheap necessary condition."""
     op = runs.op_of[run]
-    position = start = runs.at(run)
+    position = start = runs.position(run)
     while start and runs.is_repeat(int(runs.sequence[start - 1])):
-        start -= 1  # what stands here may go with the run
+        start -= 1  # these runs may be removed together with it
     for value in runs.makes[op]:
         begin = runs.last_event(value, position) + 1
         gap = runs.bytes[begin:start]
-        if len(gap) and runs.live(value, position + 1) and int(gap.max()) + runs.nbytes[value] > runs.limit:
+        if len(gap) and runs.is_live(value, position + 1) and int(gap.max()) + runs.nbytes[value] > runs.limit:
             return False
     return True

@@ -1,4 +1,4 @@
-"""Throw away what frees most over the budget per second of computing it again, until the step fits."""
+"""Evict the results that free the most bytes over the budget per second of recomputation, until the step fits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,28 +9,29 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Float, Int, Knob
 from autotune.planners.recompute.cpsat import refine
-from autotune.planners.recompute.editable_order import refuse_offload
-from autotune.planners.recompute.per_block import checkpointed
-from autotune.planners.recompute.search import Search, begin, usual_work
+from autotune.planners.recompute.editable_order import refuse_inplace_and_offload
+from autotune.planners.recompute.per_block import checkpoint_blocks
+from autotune.planners.recompute.search import Search, start_search, usual_work
 from autotune.predict.bounds import peak_lower_bound
 
 RESTARTS = 12
-SEEDED = 5000
-"""Longest order that is also begun from checkpointed blocks."""
+"""Maximum number of restarts from the order without recomputation."""
+MAX_SEEDED = 5000
+"""Maximum length of an order that is also searched from checkpointed blocks."""
 OVERSHOOT = (0.1, 0.3, 1.0)
-"""How far below the limit to aim where aiming at it gets stuck above, in parts of the bytes that were to be saved."""
-LEAST = 1e-4
-"""Of the proved lower bound, that a plan for a budget below it may lie above."""
+"""Lower targets to try if the search gets stuck above the limit, as shares of the bytes to save below the limit."""
+BOUND_TOLERANCE = 1e-4
+"""Share of the proved lower bound that the target lies above it, for budgets below the bound."""
 FINEST_STEP = 0.003
-"""Of the bytes over the limit: the least by which it sinks in search of the lowest peak."""
+"""Smallest step of the target in the search for the lowest peak, as a share of the bytes over the limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    """Evict at the peak, at the exact price: chain to run again, inputs that live longer, temporaries of the chain.
+class GreedyEviction:
+    """Planner that drops results that are live at the peak, the best ratio of bytes to cost first, and recomputes them.
 
-    Any op may run several times. Restarts begin with nothing computed again, and with all blocks. Where the budget
-    cannot be reached, the lowest peak that was found.
+    The cost of a drop is exact: the chain to recompute, longer lives of its inputs, temporaries. An op may run several times. Searches start from the order without recomputation and from checkpointed blocks. If
+    the budget is out of reach, the result is the lowest peak of the search.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {
@@ -39,41 +40,41 @@ class Greedy:
         "windows": Int(0, 32),
     }
     share: float = 1.0
-    """Part of the bytes over the budget that is removed here; what comes after (offload) is left the rest."""
+    """Share of the bytes over the budget to remove here; the rest is left to offload."""
     greed: float = 1.5
-    """Exponent of the bytes in bytes per second: higher takes bigger, dearer results first."""
+    """Exponent of the freed bytes in a score; higher values evict large, expensive results first."""
     windows: int = 0
-    """Stretches of the order that are solved anew by CP-SAT at the end; needs the extra `cpsat`."""
+    """Number of windows of the order that CP-SAT solves again at the end; needs the extra `cpsat`."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan with as little computed again as the budget allows."""
-        refuse_offload(plan)
-        start = begin(graph, plan.order, costs)
+        """Return the plan with the cheapest recomputation that meets the budget."""
+        refuse_inplace_and_offload(plan)
+        start = start_search(graph, plan.order, costs)
         before = start.peak
         limit = int(before - self.share * (before - budget_bytes))
         if before <= limit:
             return plan
         low, _ = peak_lower_bound(graph, costs)
         work = usual_work(len(plan.order))
-        if limit < low:  # no plan reaches it: the lowest is wanted, whatever it takes
-            limit, work = int(low * (1 + LEAST)), work // 4
-        seeds = [begin(graph, order, costs) for order in _checkpointed(graph, plan)]
-        made = self._cheapest([start, *seeds], limit, work)
-        if made.peak > limit:
-            made = self._lowest(start, made, limit, work)
-        if made.peak >= before:
+        if limit < low:  # no plan reaches the budget: search for the lowest peak at any cost in time
+            limit, work = int(low * (1 + BOUND_TOLERANCE)), work // 4
+        seeds = [start_search(graph, order, costs) for order in _checkpointed_orders(graph, plan)]
+        best = self._cheapest([start, *seeds], limit, work)
+        if best.peak > limit:
+            best = self._lowest(start, best, limit, work)
+        if best.peak >= before:
             return plan
-        order = refine(graph, made.order, costs, max(limit, made.peak), self.windows) if self.windows else made.order
+        order = refine(graph, best.order, costs, max(limit, best.peak), self.windows) if self.windows else best.order
         return replace(plan, order=order)
 
     def _cheapest(self, starts: list[Search], limit: int, work: int) -> Search:
-        """The cheapest order under the limit that restarts and local moves find; the lowest where none fits."""
+        """Return the cheapest order within the limit after restarts and local moves; the lowest order if none fits."""
         start, *seeds = starts
 
         def rank(search: Search) -> tuple[int, float]:
             return max(limit, search.peak), search.seconds
 
-        found: list[Search] = []
+        results: list[Search] = []
         spent = 0
         for turn in range(RESTARTS):
             if spent <= work:
@@ -81,19 +82,19 @@ class Greedy:
                 greed = self.greed * (1.0, 0.67, 1.33)[turn % 3]
                 spent += search.fit(limit, greed, 0.2 if turn >= 3 else 0.0, turn)
                 search.undo(max(limit, search.peak))
-                found.append(search)
+                results.append(search)
         for seed in seeds:
             seed.fit(limit, self.greed)
             seed.undo(max(limit, seed.peak))
-            found.append(seed)
+            results.append(seed)
         for part in OVERSHOOT:
-            if min(map(rank, found))[0] > limit:
+            if min(map(rank, results))[0] > limit:
                 target = int(limit - part * (start.peak - limit))
                 search = start.copy()
                 search.fit(target, self.greed)
                 search.undo(max(limit, search.peak))
-                found.append(search)
-        best = sorted(found, key=rank)[:3]
+                results.append(search)
+        best = sorted(results, key=rank)[:3]
         if best[0].peak > limit:
             best[0].improve(limit, self.greed, work // 4)
             return best[0]
@@ -104,7 +105,7 @@ class Greedy:
         return cheapest
 
     def _lowest(self, start: Search, best: Search, limit: int, work: int) -> Search:
-        """The order with the lowest peak that sinking the limit step by step finds."""
+        """Return the order with the lowest peak, by lowering the target step by step."""
         best = min(start, best, key=lambda search: search.peak)
         step, turn = 0.1, 0
         while step > FINEST_STEP and best.peak > limit:
@@ -121,23 +122,23 @@ class Greedy:
         return best
 
     def _reach(self, best: Search, start: Search, target: int, work: int, turn: int) -> Search:
-        """An order at or under the target if one is found, from the best so far or from the start; else the lowest."""
-        tried: list[Search] = []
+        """Return an order within the target, from the best so far or from the start; the lowest order if none fits."""
+        results: list[Search] = []
         for origin, greed in ((best, 1.0), (best, 0.67), (start, 1.0), (start, 1.33)):
             search = origin.copy()
             search.fit(target, self.greed * greed)
             if search.peak <= target:
                 return search
-            tried.append(search)
-        lowest = min(tried, key=lambda search: search.peak)
+            results.append(search)
+        lowest = min(results, key=lambda search: search.peak)
         lowest.undo(lowest.peak)
         lowest.improve(target, self.greed, work, turn)
         return lowest
 
 
-def _checkpointed(graph: TrainGraph, plan: Plan) -> list[tuple[int, ...]]:
-    """Orders with all blocks computed again, one for each depth of their names."""
-    if plan.recomputed or len(plan.order) > SEEDED:
+def _checkpointed_orders(graph: TrainGraph, plan: Plan) -> list[tuple[int, ...]]:
+    """Return the orders with all blocks recomputed, one for each depth of their names."""
+    if plan.recomputed or len(plan.order) > MAX_SEEDED:
         return []
-    made = (checkpointed(graph, plan, depth).order for depth in (1, 2, 3))
-    return [order for order in made if len(order) > len(plan.order)]
+    orders = (checkpoint_blocks(graph, plan, depth).order for depth in (1, 2, 3))
+    return [order for order in orders if len(order) > len(plan.order)]

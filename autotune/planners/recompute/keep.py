@@ -1,4 +1,4 @@
-"""Keep every result until its last reader: nothing is computed twice."""
+"""Keep every result until its last reader, without recomputation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Recompute nothing."""
+class KeepResults:
+    """Planner that recomputes nothing."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan as it came."""
+        """Return the plan unchanged."""
         return plan

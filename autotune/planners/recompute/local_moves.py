@@ -1,27 +1,27 @@
-"""Local moves: take back a few recomputations, fill the room that is missing anew, keep what became cheaper."""
+"""Improve an order by local moves: remove a few recomputations, evict again, and keep the result if it is cheaper."""
 
 import random
 
-from autotune.planners.recompute.editable_order import Runs
+from autotune.planners.recompute.editable_order import EditableOrder
 from autotune.planners.recompute.eviction import Eviction, undo
 
 EFFORT = 60_000_000
-"""Rounds times the square of the order's length, at most: a round looks at every candidate once."""
+"""Maximum of rounds times the squared length of the order: a round visits every candidate once."""
 
 
-def improve(runs: Runs, limit: int, greed: float, rounds: int, seed: int = 0) -> Runs:
-    """The cheapest order at or under the limit that a fixed number of moves finds; never dearer than `runs`."""
+def improve(runs: EditableOrder, limit: int, greed: float, rounds: int, seed: int = 0) -> EditableOrder:
+    """Return the cheapest order within the limit after so many rounds; never more expensive than `runs`."""
     rng = random.Random(len(runs.sequence) + seed)
     best, seconds = runs, runs.seconds
     for _ in range(min(rounds, EFFORT // max(1, len(runs.sequence)) ** 2)):
-        repeats = sorted(best.repeats(), key=best.at)
+        repeats = sorted(best.repeats(), key=best.position)
         if not repeats:
             break
         trial = best.copy()
         trial.limit = limit
-        _take_back(trial, _some(repeats, rng))
-        taste = [rng.uniform(0.5, 1.0) for _ in trial.graph.ops]
-        Eviction(trial, greed * rng.choice((0.7, 1.0, 1.4)), taste).fit(limit)
+        _remove(trial, _sample(repeats, rng))
+        perturbation = [rng.uniform(0.5, 1.0) for _ in trial.graph.ops]
+        Eviction(trial, greed * rng.choice((0.7, 1.0, 1.4)), perturbation).fit(limit)
         if trial.peak > limit:
             continue
         undo(trial, limit)
@@ -30,8 +30,8 @@ def improve(runs: Runs, limit: int, greed: float, rounds: int, seed: int = 0) ->
     return best
 
 
-def _some(repeats: list[int], rng: random.Random) -> list[int]:
-    """A few repeated runs: neighbours, or from anywhere."""
+def _sample(repeats: list[int], rng: random.Random) -> list[int]:
+    """Return a few repeated runs: neighbours, or a random sample."""
     count = min(len(repeats), rng.choice((1, 2, 4, 8)))
     if rng.random() < 0.5:
         start = rng.randrange(len(repeats) - count + 1)
@@ -39,9 +39,9 @@ def _some(repeats: list[int], rng: random.Random) -> list[int]:
     return rng.sample(repeats, count)
 
 
-def _take_back(runs: Runs, chosen: list[int]) -> None:
+def _remove(runs: EditableOrder, chosen: list[int]) -> None:
     for run in chosen:
-        if runs.at(run) >= 0 and runs.is_repeat(run):
-            change = runs.change(removed=[run])
-            if change is not None:
-                runs.apply(change)
+        if runs.position(run) >= 0 and runs.is_repeat(run):
+            edit = runs.weigh_edit(removed=[run])
+            if edit is not None:
+                runs.apply(edit)

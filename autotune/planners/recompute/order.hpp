@@ -1,5 +1,4 @@
-// An order under change: what one more or one less recomputation would do to bytes and seconds, and doing it. The same as
-// runs.py.
+// Edit an order of runs: weigh and apply added or removed recomputations. The Python version is editable_order.py.
 #pragma once
 
 #include <deque>
@@ -7,11 +6,11 @@
 #include "timeline.hpp"
 
 struct Graph {
-  List<i64> nbytes, scratch, own;
+  List<i64> nbytes, scratch, op_bytes;
   List<double> seconds;
   List<int> maker;  // -1 for an input of the step
   List<char> repeatable, output;
-  List<List<int>> reads, makes, sources, spoilers;
+  List<List<int>> reads, makes, sources, later_writers;
   i64 resident = 0;
   double smallest = 0;
   int ops() const { return static_cast<int>(seconds.size()); }
@@ -45,15 +44,15 @@ class Order {
     timeline_.each([&](int, i64 bytes) { *out++ = bytes; });
   }
 
-  // Weigh a change: run `chain` again just before `anchor` (-1: nothing), take `removed` out and all that nobody reads
-  // then. False where a run that is needed would go. `commit` makes the change that was weighed last.
+  // Weigh an edit: insert `chain` before `anchor` (-1: no chain), remove `removed` and all runs then unread. Return
+  // false if a needed run would be removed. `commit` applies the edit that was weighed last.
   bool weigh(int anchor, const List<int>& chain, const List<int>& removed, Price& price) {
     work_ += 1 + static_cast<i64>(chain.size()) / 8;
-    forget_change();
+    discard_edit();
     anchor_ = anchor;
     chain_ = chain;
-    position_ = anchor >= 0 ? timeline_.at(anchor) : timeline_.size();
-    gone_.clear();
+    position_ = anchor >= 0 ? timeline_.position(anchor) : timeline_.size();
+    removed_.clear();
     if (!gather(removed)) return false;
     price = sum_up();
     return true;
@@ -63,11 +62,11 @@ class Order {
     const int first = static_cast<int>(op_of_.size());
     Step step;
     step.first = first;
-    i64 standing = 0;
+    i64 live_bytes = 0;
     for (std::size_t i = 0; i < marks_.size(); ++i) {
-      standing += marks_[i].second;
-      if (standing && i + 1 < marks_.size()) {
-        timeline_.add(marks_[i].first, marks_[i + 1].first, standing);
+      live_bytes += marks_[i].second;
+      if (live_bytes && i + 1 < marks_.size()) {
+        timeline_.add(marks_[i].first, marks_[i + 1].first, live_bytes);
         touch(marks_[i].first, marks_[i + 1].first);
       }
     }
@@ -83,9 +82,9 @@ class Order {
       enlist(run);
       total_ += graph_->seconds[chain_[i]];
     }
-    for (const int run : gone_) {
-      const int position = timeline_.at(run);
-      step.gone.push_back({run, position, timeline_.bytes_at(position)});
+    for (const int run : removed_) {
+      const int position = timeline_.position(run);
+      step.removed.push_back({run, position, timeline_.bytes_at(position)});
       timeline_.erase(run);
       delist(run);
       total_ -= graph_->seconds[op_of_[run]];
@@ -99,13 +98,13 @@ class Order {
   }
 
  protected:
-  struct Gone {
+  struct RemovedRun {
     int run, position;
     i64 bytes;
   };
   struct Step {
     int first = 0;
-    List<Gone> gone;
+    List<RemovedRun> removed;
     List<std::pair<int, i64>> marks;
     List<std::pair<int, List<int>>> events;
   };
@@ -113,7 +112,7 @@ class Order {
     int value = -1;
     List<int> events;
   };
-  // -- the order as it is ------------------------------------------------------------------------------------------
+  // -- current state -----------------------------------------------------------------------------------------------
 
   void start(const int* order, int size) {
     op_of_.assign(order, order + size);
@@ -133,16 +132,16 @@ class Order {
         bytes[first] += graph_->nbytes[value];
         bytes[last == kNever ? size : last + 1] -= graph_->nbytes[value];
       });
-    i64 standing = graph_->resident;
+    i64 live_bytes = graph_->resident;
     for (int at = 0; at < size; ++at) {
-      standing += bytes[at];
-      bytes[at] = standing + graph_->scratch[order[at]];
+      live_bytes += bytes[at];
+      bytes[at] = live_bytes + graph_->scratch[order[at]];
     }
     bytes.pop_back();
     timeline_.start(bytes);
   }
 
-  // Give runs their positions as numbers; those that went leave gaps.
+  // Renumber runs by position: removed runs leave gaps in the numbers.
   void renumber() {
     List<int> ops(size());
     order(ops.data());
@@ -164,27 +163,27 @@ class Order {
   int bisect(const List<int>& events, int position) const {
     if (events.size() < 12) {
       int index = 0;
-      while (index < static_cast<int>(events.size()) && timeline_.at(events[index]) < position) ++index;
+      while (index < static_cast<int>(events.size()) && timeline_.position(events[index]) < position) ++index;
       return index;
     }
-    auto found = std::partition_point(events.begin(), events.end(),
-                                      [&](int event) { return timeline_.at(event) < position; });
-    return static_cast<int>(found - events.begin());
+    auto first = std::partition_point(events.begin(), events.end(),
+                                      [&](int event) { return timeline_.position(event) < position; });
+    return static_cast<int>(first - events.begin());
   }
 
-  // Whether a value stands just before a position, and the position after its last event.
-  bool live(int value, int position, int& begin) const {
-    const List<int>& own = events_[value];
-    const int index = bisect(own, position);
-    begin = index ? timeline_.at(own[index - 1]) + 1 : 0;
-    if (index == static_cast<int>(own.size())) return graph_->output[value];
-    return op_of_[own[index]] != graph_->maker[value];
+  // True if a value is live just before a position; `begin` is the position after its last event.
+  bool is_live(int value, int position, int& begin) const {
+    const List<int>& value_events = events_[value];
+    const int index = bisect(value_events, position);
+    begin = index ? timeline_.position(value_events[index - 1]) + 1 : 0;
+    if (index == static_cast<int>(value_events.size())) return graph_->output[value];
+    return op_of_[value_events[index]] != graph_->maker[value];
   }
 
   bool may_run_before(int op, int position) const {
     if (!graph_->repeatable[op]) return false;
-    for (const int writer : graph_->spoilers[op])
-      if (position > timeline_.at(runs_[writer][0])) return false;
+    for (const int writer : graph_->later_writers[op])
+      if (position > timeline_.position(runs_[writer][0])) return false;
     return true;
   }
 
@@ -194,18 +193,18 @@ class Order {
   }
 
   List<int> repeats() const {
-    List<int> found;
-    for (const auto& own : runs_)
-      if (own.size() > 1) found.insert(found.end(), own.begin() + 1, own.end());
-    return found;
+    List<int> repeated;
+    for (const auto& op_runs : runs_)
+      if (op_runs.size() > 1) repeated.insert(repeated.end(), op_runs.begin() + 1, op_runs.end());
+    return repeated;
   }
 
   List<int> repeats_in_order() const {
-    List<int> found;
+    List<int> repeated;
     timeline_.each([&](int run, i64) {
-      if (runs_[op_of_[run]][0] != run) found.push_back(run);
+      if (runs_[op_of_[run]][0] != run) repeated.push_back(run);
     });
-    return found;
+    return repeated;
   }
 
   template <class F>
@@ -222,23 +221,23 @@ class Order {
   }
 
   void enlist(int run) {
-    auto& own = runs_[op_of_[run]];
-    own.insert(own.begin() + bisect(own, timeline_.at(run)), run);
+    auto& op_runs = runs_[op_of_[run]];
+    op_runs.insert(op_runs.begin() + bisect(op_runs, timeline_.position(run)), run);
   }
 
   void delist(int run) {
-    auto& own = runs_[op_of_[run]];
-    own.erase(std::find(own.begin(), own.end(), run));
+    auto& op_runs = runs_[op_of_[run]];
+    op_runs.erase(std::find(op_runs.begin(), op_runs.end(), run));
   }
 
-  // -- what a change would do --------------------------------------------------------------------------------------
+  // -- weighing an edit --------------------------------------------------------------------------------------------
 
-  void forget_change() {
+  void discard_edit() {
     for (int i = 0; i < used_; ++i) slot_[overlay_[i].value] = -1;
     used_ = 0;
   }
 
-  List<int>& mine(int value) {
+  List<int>& edited_events(int value) {
     if (slot_[value] < 0) {
       if (used_ == static_cast<int>(overlay_.size())) overlay_.emplace_back();
       overlay_[used_].value = value;
@@ -248,7 +247,9 @@ class Order {
     return overlay_[slot_[value]].events;
   }
 
-  const List<int>& seen(int value) const { return slot_[value] < 0 ? events_[value] : overlay_[slot_[value]].events; }
+  const List<int>& current_events(int value) const {
+    return slot_[value] < 0 ? events_[value] : overlay_[slot_[value]].events;
+  }
 
   bool gather(const List<int>& removed) {
     slots_.clear();
@@ -257,13 +258,13 @@ class Order {
       for (const auto* list : {&graph_->reads[op], &graph_->makes[op]})
         for (const int value : *list) {
           const bool first = slot_[value] < 0;
-          List<int>& own = mine(value);
+          List<int>& value_events = edited_events(value);
           const int which = slot_[value];
           if (first) {
             slots_.resize(std::max<std::size_t>(slots_.size(), which + 1), 0);
-            slots_[which] = bisect(own, position_);
+            slots_[which] = bisect(value_events, position_);
           }
-          own.insert(own.begin() + slots_[which]++, ~index);
+          value_events.insert(value_events.begin() + slots_[which]++, ~index);
         }
     }
     suspects_.clear();
@@ -279,17 +280,18 @@ class Order {
         const int run = pending.back();
         pending.pop_back();
         const int op = op_of_[run];
-        gone_.push_back(run);
+        removed_.push_back(run);
         for (const auto* list : {&graph_->makes[op], &graph_->reads[op]})
           for (const int value : *list) {
-            List<int>& own = mine(value);
-            int slot = static_cast<int>(std::find(own.begin(), own.end(), run) - own.begin());
-            own.erase(own.begin() + slot);
+            List<int>& value_events = edited_events(value);
+            const auto event = std::find(value_events.begin(), value_events.end(), run);
+            int slot = static_cast<int>(event - value_events.begin());
+            value_events.erase(value_events.begin() + slot);
             const int maker = graph_->maker[value];
             if (maker == op || maker < 0) continue;
             while (slot-- > 0)
-              if (op_at(own[slot]) == maker) {
-                suspects_.emplace_back(maker, own[slot]);
+              if (op_at(value_events[slot]) == maker) {
+                suspects_.emplace_back(maker, value_events[slot]);
                 break;
               }
           }
@@ -297,28 +299,28 @@ class Order {
       }
       const auto [op, run] = suspects_.back();
       suspects_.pop_back();
-      if (among(gone_, run) || among(pending, run) || !dead(op, run)) continue;
-      if (run < 0) return false;  // the chain makes something that nobody reads
+      if (among(removed_, run) || among(pending, run) || !is_unread(op, run)) continue;
+      if (run < 0) return false;  // nobody reads a result of the chain
       pending.push_back(run);
     }
-    for (const int run : gone_) {
+    for (const int run : removed_) {
       const int op = op_of_[run];
       bool left = among(chain_, op);
-      for (const int other : runs_[op]) left = left || !among(gone_, other);
+      for (const int other : runs_[op]) left = left || !among(removed_, other);
       if (!left) return false;
     }
     for (int i = 0; i < used_; ++i) {
-      const auto& own = overlay_[i].events;
-      if (!own.empty() && op_at(own[0]) != graph_->maker[overlay_[i].value]) return false;
+      const auto& value_events = overlay_[i].events;
+      if (!value_events.empty() && op_at(value_events[0]) != graph_->maker[overlay_[i].value]) return false;
     }
     return true;
   }
 
-  bool dead(int op, int run) const {
+  bool is_unread(int op, int run) const {
     for (const int value : graph_->makes[op]) {
-      const List<int>& own = seen(value);
-      auto following = std::find(own.begin(), own.end(), run) + 1;
-      if (following == own.end()) {
+      const List<int>& value_events = current_events(value);
+      auto following = std::find(value_events.begin(), value_events.end(), run) + 1;
+      if (following == value_events.end()) {
         if (graph_->output[value]) return false;
       } else if (op_at(*following) != op) {
         return false;
@@ -332,8 +334,8 @@ class Order {
     marks_.clear();
     inner_.assign(length + 1, 0);
     auto mark = [&](int first, int last, i64 amount) {
-      const int begin = first < 0 ? position_ : timeline_.at(first);
-      const int end = last < 0 ? position_ : last == kNever ? timeline_.size() : timeline_.at(last) + 1;
+      const int begin = first < 0 ? position_ : timeline_.position(first);
+      const int end = last < 0 ? position_ : last == kNever ? timeline_.size() : timeline_.position(last) + 1;
       if (begin < end) {
         marks_.emplace_back(begin, amount);
         marks_.emplace_back(end, -amount);
@@ -357,21 +359,21 @@ class Order {
     Price price{0, 0};
     local_.clear();
     if (length) {
-      i64 standing = timeline_.bytes_at(position_) - graph_->own[op_of_[anchor_]];
+      i64 live_bytes = timeline_.bytes_at(position_) - graph_->op_bytes[op_of_[anchor_]];
       for (int i = 0; i < length; ++i) {
-        standing += inner_[i];
-        local_.push_back(standing + graph_->scratch[chain_[i]]);
+        live_bytes += inner_[i];
+        local_.push_back(live_bytes + graph_->scratch[chain_[i]]);
         price.area += std::max<i64>(0, local_.back() - timeline_.limit());
         price.seconds += graph_->seconds[chain_[i]];
       }
     }
-    i64 standing = 0;
+    i64 live_bytes = 0;
     for (std::size_t i = 0; i + 1 < marks_.size(); ++i) {
-      standing += marks_[i].second;
-      if (standing) price.area += timeline_.area_change(marks_[i].first, marks_[i + 1].first, standing);
+      live_bytes += marks_[i].second;
+      if (live_bytes) price.area += timeline_.area_change(marks_[i].first, marks_[i + 1].first, live_bytes);
     }
-    for (const int run : gone_) {
-      const int where = timeline_.at(run);
+    for (const int run : removed_) {
+      const int where = timeline_.position(run);
       i64 inside = 0;
       for (const auto& [position, amount] : marks_) inside += position <= where ? amount : 0;
       price.area -= std::max<i64>(0, timeline_.bytes_at(where) + inside - timeline_.limit());
@@ -395,9 +397,9 @@ class Order {
   void revert() {
     while (!journal_.empty()) {
       Step& step = journal_.back();
-      for (auto gone = step.gone.rbegin(); gone != step.gone.rend(); ++gone) {
-        timeline_.insert(gone->position, gone->run, gone->bytes);
-        enlist(gone->run);
+      for (auto entry = step.removed.rbegin(); entry != step.removed.rend(); ++entry) {
+        timeline_.insert(entry->position, entry->run, entry->bytes);
+        enlist(entry->run);
       }
       for (int run = step.first; run < static_cast<int>(op_of_.size()); ++run) {
         timeline_.erase(run);
@@ -406,10 +408,10 @@ class Order {
       op_of_.resize(step.first);
       timeline_.forget(step.first);
       for (auto& [value, events] : step.events) events_[value].swap(events);
-      i64 standing = 0;
+      i64 live_bytes = 0;
       for (std::size_t i = 0; i + 1 < step.marks.size(); ++i) {
-        standing += step.marks[i].second;
-        if (standing) timeline_.add(step.marks[i].first, step.marks[i + 1].first, -standing);
+        live_bytes += step.marks[i].second;
+        if (live_bytes) timeline_.add(step.marks[i].first, step.marks[i + 1].first, -live_bytes);
       }
       journal_.pop_back();
     }
@@ -425,15 +427,15 @@ class Order {
   List<int> op_of_;
   List<List<int>> events_, runs_;
 
-  // the change that is weighed
+  // edit being weighed
   int anchor_ = -1, position_ = 0, used_ = 0;
-  List<int> chain_, gone_, pending_, slot_, slots_;
+  List<int> chain_, removed_, pending_, slot_, slots_;
   List<std::pair<int, int>> suspects_;
   std::deque<Touched> overlay_;
   List<std::pair<int, i64>> marks_;
   List<i64> inner_, local_;
 
-  // what was changed since the journal was begun
+  // edits since the journal was started
   bool recording_ = false;
   double total_ = 0;
   i64 work_ = 0;

@@ -1,4 +1,4 @@
-"""Keep what enters each repeated block and compute the rest of it again: torch.utils.checkpoint around every block."""
+"""Recompute every repeated block from its inputs, as `torch.utils.checkpoint` around each block does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,52 +8,53 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Int, Knob
-from autotune.planners.recompute.segments import lowest_replay, replayed
+from autotune.planners.recompute.segments import choose_replay, replay_segments
 
-DEEPEST = 4
+MAX_DEPTH = 4
+"""Maximum number of numbers in a block's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerBlock:
-    """Every block runs again at the first gradient that reads into it; masks of dropout are kept.
+    """Planner that recomputes every block at the first gradient that reads from it; dropout masks are kept.
 
-    Blocks are told by numbered names that have sisters: `encoder.layer.0` lies one number deep, `stages.0.layers.1`
-    two. A step without such names, and one that fits already or would grow, stays as it is.
+    A block is a numbered layer name with siblings. `encoder.layer.0` has depth 1, `stages.0.layers.1` depth 2. The plan
+    is unchanged if the step has no such names, fits already, or would have a higher peak.
     """
 
-    knobs: ClassVar[Mapping[str, Knob]] = {"depth": Int(0, DEEPEST)}
+    knobs: ClassVar[Mapping[str, Knob]] = {"depth": Int(0, MAX_DEPTH)}
     depth: int = 0
-    """Numbers in a block's name; 0 takes the depth with the lowest peak."""
+    """Number of numbers in a block's name; 0 for the depth with the lowest peak."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan with every repeated block of the forward computed again."""
-        depths = [self.depth] if self.depth else range(1, DEEPEST + 1)
-        ways = (named_blocks(graph, plan.order, depth).values() for depth in depths)
-        return lowest_replay(graph, plan, budget_bytes, costs, ways)
+        """Return the plan with every repeated block of the forward recomputed."""
+        depths = [self.depth] if self.depth else range(1, MAX_DEPTH + 1)
+        alternatives = (group_by_block(graph, plan.order, depth).values() for depth in depths)
+        return choose_replay(graph, plan, budget_bytes, costs, alternatives)
 
 
-def checkpointed(graph: TrainGraph, plan: Plan, depth: int) -> Plan:
-    """The plan with every block that lies so deep computed again."""
-    return replayed(graph, plan, named_blocks(graph, plan.order, depth).values())
+def checkpoint_blocks(graph: TrainGraph, plan: Plan, depth: int) -> Plan:
+    """Return the plan with every block at this depth recomputed."""
+    return replay_segments(graph, plan, group_by_block(graph, plan.order, depth).values())
 
 
-def named_blocks(graph: TrainGraph, order: tuple[int, ...], depth: int) -> dict[str, list[int]]:
-    """Forward ops by the block that they belong to, in the order in which they run; blocks without a sister left out."""
-    found: dict[str, list[int]] = {}
+def group_by_block(graph: TrainGraph, order: tuple[int, ...], depth: int) -> dict[str, list[int]]:
+    """Return the forward ops of each block by its name, in running order; a block without siblings is left out."""
+    blocks: dict[str, list[int]] = {}
     for op_id in order:
         op = graph.ops[op_id]
-        name = _block(op.layer, depth)
+        name = _block_name(op.layer, depth)
         if op.phase is Phase.FORWARD and name:
-            found.setdefault(name, []).append(op_id)
-    sisters: dict[str, int] = {}
-    for name in found:
+            blocks.setdefault(name, []).append(op_id)
+    siblings: dict[str, int] = {}
+    for name in blocks:
         parent = name.rpartition(".")[0]
-        sisters[parent] = sisters.get(parent, 0) + 1
-    return {name: ops for name, ops in found.items() if sisters[name.rpartition(".")[0]] > 1}
+        siblings[parent] = siblings.get(parent, 0) + 1
+    return {name: ops for name, ops in blocks.items() if siblings[name.rpartition(".")[0]] > 1}
 
 
-def _block(layer: str, depth: int) -> str:
-    """The part of a layer's path that ends with its `depth`-th number; empty if it has fewer."""
+def _block_name(layer: str, depth: int) -> str:
+    """Return the part of a layer's path up to its `depth`-th number; empty if it has fewer."""
     parts = layer.split(".")
     numbered = [index for index, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: numbered[depth - 1] + 1]) if len(numbered) >= depth else ""

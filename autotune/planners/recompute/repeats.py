@@ -1,7 +1,7 @@
-"""Repeated blocks: the step as a chain of forward pieces, each with its backward piece, and which of them are alike.
+"""Find repeated blocks: cut the step into a chain of forward pieces with their backward pieces, and group equal ones.
 
-Repeats are tandem repeats of the forward's ops: the same operators wired in the same way, one period apart (a
-transformer's layers, the bottlenecks of one stage). Names and layers are not looked at.
+Repeats are tandem repeats of the forward's ops: the same operators with the same wiring, one period apart, such as a
+transformer's layers or the bottlenecks of one stage. Names and layers are ignored.
 """
 
 from bisect import bisect_right
@@ -17,125 +17,138 @@ import numpy.typing as npt
 from autotune.ir.graph import Op, Phase, TrainGraph
 
 SMALLEST_SHARE = 20
-"""A repeat counts when it covers at least one op in so many of the forward."""
+"""Divisor of the forward's length: a repeat covers at least this part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of the chain. Blocks of one kind are isomorphic, op for op as they stand here."""
+    """Piece of the chain. Blocks of one kind are isomorphic, op for op in the order of these fields."""
 
     forward: tuple[int, ...]
-    """Ops as they run."""
+    """Forward ops in running order."""
     backward: tuple[int, ...]
-    """Its gradients, and the updates that run among them."""
+    """Ops of its gradients, and the updates that run among them."""
     kind: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
-    """How a value that a piece reads or makes hangs on what runs outside of the piece."""
+class ValueLink:
+    """Relation of a piece's value to the ops outside of the piece."""
 
     origin: str
-    """Made `before` the piece, `here`, in the gap `between` its forward and its backward; or `static`."""
+    """Producer of the value: `before` the piece, `inside`, in the gap `between` forward and backward, or `static`."""
     between: bool
-    """Read in the gap."""
+    """True if it is read in the gap."""
     after: bool
-    """Read after the piece, or an output of the step."""
+    """True if it is read after the piece, or is an output of the step."""
     changed: bool
-    """Written in the gap."""
+    """True if it is overwritten in the gap."""
 
 
-def find(graph: TrainGraph, order: Sequence[int] | None = None) -> tuple[Block, ...]:
-    """The chain of an order (by default the traced one) that runs every op once.
+def find_blocks(graph: TrainGraph, order: Sequence[int] | None = None) -> tuple[Block, ...]:
+    """Return the chain of blocks of an order that runs every op once, by default the traced one.
 
-    All forwards as they follow, then all backwards from the last block's to the first's, are the order itself. Without
-    repeats the chain is one block.
+    All forwards in turn, then all backwards from the last block to the first, are the order itself. Without repeats the
+    chain is one block.
     """
     order = tuple(range(len(graph.ops)) if order is None else order)
     if not order:
         return ()
-    turn = _cut(np.array([-1 if graph.ops[op].phase is Phase.FORWARD else 1 for op in order]))
+    turn = _cut_position(np.array([-1 if graph.ops[op].phase is Phase.FORWARD else 1 for op in order]))
     forward, rest = order[:turn], order[turn:]
     if not forward:
         return (Block((), rest, 0),)
     edges = _edges(graph, forward)
     ends = _backward_edges(graph, forward, edges, rest)
-    places = Places.make(graph, order)
+    positions = Positions.from_order(graph, order)
     kinds: dict[Hashable, int] = {}
     blocks: list[Block] = []
     for (low, high), (end, begin) in zip(pairwise(edges), pairwise(ends), strict=True):
-        mine, back = forward[low:high], rest[begin:end]
-        kind = kinds.setdefault(form(graph, places, mine, back), len(kinds))
-        blocks.append(Block(mine, back, kind))
+        ahead, back = forward[low:high], rest[begin:end]
+        kind = kinds.setdefault(canonical_form(graph, positions, ahead, back), len(kinds))
+        blocks.append(Block(ahead, back, kind))
     return tuple(blocks)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where ops stand in an order that runs each once."""
+class Positions:
+    """Positions of the ops in an order that runs each once."""
 
-    of: tuple[int, ...]
+    by_op: tuple[int, ...]
     """Position of every op."""
     writers: Mapping[int, tuple[int, ...]]
-    """Per value written in place the positions of its writers."""
+    """Positions of the writers of each value that is written in place."""
 
     @classmethod
-    def make(cls, graph: TrainGraph, order: Sequence[int]) -> Self:
-        of = [0] * len(order)
+    def from_order(cls, graph: TrainGraph, order: Sequence[int]) -> Self:
+        """Return the positions of an order that runs each op once."""
+        by_op = [0] * len(order)
         writers: dict[int, tuple[int, ...]] = {}
         for position, op in enumerate(order):
-            of[op] = position
+            by_op[op] = position
             for value in graph.ops[op].writes:
                 writers[value] = (*writers.get(value, ()), position)
-        return cls(tuple(of), writers)
+        return cls(tuple(by_op), writers)
 
 
-def form(graph: TrainGraph, places: Places, forward: Sequence[int], backward: Sequence[int]) -> Hashable:
-    """What pieces share that are isomorphic: ops, bytes, wiring inside, and how it hangs on what is outside."""
+def canonical_form(
+    graph: TrainGraph, positions: Positions, forward: Sequence[int], backward: Sequence[int]
+) -> Hashable:
+    """Return a key that is equal for isomorphic pieces: ops, bytes, inner wiring and links to the outside."""
     number: dict[int, int] = {}
 
-    def named(values: Sequence[int]) -> tuple[int, ...]:
+    def renumber(values: Sequence[int]) -> tuple[int, ...]:
         return tuple(number.setdefault(value, len(number)) for value in values)
 
     ops = tuple(
-        (*_look(graph.ops[op]), named(graph.ops[op].inputs), named(graph.ops[op].outputs), named(graph.ops[op].writes))
+        (
+            *_op_key(graph.ops[op]),
+            renumber(graph.ops[op].inputs),
+            renumber(graph.ops[op].outputs),
+            renumber(graph.ops[op].writes),
+        )
         for op in (*forward, *backward)
     )
-    tied = ties(graph, places, forward, backward)
-    values = tuple((graph.values[value].nbytes, graph.values[value].role, tied[value]) for value in number)
+    links = find_links(graph, positions, forward, backward)
+    values = tuple((graph.values[value].nbytes, graph.values[value].role, links[value]) for value in number)
     return len(forward), ops, values
 
 
-def ties(graph: TrainGraph, places: Places, forward: Sequence[int], backward: Sequence[int]) -> dict[int, Tie]:
-    """How every value that a piece touches hangs on the rest of the order. A piece without backward has no after."""
-    place = places.of
+def find_links(
+    graph: TrainGraph, positions: Positions, forward: Sequence[int], backward: Sequence[int]
+) -> dict[int, ValueLink]:
+    """Return the link of every value that a piece touches. A piece without backward has no readers after it."""
+    place = positions.by_op
     begin, leave = place[forward[0]], place[forward[-1]]
     back, end = (place[backward[0]], place[backward[-1]]) if backward else (len(place), len(place))
-    found: dict[int, Tie] = {}
+    links: dict[int, ValueLink] = {}
     for op in map(graph.ops.__getitem__, (*forward, *backward)):
         for value in (*op.inputs, *op.outputs, *op.writes):
-            if value in found:
+            if value in links:
                 continue
             maker = graph.producer[value]
             readers = [place[reader] for reader in graph.consumers[value]]
-            made = -1 if maker is None else place[maker]
-            origin = "before" if made < begin else "between" if leave < made < back else "here"
-            found[value] = Tie(
+            source = -1 if maker is None else place[maker]
+            origin = "before" if source < begin else "between" if leave < source < back else "inside"
+            links[value] = ValueLink(
                 "static" if value in graph.static else origin,
                 any(leave < reader < back for reader in readers),
                 value in graph.outputs or any(reader > end for reader in readers),
-                any(leave < writer < back for writer in places.writers.get(value, ())),
+                any(leave < writer < back for writer in positions.writers.get(value, ())),
             )
-    return found
+    return links
 
 
-def _look(op: Op) -> tuple[Hashable, ...]:
-    """Without the signature: steps of a recurrent net read other slices of one value and differ in nothing else."""
+def _op_key(op: Op) -> tuple[Hashable, ...]:
+    """Return what isomorphic ops share.
+
+    The signature is left out: steps of a recurrent net read different slices of one value and are equal otherwise.
+    """
     return op.target, op.phase, op.repeatable, op.random
 
 
-def _cut(signs: npt.NDArray[np.int64]) -> int:
-    """The last position with as few as possible +1 before it and -1 after it."""
+def _cut_position(signs: npt.NDArray[np.int64]) -> int:
+    """Return the last position with the fewest +1 before it and -1 after it."""
     sums = np.concatenate([[0], np.cumsum(signs)])
     return int(len(sums) - 1 - np.argmin(sums[::-1]))
 
@@ -144,7 +157,7 @@ def _cut(signs: npt.NDArray[np.int64]) -> int:
 
 
 def _edges(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
-    """Positions at which the forward is cut: its ends, those of every repeat, and what lies between cut alike."""
+    """Return the cuts of the forward: its ends, those of every repeat, and cuts of similar size in between."""
     size = len(forward)
     width = _widths(graph, forward)
     tandems = list(_tandems(graph, forward))
@@ -161,7 +174,7 @@ def _edges(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
         if (end - start) * SMALLEST_SHARE < size or end <= start:
             rest.append((low, high))
             continue
-        cuts = _turned(width, start, end, period)
+        cuts = _best_cuts(width, start, end, period)
         edges.update(cuts)
         periods += [period] * (len(cuts) - 1)
         pieces += [piece for piece in ((low, cuts[0]), (cuts[-1], high)) if piece[0] < piece[1]]
@@ -177,7 +190,7 @@ def _edges(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
 
 
 def _widths(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
-    """Per position the bytes that the forward carries across it; what no gradient reads counts twice."""
+    """Return the bytes that the forward carries across each position; values without a gradient reader count twice."""
     place = {op: position for position, op in enumerate(forward)}
     steps = [0] * (len(forward) + 1)
     for position, op in enumerate(forward):
@@ -191,60 +204,59 @@ def _widths(graph: TrainGraph, forward: Sequence[int]) -> list[int]:
     return list(accumulate(steps))
 
 
-def _turned(width: Sequence[int], start: int, end: int, period: int) -> list[int]:
-    """Cuts of a repeat, one period apart, turned to where the forward is narrow; at most one instance is given up."""
+def _best_cuts(width: Sequence[int], start: int, end: int, period: int) -> list[int]:
+    """Return the cuts of a repeat, one period apart, shifted to narrow positions; at most one instance is lost."""
     most = (end - start) // period
 
-    def cuts(turn: int) -> list[int]:
-        return list(range(start + turn, end + 1, period))
+    def shifted_cuts(shift: int) -> list[int]:
+        return list(range(start + shift, end + 1, period))
 
-    found = [cuts(turn) for turn in range(period) if len(cuts(turn)) - 1 >= max(2, most - 1)]
-    means = [sum(width[cut] for cut in made) / len(made) for made in found]
-    narrow = [made for made, mean in zip(found, means, strict=True) if mean <= 1.1 * min(means)]
+    candidates = [shifted_cuts(shift) for shift in range(period) if len(shifted_cuts(shift)) - 1 >= max(2, most - 1)]
+    means = [sum(width[cut] for cut in cuts) / len(cuts) for cuts in candidates]
+    narrow = [cuts for cuts, mean in zip(candidates, means, strict=True) if mean <= 1.1 * min(means)]
     return max(narrow, key=len)
 
 
 def _tandems(graph: TrainGraph, forward: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(start, end, period) of every longest stretch whose ops are alike one period apart."""
-    look: dict[Hashable, int] = {}
-    wire: dict[Hashable, int] = {}
+    """Yield (start, end, period) of every maximal range whose ops equal those one period later."""
+    op_keys: dict[Hashable, int] = {}
+    wirings: dict[Hashable, int] = {}
     place = {op: position for position, op in enumerate(forward)}
-    looks, wires = [], []
+    op_ids, wiring_ids = [], []
     for position, op in enumerate(map(graph.ops.__getitem__, forward)):
         sizes = tuple(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
-        looks.append(look.setdefault((*_look(op), len(op.inputs), sizes), len(look)))
+        op_ids.append(op_keys.setdefault((*_op_key(op), len(op.inputs), sizes), len(op_keys)))
         makers = [graph.producer[value] for value in op.inputs]
-        away = tuple(-1 if maker is None else position - place.get(maker, 0) for maker in makers)
-        wires.append(wire.setdefault(away, len(wire)))
-    looked, wired, size = np.array(looks), np.array(wires), len(forward)
+        distances = tuple(-1 if maker is None else position - place.get(maker, 0) for maker in makers)
+        wiring_ids.append(wirings.setdefault(distances, len(wirings)))
+    keys, wired, size = np.array(op_ids), np.array(wiring_ids), len(forward)
     for period in range(1, size // 2 + 1):
-        same = looked[:-period] == looked[period:]
+        same = keys[:-period] == keys[period:]
         if int(same.sum()) < period:
             continue
-        for low, high in _stretches(same, period):
+        for low, high in _ranges(same, period):
             close = wired[low:high] == wired[low + period : high + period]
-            for at in np.flatnonzero(~close).tolist():
-                close[at] = _shared(
-                    graph, graph.ops[forward[low + at]], graph.ops[forward[low + at + period]], place, period
-                )
-            for first, last in _stretches(close, period):
+            for index in np.flatnonzero(~close).tolist():
+                earlier, later = forward[low + index], forward[low + index + period]
+                close[index] = _same_wiring(graph, graph.ops[earlier], graph.ops[later], place, period)
+            for first, last in _ranges(close, period):
                 yield low + first, low + last + period, period
                 if last - first + period >= 0.9 * size:
                     return  # longer periods are several of this one
 
 
-def _stretches(flags: npt.NDArray[np.bool_], length: int) -> list[tuple[int, int]]:
-    """(start, end) of every stretch of trues that is long enough."""
+def _ranges(flags: npt.NDArray[np.bool_], length: int) -> list[tuple[int, int]]:
+    """Return (start, end) of every range of true flags with at least this length."""
     steps = np.diff(np.concatenate([[0], flags.view(np.int8), [0]]))
     pairs = zip(np.flatnonzero(steps > 0).tolist(), np.flatnonzero(steps < 0).tolist(), strict=True)
     return [(low, high) for low, high in pairs if high - low >= length]
 
 
-def _shared(graph: TrainGraph, one: Op, other: Op, place: dict[int, int], period: int) -> bool:
-    """Whether two ops read, input by input, the same value or values made one period apart."""
-    for mine, its in zip(one.inputs, other.inputs, strict=True):
-        first, second = graph.producer[mine], graph.producer[its]
-        if mine == its or (first is None and second is None):
+def _same_wiring(graph: TrainGraph, earlier: Op, later: Op, place: dict[int, int], period: int) -> bool:
+    """Return true if two ops read, input by input, the same value or values produced one period apart."""
+    for early_input, late_input in zip(earlier.inputs, later.inputs, strict=True):
+        first, second = graph.producer[early_input], graph.producer[late_input]
+        if early_input == late_input or (first is None and second is None):
             continue
         if first is None or second is None or place.get(second, 0) - place.get(first, 0) != period:
             return False
@@ -255,7 +267,7 @@ def _shared(graph: TrainGraph, one: Op, other: Op, place: dict[int, int], period
 
 
 def _backward_edges(graph: TrainGraph, forward: Sequence[int], edges: Sequence[int], rest: Sequence[int]) -> list[int]:
-    """Per block the end of its backward in `rest`, and 0 after the last: block i's is from the next one's end to its own."""
+    """Return the end of each block's backward in `rest`, then 0: a block's backward starts at the next one's end."""
     count = len(edges) - 1
     touched: dict[int, list[int]] = {}
     for index, (low, high) in enumerate(pairwise(edges)):
@@ -272,12 +284,14 @@ def _backward_edges(graph: TrainGraph, forward: Sequence[int], edges: Sequence[i
             (level.get(maker, count - 1) for maker in makers if maker in inside and maker is not None),
             default=count - 1,
         )
-        # a value between two blocks counts for the later, whose gradients come first
-        known = [touched[value] for value in step.inputs if value in touched]
-        level[step.id] = min((own[at - 1] for own in known if (at := bisect_right(own, cap))), default=cap)
+        # a value between two blocks counts for the later one, whose gradients run first
+        touching = [touched[value] for value in step.inputs if value in touched]
+        level[step.id] = min(
+            (numbers[end - 1] for numbers in touching if (end := bisect_right(numbers, cap))), default=cap
+        )
     counted = np.array([level[op] if graph.ops[op].phase is Phase.BACKWARD else -1 for op in rest], dtype=np.int64)
     ends = [len(rest)]
     for block in range(1, count):
         signs = np.where(counted < 0, 0, np.where(counted < block, 1, -1))
-        ends.append(min(ends[-1], _cut(signs)))
+        ends.append(min(ends[-1], _cut_position(signs)))
     return [*ends, 0]

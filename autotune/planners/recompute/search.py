@@ -1,4 +1,4 @@
-"""What every planner of recomputation works with: an order that can be made to fit, cheapened and copied."""
+"""Search orders with recomputation: fit an order to a limit, make it cheaper, copy it."""
 
 import random
 from collections.abc import Sequence
@@ -6,73 +6,77 @@ from typing import Protocol
 
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
-from autotune.planners.recompute.compiled import Compiled, library
-from autotune.planners.recompute.editable_order import Runs
+from autotune.planners.recompute.compiled import CompiledSearch, load_search
+from autotune.planners.recompute.editable_order import EditableOrder
 from autotune.planners.recompute.eviction import Eviction, undo
 from autotune.planners.recompute.local_moves import improve
 
 WORK, WORK_PER_RUN, MORE_PER_RUN = 600_000, 600, 50
-"""Changes that all moves of one plan weigh: so many for each run, from `WORK` on fewer."""
+"""Number of edits to weigh for one plan: `WORK_PER_RUN` per run, and `MORE_PER_RUN` per run beyond `WORK`."""
 ROUNDS, WORK_PER_ROUND = 80, 4000
-"""How local moves in Python are rationed."""
+"""Maximum number of rounds of local moves in Python, and the work that one round counts as."""
 WORK_OF_A_FIT = 60
-"""What a restart in Python is counted as, for each run."""
+"""Work that a fit in Python counts as, per run of the order."""
 
 
 class Search(Protocol):
-    """An order under change. All its moves are exact in bytes and seconds, and the same each time."""
+    """Order under search. All moves are deterministic and exact in bytes and seconds."""
 
     @property
     def peak(self) -> int:
-        """Highest bytes."""
+        """Peak in bytes."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Of all runs."""
+        """Seconds of all runs."""
         ...
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Ops as they run."""
+        """Ops in the order in which they run."""
         ...
 
     def copy(self) -> "Search":
-        """The same order, to be changed apart."""
+        """Return an independent copy."""
         ...
 
-    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> int:
-        """Evict until nothing is over the limit, or nothing helps; scores shrink at random by up to `taste`.
+    def fit(self, limit: int, greed: float, perturbation: float = 0.0, seed: int = 0) -> int:
+        """Evict until no position exceeds the limit, or no eviction helps, and return the number of edits weighed.
 
-        Gives the work that it took, counted in changes weighed.
+        Args:
+            limit: Target of the peak in bytes.
+            greed: Exponent of the freed bytes in an eviction's score.
+            perturbation: Maximum random reduction of a score, as a share of it.
+            seed: Seed of the perturbation.
         """
         ...
 
     def undo(self, limit: int) -> None:
-        """Take back what is computed again without need, the dearest first."""
+        """Undo recomputations that the limit does not need, the most expensive first."""
         ...
 
     def improve(self, limit: int, greed: float, work: int, seed: int = 0) -> None:
-        """Local moves while about `work` changes are weighed: fewest bytes over the limit first, then fewest seconds."""
+        """Apply local moves until about `work` edits are weighed: minimize bytes over the limit, then seconds."""
         ...
 
 
 def usual_work(size: int) -> int:
-    """Changes to weigh in the plan of an order so long."""
+    """Return the number of edits to weigh for the plan of an order with `size` runs."""
     return min(WORK_PER_RUN * size, WORK + MORE_PER_RUN * size)
 
 
-def begin(graph: TrainGraph, order: Sequence[int], costs: Costs) -> Search:
-    """The compiled search of an order; the same in Python, slower and with fewer moves, where there is no compiler."""
-    runs = Runs(graph, order, costs)
-    loaded = library()
-    return Compiled(runs, loaded) if loaded is not None else Plain(runs)
+def start_search(graph: TrainGraph, order: Sequence[int], costs: Costs) -> Search:
+    """Return the compiled search of an order; without a compiler the Python one, slower and with fewer moves."""
+    runs = EditableOrder(graph, order, costs)
+    library = load_search()
+    return CompiledSearch(runs, library) if library is not None else PythonSearch(runs)
 
 
-class Plain:
-    """The search in Python."""
+class PythonSearch:
+    """Search in Python, used without a compiler."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: EditableOrder) -> None:
         self._runs = runs
 
     @property
@@ -87,13 +91,13 @@ class Plain:
     def order(self) -> tuple[int, ...]:
         return self._runs.order
 
-    def copy(self) -> "Plain":
-        return Plain(self._runs.copy())
+    def copy(self) -> "PythonSearch":
+        return PythonSearch(self._runs.copy())
 
-    def fit(self, limit: int, greed: float, taste: float = 0.0, seed: int = 0) -> int:
+    def fit(self, limit: int, greed: float, perturbation: float = 0.0, seed: int = 0) -> int:
         rng = random.Random(seed)
-        tastes = [rng.uniform(1.0 - taste, 1.0) for _ in self._runs.graph.ops] if taste else None
-        Eviction(self._runs, greed, tastes).fit(limit)
+        factors = [rng.uniform(1.0 - perturbation, 1.0) for _ in self._runs.graph.ops] if perturbation else None
+        Eviction(self._runs, greed, factors).fit(limit)
         return WORK_OF_A_FIT * len(self._runs.sequence)
 
     def undo(self, limit: int) -> None:

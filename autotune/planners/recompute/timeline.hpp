@@ -1,5 +1,5 @@
-// Runs in their order and the bytes at each of them, in blocks of a few hundred with their highest, lowest and sum over
-// the limit: a change touches single positions at its ends only, and whole blocks in between.
+// Runs in order with the bytes at each, in blocks of a few hundred runs. A block stores its maximum, its minimum and
+// its sum over the limit, so an edit touches single positions at its ends and whole blocks in between.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@ struct Over {
   i64 area, places;
 };
 
-// Runs in their order, each with the bytes that stand while it runs.
+// Runs in order, each with the live bytes while it runs.
 class Timeline {
  public:
   int size() const { return size_; }
   i64 limit() const { return limit_; }
-  bool holds(int run) const { return block_of_[run] >= 0; }
-  int at(int run) const { return blocks_[block_of_[run]].start + index_of_[run]; }
+  bool contains(int run) const { return block_of_[run] >= 0; }
+  int position(int run) const { return blocks_[block_of_[run]].start + index_of_[run]; }
 
   void start(const List<i64>& bytes) {
     size_ = static_cast<int>(bytes.size());
@@ -35,9 +35,9 @@ class Timeline {
     for (int begin = 0; begin < size_ || begin == 0; begin += kBlock) {
       Block block;
       block.start = begin;
-      for (int at = begin; at < std::min(size_, begin + kBlock); ++at) {
-        block.runs.push_back(at);
-        block.bytes.push_back(bytes[at]);
+      for (int run = begin; run < std::min(size_, begin + kBlock); ++run) {
+        block.runs.push_back(run);
+        block.bytes.push_back(bytes[run]);
       }
       blocks_.push_back(std::move(block));
       number(static_cast<int>(blocks_.size()) - 1);
@@ -100,7 +100,7 @@ class Timeline {
     return sum;
   }
 
-  // Whether any position would be over the limit if `amount` were added to all; the last are looked at first.
+  // True if any position would exceed the limit after adding `amount` to all; checks the last positions first.
   bool reaches(int begin, int end, i64 amount) {
     if (begin >= end) return false;
     for (int which = find(end - 1); which >= 0 && blocks_[which].start + size_of(which) > begin; --which) {
@@ -115,7 +115,7 @@ class Timeline {
     return false;
   }
 
-  // What the bytes over the limit would change by if `amount` were added to every position.
+  // Change of the bytes over the limit after adding `amount` to every position.
   i64 area_change(int begin, int end, i64 amount) {
     i64 change = 0;
     pieces(begin, end, [&](Block& block, int low, int top) {
@@ -186,7 +186,7 @@ class Timeline {
  private:
   struct Block {
     List<int> runs;
-    List<i64> bytes;  // less `add`
+    List<i64> bytes;  // without the block's `add`
     i64 add = 0, high = 0, low = 0, area = 0, places = 0;
     int start = 0;
     bool stale = true;
@@ -196,7 +196,7 @@ class Timeline {
 
   int find(int position) const {
     auto after = std::upper_bound(blocks_.begin(), blocks_.end(), position,
-                                  [](int wanted, const Block& block) { return wanted < block.start; });
+                                  [](int target, const Block& block) { return target < block.start; });
     return static_cast<int>(after - blocks_.begin()) - 1;
   }
 
@@ -211,7 +211,7 @@ class Timeline {
     }
   }
 
-  // Highest, lowest and over the limit of a block; `high` and `low` with what was added to the whole.
+  // Refresh the maximum, minimum and excess of a block; `high` and `low` include the block's `add`.
   Block& fresh(Block& block) {
     if (!block.stale) return block;
     i64 high = std::numeric_limits<i64>::min(), low = std::numeric_limits<i64>::max(), area = 0, places = 0;
@@ -222,9 +222,9 @@ class Timeline {
       area += std::max<i64>(0, bytes - room);
       places += bytes > room;
     }
-    const bool some = !block.bytes.empty();
-    block.high = some ? high + block.add : 0;
-    block.low = some ? low + block.add : 0;
+    const bool filled = !block.bytes.empty();
+    block.high = filled ? high + block.add : 0;
+    block.low = filled ? low + block.add : 0;
     block.area = area;
     block.places = places;
     block.stale = false;

@@ -1,4 +1,4 @@
-"""Order the runs anew now that some repeat, and take back every recomputation that the new order makes needless."""
+"""Reorder the runs after recompute is decided, and undo each recomputation that the new order makes needless."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,35 +10,38 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Int, Knob
 from autotune.planners.order import ORDERS
-from autotune.planners.recompute.editable_order import refuse_offload
-from autotune.planners.recompute.search import Search, begin, usual_work
+from autotune.planners.recompute.editable_order import refuse_inplace_and_offload
+from autotune.planners.recompute.search import Search, start_search, usual_work
 from autotune.planners.unfold import fold, unfold
 
 GREED = 1.5
-"""Of evictions made here, as of the greedy planner's by default."""
+"""Exponent of the bytes in an eviction's score: the default of the greedy recompute planner."""
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Let every order planner place the runs as if each were an op; evict and take back; at most `rounds` times.
+class ReorderRuns:
+    """Planner that tries every order planner on all runs, repeated ones included, then adjusts the recomputation.
 
-    What fits the budget comes before what does not, the fast before the slow. A plan that repeats nothing and fits stays.
+    Candidates are ranked by their excess over the budget, then by seconds. A plan without recomputation that fits the
+    budget is unchanged.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"rounds": Int(1, 8)}
     rounds: int = 2
+    """Maximum number of rounds; a round without gain is the last."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        refuse_offload(plan)
-        best = begin(graph, plan.order, costs)
+        """Return the plan with its runs in the best order of all rounds."""
+        refuse_inplace_and_offload(plan)
+        best = start_search(graph, plan.order, costs)
         if best.peak <= budget_bytes and not plan.recomputed:
             return plan
         for _ in range(self.rounds):
-            moved = _moved(graph, costs, best, budget_bytes)
-            found = min((best, *moved), key=lambda search: _rank(search, budget_bytes))
-            if found is best:
+            reordered = _reorder(graph, costs, best, budget_bytes)
+            improved = min((best, *reordered), key=lambda search: _rank(search, budget_bytes))
+            if improved is best:
                 break
-            best = found
+            best = improved
         if best.order != plan.order and best.peak <= budget_bytes:
             best.improve(budget_bytes, GREED, usual_work(len(plan.order)) // 2)
         return replace(plan, order=best.order)
@@ -48,23 +51,22 @@ def _rank(search: Search, budget_bytes: int) -> tuple[int, float]:
     return max(0, search.peak - budget_bytes), search.seconds
 
 
-def _moved(graph: TrainGraph, costs: Costs, start: Search, budget_bytes: int) -> Iterator[Search]:
-    """The runs as each order planner places them, with what then is needless taken back."""
-    given = start.order
-    unfolded, own = unfold(graph, given, costs)
+def _reorder(graph: TrainGraph, costs: Costs, start: Search, budget_bytes: int) -> Iterator[Search]:
+    """Yield one search per distinct order of the order planners, evicted and without needless recomputation."""
+    unfolded, unfolded_costs = unfold(graph, start.order, costs)
     traced = Plan.traced(unfolded)
-    seen = {given}
+    orders = {start.order}
     for planner in ORDERS.values():
         try:
-            moved = planner().plan(unfolded, traced, budget_bytes, own)
+            reordered = planner().plan(unfolded, traced, budget_bytes, unfolded_costs)
         except PlanError:
             continue
-        order = fold(graph, given, moved.order)
-        if order in seen:
+        order = fold(graph, start.order, reordered.order)
+        if order in orders:
             continue
-        seen.add(order)
-        made = begin(graph, order, costs)
-        limit = max(budget_bytes, min(made.peak, start.peak))
-        made.fit(limit, GREED)
-        made.undo(limit)
-        yield made
+        orders.add(order)
+        search = start_search(graph, order, costs)
+        limit = max(budget_bytes, min(search.peak, start.peak))
+        search.fit(limit, GREED)
+        search.undo(limit)
+        yield search

@@ -1,4 +1,4 @@
-"""Leave the runs where recompute has put them."""
+"""Leave all runs at their positions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from autotune.planners.knobs import Knob
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Move nothing."""
+class KeepOrder:
+    """Planner that keeps the position of every run."""
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
-        """The plan as it came."""
+        """Return the plan unchanged."""
         return plan

@@ -1,7 +1,7 @@
-"""When each parameter is updated. The first is the default.
+"""Planners of the parameter updates' positions. The first is the default.
 
 In: a graph and a plan.
-Out: the plan with updates placed.
+Out: the plan with its updates placed.
 Read first: `at_end`.
 """
 

@@ -13,11 +13,15 @@ from autotune.planners.knobs import Knob
 
 @dataclass(frozen=True, slots=True)
 class AtEnd:
-    """What clipping and gradient scaling need. Every gradient lives until then: the peak may rise above the given one."""
+    """Planner that undoes early updates, as clipping and gradient scaling require.
+
+    All gradients stay live until the end, so the peak may rise.
+    """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with all updates, and the ops that follow them, at the end."""
         refuse_later_decisions(graph, plan)
         late: set[int] = set()
         for op in graph.ops:

@@ -1,4 +1,4 @@
-"""Update each parameter as soon as its gradient is made, so that the gradient need not wait for the others."""
+"""Update each parameter as soon as its gradient exists, so gradients need not wait for each other."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -13,35 +13,37 @@ from autotune.planners.knobs import Int, Knob
 from autotune.predict.simulate import peak_bytes, timeline
 
 ROUNDS = 3
-"""In which updates are held back: what waits then makes others higher."""
+"""Maximum number of rounds in which updates return to their positions. Each return may raise the bytes at others."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithGradient:
-    """Each update right after its gradient and the last reader of its parameter; the given order if that peaks lower.
+    """Planner that runs each update right after its gradient and the last reader of its parameter.
 
-    Updates of smaller gradients than `min_gradient_bytes`, or of none (a BatchNorm's statistics), stay where they are; so
-    do those that would be the step's peak there, as what an optimizer computes for a large weight beside all activations.
+    Two kinds of updates keep their positions. The first are updates of gradients below `min_gradient_bytes`, or of none
+    (BatchNorm statistics). The second are updates that would be the step's peak, such as an optimizer's temporaries
+    for a large weight beside all activations. The plan is unchanged if no round lowers its peak.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"min_gradient_bytes": Int(1, 1 << 26, log=True)}
     min_gradient_bytes: int = 1
-    """An updated parameter's forward cannot be computed again: a small gradient may not be worth that."""
+    """Minimum gradient size in bytes. The forward of an updated parameter cannot be recomputed, which may cost more."""
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        """Return the plan with early updates, or unchanged if its peak is lower."""
         refuse_later_decisions(graph, plan)
         updates = {op.id for op in graph.ops if _gradient_bytes(graph, op) >= self.min_gradient_bytes}
         plans: list[Plan] = []
         for _ in range(ROUNDS):
-            plans.append(replace(plan, order=_placed(graph, plan.order, updates)))
-            if not (high := _above_others(graph, plans[-1], updates, costs)):
+            plans.append(replace(plan, order=_place_early(graph, plan.order, updates)))
+            if not (high := _updates_at_peak(graph, plans[-1], updates, costs)):
                 break
             updates -= high
-        return min((*plans, plan), key=lambda made: peak_bytes(graph, made, costs))
+        return min((*plans, plan), key=lambda candidate: peak_bytes(graph, candidate, costs))
 
 
-def _placed(graph: TrainGraph, order: tuple[int, ...], updates: Set[int]) -> tuple[int, ...]:
-    """The order with these updates as soon as what they wait for has run."""
+def _place_early(graph: TrainGraph, order: tuple[int, ...], updates: Set[int]) -> tuple[int, ...]:
+    """Return the order with each of these updates right after the last of its predecessors."""
     waits_for = {op: set(graph.predecessors[op]) for op in updates}
     waiting: dict[int, list[int]] = {}
     for op in order:
@@ -59,18 +61,18 @@ def _placed(graph: TrainGraph, order: tuple[int, ...], updates: Set[int]) -> tup
     return tuple(placed)
 
 
-def _above_others(graph: TrainGraph, plan: Plan, updates: Set[int], costs: Costs) -> set[int]:
-    """Of the updates those that need more bytes where they run than any other op does."""
-    moments = [(made.instruction, made.during_bytes) for made in timeline(graph, lower(graph, plan), costs)]
-    during = {made.op: nbytes for made, nbytes in moments if isinstance(made, Run)}
+def _updates_at_peak(graph: TrainGraph, plan: Plan, updates: Set[int], costs: Costs) -> set[int]:
+    """Return the updates that need more bytes while they run than any other op does."""
+    moments = timeline(graph, lower(graph, plan), costs)
+    during = {moment.instruction.op: moment.during_bytes for moment in moments if isinstance(moment.instruction, Run)}
     others = max((nbytes for op, nbytes in during.items() if op not in updates), default=0)
     return {op for op in updates if during[op] > others}
 
 
 def _gradient_bytes(graph: TrainGraph, op: Op) -> int:
-    """Bytes that live until an update has read them, or -1 for an op that is none."""
+    """Return the bytes of the gradients that an update reads, at least 1; -1 for an op that reads none."""
     makers = {value: graph.producer[value] for value in op.inputs}
-    gradients = [v for v, made in makers.items() if made is not None and graph.ops[made].phase is Phase.BACKWARD]
+    gradients = [v for v, maker in makers.items() if maker is not None and graph.ops[maker].phase is Phase.BACKWARD]
     if op.phase is not Phase.UPDATE or not gradients:
         return -1
     return max(1, sum(graph.values[value].nbytes for value in gradients))

@@ -1,7 +1,11 @@
-"""Give a training step's tensors planned places in one block of memory, so that malloc keeps nothing back.
+"""Place a training step's tensors at planned offsets in one block of memory.
 
-glibc holds on to what a step frees: the kernel charges the process for up to twice the bytes that live. An arena records
-the allocations of one step and replays them from a layout in the next; what does not match goes to malloc as before.
+glibc keeps memory that a step frees, so that the kernel charges the process for up to twice its live bytes. An arena
+records the allocations of one step, computes a layout, and replays it in later steps. Allocations that differ from the
+recording go to malloc.
+
+The allocator is C++ (`arena.cpp`), which `build` compiles with the user's g++ at first use, through `autotune.native`.
+Without g++ there is one warning, and all steps use malloc.
 
 In: the allocations of one step.
 Out: the same step in one block of memory.
@@ -22,10 +26,10 @@ from autotune.runtime import malloc
 from autotune.runtime.arena.build import library
 from autotune.units import fmt_bytes
 
-MANY_MISSES = 0.02
-"""Share of a step's allocations; above it the step is not the one that was recorded."""
-MANY_RECORDINGS = 4
-"""A step that differed as often is never the same."""
+MAX_MISS_SHARE = 0.02
+"""Largest share of a step's allocations that may miss their slot; with more the step is recorded again."""
+MAX_RECORDINGS = 4
+"""Number of recordings after which a step that keeps changing is left to malloc."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,36 +39,36 @@ class _Event(ctypes.Structure):
 
 
 @dataclass
-class Arena:
-    """One step's arena: `with arena.step(): ...` around each step, always on the same thread.
+class StepArena:
+    """The arena of one step: `with arena.step(): ...` around each step, always on the same thread.
 
-    Two steps are recorded, in a heap that keeps nothing back; the second, which makes no optimizer state any more, is
-    laid out, and later ones are replayed. Too many misses make it record again, and after a few recordings leave the
-    step to malloc.
+    Two steps are recorded in a heap that returns freed pages at once. The second one, which creates no optimizer state,
+    is laid out and replayed from then on. Too many misses cause another recording, and after `MAX_RECORDINGS` the step
+    uses malloc.
     """
 
     replays: bool = True
-    """Whether steps are laid out and replayed; else all of them run in the heap."""
+    """False runs all steps in the heap, without a layout."""
     misses: int = 0
-    """Of the last step: allocations that went to malloc although they had a slot."""
+    """Allocations of the last step that went to malloc although they had a slot."""
     bytes: int = 0
-    """Size of the block; 0 before there is a layout."""
+    """Size of the block; 0 before the layout is computed."""
     _id: int | None = None
-    _slots: int = 0
+    _slot_count: int = 0
     _steps: int = 0
     _recordings: int = 0
     _library: ctypes.CDLL | None = field(default_factory=library)
 
     @property
     def works(self) -> bool:
-        """Whether there is a compiled allocator; without one steps use malloc."""
+        """True if the allocator could be compiled; otherwise all steps use malloc."""
         return self._library is not None
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one step; what it allocates on this thread is recorded or replayed."""
+        """Record or replay the allocations of this thread inside the context."""
         lib = self._library
-        if lib is None or (self._id is None and self._recordings >= MANY_RECORDINGS):
+        if lib is None or (self._id is None and self._recordings >= MAX_RECORDINGS):
             yield
             return
         self._steps += 1
@@ -72,44 +76,49 @@ class Arena:
             lib.arena_replay(self._id)
         else:
             lib.arena_record()
-        whole = False
+        is_complete = False
         try:
-            with malloc.returning(self._id is None):
+            with malloc.eager_release(self._id is None):
                 yield
-            whole = True
+            is_complete = True
         finally:
             self.misses = int(lib.arena_stop())
-        if whole and self.replays and self._id is None and self._steps > 1:
+        if is_complete and self.replays and self._id is None and self._steps > 1:
             self._lay_out(lib)
-        elif whole and self.misses > MANY_MISSES * max(1, self._slots):
-            again = "recording it again" if self._recordings < MANY_RECORDINGS else "malloc serves it from now on"
-            _log.warning("%d of %d allocations differ from the recorded step; %s", self.misses, self._slots, again)
+        elif is_complete and self.misses > MAX_MISS_SHARE * max(1, self._slot_count):
+            action = "it is recorded again" if self._recordings < MAX_RECORDINGS else "it uses malloc from now on"
+            _log.warning(
+                "%d of %d allocations differ from the recorded step; %s", self.misses, self._slot_count, action
+            )
             self.close()
 
-    def hold(self, most: int, away: int) -> None:
-        """From now on take no more memory than `most` bytes and those of the user's own that are away, or than the step took
-        beyond these at its fullest: what lives stays, and of the rest as far as that goes what is needed soon.
+    def limit_resident(self, step_bytes: int, offloaded_bytes: int) -> None:
+        """Cap resident memory at `step_bytes` plus the static bytes that are offloaded now.
+
+        If an earlier step needed more at its fullest, that is the cap. Live slots stay; idle pages are released, those
+        needed last first.
         """
         if self._library is not None and self._id is not None:
-            self._library.arena_hold(self._id, most, away)
+            self._library.arena_limit_resident(self._id, step_bytes, offloaded_bytes)
 
-    def map(self, storage: UntypedStorage, nbytes: int) -> None:
-        """Give a CPU storage that has no memory so many bytes, from 64 KiB on in a mapping of its own: they go back as soon as
-        they are freed, whatever holes malloc's heap has. MemoryError where there are none.
+    def map_storage(self, storage: UntypedStorage, nbytes: int) -> None:
+        """Allocate `nbytes` for a CPU storage without memory.
+
+        From 64 KiB on it gets a mapping of its own, which returns to the kernel as soon as it is freed. Raises MemoryError if there is no memory.
         """
         if self._library is None:
             storage.resize_(nbytes)
-        elif not self._library.arena_map(storage._cdata, nbytes):
-            raise MemoryError(f"no {fmt_bytes(nbytes)} to be had for a weight or its optimizer state that comes back")
+        elif not self._library.arena_map_storage(storage._cdata, nbytes):
+            raise MemoryError(f"no {fmt_bytes(nbytes)} available for a weight or its optimizer state that is read back")
 
-    def rest(self) -> None:
-        """Give the memory back until the next step; the layout stays."""
+    def release(self) -> None:
+        """Release the memory until the next step; the layout stays."""
         if self._library is not None and self._id is not None:
-            self._library.arena_rest(self._id)
+            self._library.arena_release(self._id)
 
     def close(self) -> None:
-        """Give the memory back; a later step records anew."""
-        self.rest()
+        """Release the memory and drop the layout; a later step is recorded again."""
+        self.release()
         self._id, self._steps, self.bytes = None, 1, 0
 
     def _lay_out(self, lib: ctypes.CDLL) -> None:
@@ -120,26 +129,28 @@ class Arena:
         inside = [index for index, event in enumerate(events) if event.died >= 0]
         offsets = [-1] * count
         lives = [(events[i].size, events[i].born, events[i].died) for i in inside]
-        layout = lay_out(Buffers.of(*zip(*lives, strict=True))) if lives else Layout((), 0, 0)
+        layout = lay_out(Buffers.from_lives(*zip(*lives, strict=True))) if lives else Layout((), 0, 0)
         self.bytes = layout.bytes
         for index, offset in zip(inside, layout.offsets, strict=True):
             offsets[index] = offset
         numbers = ctypes.c_int64 * count
-        made = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
-        self._id, self._slots = (made, count) if made >= 0 else (None, 0)
-        if made >= 0:
-            weakref.finalize(self, lib.arena_rest, made).atexit = False
+        arena_id = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
+        self._id, self._slot_count = (arena_id, count) if arena_id >= 0 else (None, 0)
+        if arena_id >= 0:
+            weakref.finalize(self, lib.arena_release, arena_id).atexit = False
         else:
-            _log.warning("no arena of %s to be had, tensors stay with malloc", fmt_bytes(self.bytes))
-            self.bytes, self._recordings = 0, MANY_RECORDINGS
+            _log.warning("no memory for an arena of %s; tensors stay with malloc", fmt_bytes(self.bytes))
+            self.bytes, self._recordings = 0, MAX_RECORDINGS
         del events, inside, offsets, lives, layout
-        malloc.trim()  # a few MiB, which the next step would be charged beside the block
+        malloc.trim()  # these lists take a few MiB, which would be charged to the next step
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Meanwhile what is freed serves this thread's next request of as many bytes, its pages in place, as in a step that is
-    replayed; afterwards it goes back. Without a compiler nothing changes.
+    """Keep memory that this thread frees, with its pages, for its next request of the same size.
+
+    Allocations then cost as little as in a replayed step. At the end everything is released. Without g++ nothing
+    changes.
     """
     lib = library()
     if lib is None:
@@ -149,4 +160,4 @@ def kept_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        lib.arena_let_go()
+        lib.arena_stop_keeping()

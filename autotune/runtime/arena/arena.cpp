@@ -1,6 +1,6 @@
-// A replay allocator behind c10's CPU allocator: it records the allocations of one training step, made in a heap that
-// wastes nothing, and gives each one its planned slot in the next. The plan is a hint: an allocation takes its slot only
-// where the size matches and nothing lives there, else it goes to the system's allocator and is counted as a miss.
+// A replay allocator behind c10's CPU allocator. It records the allocations of one training step, made in a compact heap,
+// and places each one in its planned slot in later steps. The plan is a hint: an allocation uses its slot only if the size
+// matches and the slot is free. Otherwise it goes to the system's allocator and counts as a miss.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -27,7 +27,7 @@ namespace {
 struct Event {
   int64_t size;
   int64_t born;
-  int64_t died;  // -1: outlives the step
+  int64_t died;  // -1: it outlives the step
 };
 
 struct Slot {
@@ -40,13 +40,14 @@ struct Arena {
   int64_t bytes = 0;
   std::vector<Slot> slots;
   std::map<int64_t, int64_t> live;  // offset -> end
-  bool resting = false;             // its pages go back to the system as soon as nothing lives there
+  bool released = false;            // its pages return to the system as soon as no slot is live
   int64_t live_bytes = 0;
-  int64_t most = -1;                // that the step's own may take while nothing of the user's own is away; -1: all there is
-  int64_t away = 0;                 // bytes of the user's own
-  int64_t outside = 0;              // bytes that this step allocated and that found no place here
-  int64_t reached = 0, top = 0;     // what the step's own took beyond `away`: at most in this step, and in it or the one before
-  Ranges resident;                  // pages that take memory; kept only while there is a limit
+  int64_t step_bytes = -1;          // cap of the step's own bytes while no static bytes are offloaded; -1: no cap
+  int64_t offloaded = 0;            // static bytes that are offloaded now
+  int64_t outside = 0;              // bytes that this step allocated outside of the block
+  int64_t step_peak = 0;            // peak of the step's own bytes beyond `offloaded`, in this step
+  int64_t peak = 0;                 // the same, in this step or the one before
+  Ranges resident;                  // resident pages; tracked only while there is a cap
   int64_t misses = 0;
   int64_t hits = 0;
 };
@@ -55,51 +56,53 @@ struct Pages {
   int64_t begin, end;
 };
 
-// All that a range touches.
+// Return all pages that a range touches.
 Pages pages(int64_t begin, int64_t end) {
   static const int64_t page = sysconf(_SC_PAGESIZE);
   return {begin / page * page, (end + page - 1) / page * page};
 }
 
-// Looking for pages takes time: a little more than must goes, and only so many slots ahead are spared.
-constexpr int64_t kSpare = int64_t{1} << 20;
-constexpr size_t kAhead = 512;
+// The search for idle pages takes time. It therefore releases `kExtra` bytes more than needed, and spares the pages of at
+// most `kLookahead` slots.
+constexpr int64_t kExtra = int64_t{1} << 20;
+constexpr size_t kLookahead = 512;
 
-void give_back(Arena& arena, Pages gone) {
-  madvise(arena.base + gone.begin, gone.end - gone.begin, MADV_DONTNEED);
-  poison(arena.base + gone.begin, std::min(gone.end, arena.bytes) - gone.begin);
-  arena.resident.cut(gone.begin, gone.end);
+void release_pages(Arena& arena, Pages idle) {
+  madvise(arena.base + idle.begin, idle.end - idle.begin, MADV_DONTNEED);
+  poison(arena.base + idle.begin, std::min(idle.end, arena.bytes) - idle.begin);
+  arena.resident.cut(idle.begin, idle.end);
 }
 
-void give_all_back(Arena& arena) {
-  if (arena.base != nullptr && arena.live.empty()) give_back(arena, pages(0, arena.bytes));
+void release_if_idle(Arena& arena) {
+  if (arena.base != nullptr && arena.live.empty()) release_pages(arena, pages(0, arena.bytes));
 }
 
-// Give pages back on which nothing lives until no more is left than the step takes anyway at its fullest, kernels' scratch
-// included; as far as there are others not those that slots from `next` on, and the next step's, need soon.
-void keep_to_limit(Arena& arena, size_t next) {
-  if (arena.most < 0) return;
-  arena.reached = std::max({arena.reached, arena.most, arena.live_bytes + arena.outside - arena.away});
-  arena.top = std::max(arena.top, arena.reached);
-  const int64_t over = arena.resident.bytes() + arena.outside - arena.top - arena.away;
+// Release idle pages until the resident bytes are at most the peak of the step, scratch of kernels included. Pages that
+// the slots from `next` on (and then those of the next step) need soonest are spared if there are enough others.
+void enforce_cap(Arena& arena, size_t next) {
+  if (arena.step_bytes < 0) return;
+  arena.step_peak =
+      std::max({arena.step_peak, arena.step_bytes, arena.live_bytes + arena.outside - arena.offloaded});
+  arena.peak = std::max(arena.peak, arena.step_peak);
+  const int64_t over = arena.resident.bytes() + arena.outside - arena.peak - arena.offloaded;
   const int64_t page = pages(0, 1).end;
   if (over <= 0 || arena.resident.bytes() - arena.live_bytes < page) return;
-  const int64_t wanted = over + kSpare;
+  const int64_t target = over + kExtra;
   Ranges idle = arena.resident;
   const auto cut = [&idle](Pages used) { idle.cut(used.begin, used.end); };
   for (const auto& [begin, end] : arena.live) cut(pages(begin, end));
-  for (size_t i = 0; i < std::min(kAhead, arena.slots.size()); ++i) {
+  for (size_t i = 0; i < std::min(kLookahead, arena.slots.size()); ++i) {
     const Slot slot = arena.slots[(next + i) % arena.slots.size()];
     if (slot.offset < 0) continue;
     const Pages used = pages(slot.offset, slot.offset + slot.size);
-    if (idle.bytes() - idle.covered(used.begin, used.end) < wanted) break;
+    if (idle.bytes() - idle.covered(used.begin, used.end) < target) break;
     cut(used);
   }
-  int64_t left = wanted;
+  int64_t left = target;
   for (const auto& [begin, end] : idle) {
-    const Pages gone = pages(begin, std::min(end, begin + left));
-    give_back(arena, gone);
-    if ((left -= gone.end - gone.begin) <= 0) break;
+    const Pages range = pages(begin, std::min(end, begin + left));
+    release_pages(arena, range);
+    if ((left -= range.end - range.begin) <= 0) break;
   }
 }
 
@@ -107,20 +110,20 @@ enum class Mode { kOff, kRecord, kReplay, kKeep };
 
 std::mutex mutex;
 c10::Allocator* original = nullptr;
-std::vector<Arena*> arenas;  // never shrinks: a tensor may outlive its arena's user
+std::vector<Arena*> arenas;  // never shrinks, because a tensor may outlive the owner of its arena
 std::atomic<int> arena_count{0};
 
-Heap heap;  // of the steps that are recorded; its mappings are of the user's own that come back, too
+Heap heap;  // for recorded steps, and with its mappings for static tensors that are read back
 std::vector<Event> events;
 std::unordered_map<void*, size_t> recording;
 std::atomic<bool> is_recording{false};
 int64_t moment = 0;
 
-std::unordered_multimap<size_t, void*> kept;        // by bytes, of what was freed while memory is kept
-std::unordered_map<void*, size_t> handed_out;       // with the bytes asked for, what was allocated then, `kept` included
+std::unordered_multimap<size_t, void*> kept;        // blocks freed while memory is kept, by their bytes
+std::unordered_map<void*, size_t> handed_out;       // requested bytes of all blocks allocated meanwhile, `kept` included
 std::atomic<bool> is_keeping{false}, any_kept{false};
 
-// only the thread that runs the step is replayed: data loaders and autograd threads stay outside
+// per thread, so that data loaders and autograd threads stay outside of a replay
 thread_local Mode mode = Mode::kOff;
 thread_local Arena* current = nullptr;
 thread_local size_t position = 0;
@@ -134,16 +137,16 @@ Arena* owner(void* data) {
   return nullptr;
 }
 
-// Whether it is kept for a later request; what outlived the keeping goes.
+// Return true if a freed block is kept for a later request; blocks freed after `arena_stop_keeping` are not.
 bool keep(void* data) {
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = handed_out.find(data);
-  if (found == handed_out.end()) return false;
+  const auto block = handed_out.find(data);
+  if (block == handed_out.end()) return false;
   if (is_keeping) {
-    kept.emplace(found->second, data);
+    kept.emplace(block->second, data);
     return true;
   }
-  handed_out.erase(found);
+  handed_out.erase(block);
   any_kept = !handed_out.empty();
   return false;
 }
@@ -157,16 +160,16 @@ void release(void* data) {
     poison(data, slot->second - slot->first);
     arena->live_bytes -= slot->second - slot->first;
     arena->live.erase(slot);
-    if (arena->resting) give_all_back(*arena);
+    if (arena->released) release_if_idle(*arena);
     return;
   }
   if (any_kept.load(std::memory_order_relaxed) && keep(data)) return;
   if (is_recording.load(std::memory_order_relaxed)) {
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = recording.find(data);
-    if (found != recording.end()) {
-      events[found->second].died = moment++;
-      recording.erase(found);
+    const auto allocation = recording.find(data);
+    if (allocation != recording.end()) {
+      events[allocation->second].died = moment++;
+      recording.erase(allocation);
     }
   }
   if (heap.may_own(data)) {
@@ -190,17 +193,17 @@ void* from_slot(size_t bytes) {
     if (slot.size == static_cast<int64_t>(bytes)) {
       if (slot.offset < 0) {  // planned to stay outside
         current->outside += slot.size;
-        keep_to_limit(*current, position);
+        enforce_cap(*current, position);
         return nullptr;
       }
       if (is_free(*current, slot.offset, slot.size)) {
         current->live.emplace(slot.offset, slot.offset + slot.size);
         current->live_bytes += slot.size;
         ++current->hits;
-        if (current->most >= 0) {
+        if (current->step_bytes >= 0) {
           const Pages used = pages(slot.offset, slot.offset + slot.size);
           current->resident.add(used.begin, used.end);
-          keep_to_limit(*current, position);
+          enforce_cap(*current, position);
         }
         unpoison(current->base + slot.offset, slot.size);
         return current->base + slot.offset;
@@ -209,16 +212,16 @@ void* from_slot(size_t bytes) {
   }
   ++current->misses;
   current->outside += static_cast<int64_t>(bytes);
-  keep_to_limit(*current, position);
+  enforce_cap(*current, position);
   return nullptr;
 }
 
 void* from_kept(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = kept.find(bytes);
-  void* data = found != kept.end() ? found->second : original->raw_allocate(bytes);
-  if (found != kept.end()) {
-    kept.erase(found);
+  const auto block = kept.find(bytes);
+  void* data = block != kept.end() ? block->second : original->raw_allocate(bytes);
+  if (block != kept.end()) {
+    kept.erase(block);
   } else {
     handed_out[data] = bytes;
     any_kept = true;
@@ -228,7 +231,7 @@ void* from_kept(size_t bytes) {
 
 void* from_heap(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
-  return heap.take(static_cast<int64_t>(bytes));
+  return heap.allocate(static_cast<int64_t>(bytes));
 }
 
 void record(void* data, size_t bytes) {
@@ -261,12 +264,12 @@ extern "C" {
 void arena_install() {
   if (original != nullptr) return;
   original = c10::GetCPUAllocator();
-  // a data loader may fork while another thread holds the lock; its child allocates too
+  // a data loader may fork while another thread holds the lock, and its child allocates too
   pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
   c10::SetCPUAllocator(&replay, 255);
 }
 
-// Number of a new arena, or -1 where the memory is not to be had.
+// Create an arena and return its id, or -1 if there is no memory.
 int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex);
   if (arena_count.load() >= 4096) return -1;
@@ -287,54 +290,56 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
   return arena_count.fetch_add(1, std::memory_order_release);
 }
 
-// Give the memory back to the system until the next replay; where tensors of the step still live, when the last one dies.
-void arena_rest(int id) {
+// Release the memory until the next replay. If tensors of the step are still live, it is released after the last one.
+void arena_release(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
-  arenas[id]->resting = true;
-  give_all_back(*arenas[id]);
+  arenas[id]->released = true;
+  release_if_idle(*arenas[id]);
 }
 
-// From now on take no more memory than `most` and what is away of the user's own, as far as what lives allows.
-void arena_hold(int id, int64_t most, int64_t away) {
+// Cap the resident bytes at `step_bytes` plus the static bytes that are offloaded now. Live slots stay resident.
+void arena_limit_resident(int id, int64_t step_bytes, int64_t offloaded) {
   const std::lock_guard<std::mutex> lock(mutex);
   Arena& arena = *arenas[id];
   if (arena.base == nullptr) return;
-  if (arena.most < 0) {
+  if (arena.step_bytes < 0) {
     const Pages all = pages(0, arena.bytes);
     madvise(arena.base, all.end, MADV_NOHUGEPAGE);  // a huge page would be charged for one small slot
-    arena.resident.add(all.begin, all.end);         // nobody looked until now
+    arena.resident.add(all.begin, all.end);         // pages were not tracked until now
   }
-  arena.most = most;
-  arena.away = away;
-  keep_to_limit(arena, current == &arena ? position : 0);
+  arena.step_bytes = step_bytes;
+  arena.offloaded = offloaded;
+  enforce_cap(arena, current == &arena ? position : 0);
 }
 
-// Memory for a storage that has none, from malloc or if it is wide in a mapping of its own; whether it could be had.
-bool arena_map(void* storage, int64_t bytes) {
-  constexpr int64_t kWide = int64_t{64} << 10;  // what is smaller shares its pages with others, as malloc's
+// Allocate memory for a storage without memory: a mapping of its own from `kSmallestMapping` on, else malloc. Return
+// false if there is no memory.
+bool arena_map_storage(void* storage, int64_t bytes) {
+  constexpr int64_t kSmallestMapping = int64_t{64} << 10;  // smaller blocks share pages with others, as in malloc
   void* data = nullptr;
-  if (bytes >= kWide) {
+  if (bytes >= kSmallestMapping) {
     const std::lock_guard<std::mutex> lock(mutex);
-    if ((data = heap.map(bytes)) != nullptr) madvise(data, bytes, MADV_NOHUGEPAGE);  // a part of one would stay charged
+    if ((data = heap.map(bytes)) != nullptr) madvise(data, bytes, MADV_NOHUGEPAGE);  // a part of a huge page would stay charged
   }
   try {
     if (data == nullptr) data = original->raw_allocate(bytes);
   } catch (const std::exception&) {
     return false;
   }
-  auto* taker = static_cast<c10::StorageImpl*>(storage);
-  taker->set_data_ptr_noswap({data, data, &release, c10::Device(c10::DeviceType::CPU)});
-  taker->set_nbytes(bytes);
+  auto* target = static_cast<c10::StorageImpl*>(storage);
+  target->set_data_ptr_noswap({data, data, &release, c10::Device(c10::DeviceType::CPU)});
+  target->set_nbytes(bytes);
   return true;
 }
 
-// From now on what this thread allocates and anyone frees serves a later request of as many bytes, its pages in place.
+// Keep the blocks that this thread allocates, once freed, for its later requests of the same size, with their pages.
 void arena_keep() {
   is_keeping = true;
   mode = Mode::kKeep;
 }
 
-void arena_let_go() {
+// Release all kept blocks.
+void arena_stop_keeping() {
   mode = Mode::kOff;
   const std::lock_guard<std::mutex> lock(mutex);
   is_keeping = false;
@@ -365,15 +370,15 @@ int64_t arena_recorded(Event* out, int64_t capacity) {
 void arena_replay(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   current = arenas[id];
-  current->resting = false;
-  current->top = std::max(current->most, current->reached);
-  current->reached = current->outside = 0;
+  current->released = false;
+  current->peak = std::max(current->step_bytes, current->step_peak);
+  current->step_peak = current->outside = 0;
   position = 0;
   current->misses = current->hits = 0;
   mode = Mode::kReplay;
 }
 
-// Misses of the step that ends; also ends a recording.
+// End a recording or a replay, and return the misses of the replayed step.
 int64_t arena_stop() {
   const int64_t missed = mode == Mode::kReplay ? current->misses : 0;
   mode = Mode::kOff;

@@ -1,4 +1,4 @@
-"""The allocator, compiled against this torch and installed in this process."""
+"""Compile the allocator against the installed torch, and install it in this process."""
 
 import ctypes
 import functools
@@ -9,25 +9,34 @@ import torch
 from autotune import native
 
 FLAGS: tuple[str, ...] = ("-O2",)
-"""What g++ is told beside where torch lies; `poison.hpp` says what tests add."""
+"""Flags of g++ besides the paths of torch; `poison.hpp` documents those that tests add."""
 
 
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The allocator, installed; None, with one warning that says why, where it cannot be built."""
+def arena_library() -> native.Library:
+    """Return the allocator's sources with the flags for the installed torch."""
     root = Path(torch.__file__).parent
     flags = (
         *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}",
     )  # fmt: skip
-    sources = [Path(__file__).with_name(name) for name in ("arena.cpp", "heap.hpp", "poison.hpp", "ranges.hpp")]
-    loaded = native.load("arena", sources, flags, "no arena, tensors stay with malloc", torch.__version__)
+    sources = tuple(Path(__file__).with_name(name) for name in ("arena.cpp", "heap.hpp", "poison.hpp", "ranges.hpp"))
+    return native.Library("arena", sources, flags, torch.__version__)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the installed allocator, or None with one warning if it cannot be compiled.
+
+    It is compiled for one version of torch: c10's C++ interface is not stable between versions.
+    """
+    loaded = arena_library().load(without="no arena, tensors stay with malloc")
     if loaded is None:
         return None
     loaded.arena_create.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     loaded.arena_recorded.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    loaded.arena_hold.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    loaded.arena_map.argtypes, loaded.arena_map.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_bool
+    loaded.arena_limit_resident.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    loaded.arena_map_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    loaded.arena_map_storage.restype = ctypes.c_bool
     for name in ("arena_recorded", "arena_stop", "arena_hits"):
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.arena_install()

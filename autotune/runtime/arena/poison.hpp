@@ -1,6 +1,6 @@
-// Memory that is free and that nobody may touch. In a build for tests (-DAUTOTUNE_POISON) it holds a pattern that is no
-// number in any float type, is looked at before it is handed out again, and under AddressSanitizer is poisoned meanwhile.
-// In every other build none of this does anything.
+// Checks of free memory. In a build for tests (-DAUTOTUNE_POISON) free memory holds a pattern that is NaN in every float
+// type, and the pattern is verified before reuse. Under AddressSanitizer free memory is poisoned too. In every other build
+// these functions do nothing.
 
 #pragma once
 
@@ -22,23 +22,23 @@ inline constexpr unsigned char kFree = 0xFF;
   std::abort();
 }
 
-// Nobody's from now on; its pages may be the system's, or hold anything.
+// Mark memory as free; its pages may have been returned to the system, or hold anything.
 inline void poison(void* data, int64_t bytes) {
-  ASAN_UNPOISON_MEMORY_REGION(data, bytes);  // memset is watched too
+  ASAN_UNPOISON_MEMORY_REGION(data, bytes);  // memset is checked too
   std::memset(data, kFree, bytes);
   ASAN_POISON_MEMORY_REGION(data, bytes);
 }
 
-// Somebody's again, untouched since it was poisoned.
+// Mark memory as used, after checking that nothing wrote to it while it was free.
 inline void unpoison(void* data, int64_t bytes) {
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   auto* begin = static_cast<unsigned char*>(data);
   auto* end = begin + bytes;
-  auto* touched = std::find_if(begin, end, [](unsigned char byte) { return byte != kFree; });
-  if (touched != end) stop("written after it was freed", touched);
+  auto* written = std::find_if(begin, end, [](unsigned char byte) { return byte != kFree; });
+  if (written != end) stop("written after it was freed", written);
 }
 
-// Memory new from the system, where something poisoned may have lain before.
+// Mark memory as new from the system, whose addresses may have been poisoned before.
 inline void forget(void* data, int64_t bytes) { ASAN_UNPOISON_MEMORY_REGION(data, bytes); }
 
 #else

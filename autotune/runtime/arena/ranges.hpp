@@ -1,4 +1,4 @@
-// A set of bytes, as ranges of which no two touch.
+// A set of byte addresses, as ranges that do not touch each other.
 
 #pragma once
 
@@ -10,15 +10,15 @@
 class Ranges {
  public:
   int64_t bytes() const { return bytes_; }
-  auto begin() const { return ends_.begin(); }  // of pairs (begin, end)
+  auto begin() const { return ends_.begin(); }  // over pairs (begin, end)
   auto end() const { return ends_.end(); }
 
   int64_t covered(int64_t from, int64_t to) const {
-    int64_t found = 0;
+    int64_t bytes = 0;
     for (auto next = first_beyond(from); next != ends_.end() && next->first < to; ++next) {
-      found += std::min(to, next->second) - std::max(from, next->first);
+      bytes += std::min(to, next->second) - std::max(from, next->first);
     }
-    return found;
+    return bytes;
   }
 
   void add(int64_t from, int64_t to) {
@@ -47,13 +47,13 @@ class Ranges {
   }
 
  private:
-  // The first range that ends behind it.
+  // Return the first range that ends after `from`.
   std::map<int64_t, int64_t>::const_iterator first_beyond(int64_t from) const {
     auto next = ends_.upper_bound(from);
     if (next != ends_.begin() && std::prev(next)->second > from) --next;
     return next;
   }
 
-  std::map<int64_t, int64_t> ends_;  // by their begins
+  std::map<int64_t, int64_t> ends_;  // begin -> end
   int64_t bytes_ = 0;
 };

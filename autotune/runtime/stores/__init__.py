@@ -1,16 +1,18 @@
-"""Stores: where offloaded values go and come back from.
+"""Stores: destinations of offloaded values.
 
-To add one: a file here with a class that keeps `SwapStore`, a line in `STORES`, and its name in `records.config.StoreName` and the
-knob of `planners.offload.window`. The rest takes it from there. Importing this package imports no torch.
+To add one, write a module here with a class that implements `SwapStore`. Add a line to `STORES` and to `DEVICE_KINDS`.
+Add its name to `records.config.StoreName` and to the knob of `planners.offload.window`. Test it with
+`autotune.testing.store_contract`. Importing this package does not import torch.
 
 In: tensors that leave memory.
-Out: the same bytes, back in time.
+Out: tensors with the same bytes, read back.
 Read first: this file.
 """
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -24,45 +26,64 @@ if TYPE_CHECKING:
     from autotune.runtime.stores.slab_store import SlabStore
 
 
-class SwapStore(Protocol):
-    """Takes tensors away and brings them back, one writing and one reading worker beside the caller.
+class Direction(StrEnum):
+    """Direction of a transfer between memory and a store."""
 
-    Transfers of one slot keep the order in which they were asked for: a fetch gives what the last put before it wrote.
-    Everything that goes wrong in a worker is a StoreError of the future.
+    WRITE = "write"
+    READ = "read"
+
+
+class SwapStore(Protocol):
+    """A destination of tensors, with one writing and one reading worker beside the caller.
+
+    Transfers of one slot keep the order in which they were requested: a fetch returns what the last put before it
+    wrote. Every error in a worker becomes a StoreError of the future.
     """
 
     name: str
     directory: Path
     direct: bool
-    """Its transfers go past the page cache."""
+    """True if transfers bypass the page cache."""
     holds_memory: bool
-    """Its bytes lie in this device's own memory."""
+    """True if its bytes lie in the memory of the device itself."""
     pool_bytes: int
-    """Memory that it holds as long as it is open, whatever is in it."""
+    """Bytes of memory that the open store uses, whatever its slots hold."""
     written_bytes: int
-    """Since it was opened."""
+    """Bytes written since it was opened."""
     read_bytes: int
+    """Bytes read since it was opened."""
 
     def put(self, key: int, tensor: "Tensor") -> "Future[None]":
-        """Begin to write the tensor's whole storage; it is let go the moment before the future is done."""
-        ...
+        """Start to write the tensor's whole storage to the slot `key`.
 
-    def fetch(self, key: int, into: "Tensor | None" = None) -> "Future[Tensor]":
-        """Begin to read what the last put of this key holds: into memory that this thread allocates now, or into the
-        storage of a tensor that has as many bytes.
+        The store drops its reference to the tensor just before the future is done. Raises StoreError for an unknown slot
+        or a tensor that does not fit.
         """
         ...
 
-    def transfers(self) -> list[tuple[str, float, float]]:
-        """(`write` or `read`, start, end) of every transfer since this was asked last; seconds of `time.perf_counter`."""
+    def fetch(self, key: int, into: "Tensor | None" = None) -> "Future[Tensor]":
+        """Start to read what the last put to the slot `key` wrote.
+
+        Args:
+            key: The slot.
+            into: A tensor whose storage has exactly as many bytes, which is filled and returned. None allocates a new
+                tensor in the calling thread.
+
+        Raises:
+            StoreError: The slot is unknown or empty, or `into` has another number of bytes.
+        """
+        ...
+
+    def transfers(self) -> list[tuple[Direction, float, float]]:
+        """Return (direction, start, end) of each transfer since the last call; seconds of `time.perf_counter`."""
         ...
 
     def held_bytes(self) -> int:
-        """Bytes that its file takes from memory right now: all of it on a tmpfs, what the page cache holds on a disk."""
+        """Return the bytes of memory that the stored bytes occupy now: all on a tmpfs, cached pages on a disk."""
         ...
 
     def close(self) -> None:
-        """Give everything back; transfers not yet begun fail. Twice is once."""
+        """Release everything; transfers that have not started fail. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -89,30 +110,49 @@ def _host(directory: Path, slots: Mapping[int, int], **options: Any) -> "HostSto
 
 
 STORES: dict[str, Callable[..., SwapStore]] = {"ssd": _ssd, "ramdisk": _ramdisk, "host": _host}
-FOR = {"ssd": "cpu", "ramdisk": "cpu", "host": "cuda"}
-"""The kind of device whose tensors a store takes."""
+"""Constructor of each store, by name."""
+DEVICE_KINDS = {"ssd": "cpu", "ramdisk": "cpu", "host": "cuda"}
+"""Kind of device whose tensors each store accepts."""
 
 
 def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **options: Any) -> SwapStore:
-    """Open the store of this name with all of its slots (key to bytes) allocated, or raise a StoreError.
+    """Open a store with all of its slots allocated.
 
-    `options` are the store's own: `checksums` ("all", "sampled", "off").
+    Args:
+        name: A key of `STORES`.
+        directory: Existing directory for the store's file; unused by `host`.
+        slots: Bytes of each slot, by key.
+        options: The store's own options, such as `checksums` ("all", "sampled" or "off").
+
+    Raises:
+        ConfigError: There is no store of this name.
+        StoreError: The directory or the memory cannot hold the slots.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as directory, open_store("ssd", directory, {0: 4096}) as store:
+        ...     store.put(0, torch.arange(3)).result()
+        ...     store.fetch(0).result()
+        tensor([0, 1, 2])
     """
     if name not in STORES:
         raise ConfigError(f"unknown store {name!r}; known: {', '.join(sorted(STORES))}. Write --store ssd=DIR")
     return STORES[name](Path(directory), slots, **options)
 
 
-def measured(costs: Costs, directories: Mapping[str, Path], device: str = "cpu") -> Costs:
-    """The costs with what each store does in its directory, and how much it slows computing: see `probe`."""
-    from autotune.runtime.stores import probe as rates
+def measure_stores(costs: Costs, directories: Mapping[str, Path], device: str = "cpu") -> Costs:
+    """Return `costs` with the measured speed of each store in its directory, and its contention with computing.
+
+    Raises ConfigError for a store that does not accept tensors of `device`.
+    """
+    from autotune.runtime.stores import probe
 
     for name in directories:
-        if FOR[name] != device:
-            fits = ", ".join(f"--store {other}=DIR" for other, kind in FOR.items() if kind == device)
-            raise ConfigError(f"the store {name!r} takes no tensors of device {device}; use {fits}")
-    found = {}
+        if DEVICE_KINDS[name] != device:
+            options = ", ".join(f"--store {store}=DIR" for store, kind in DEVICE_KINDS.items() if kind == device)
+            raise ConfigError(f"the store {name!r} takes no tensors of device {device}; use {options}")
+    stores = {}
     for name, directory in directories.items():
-        contention, slowed = rates.contention(name, directory)
-        found[name] = replace(rates.probe(name, directory), contention=contention, slowed=slowed)
-    return replace(costs, stores=found)
+        contention, slowdown = probe.measure_contention(name, directory)
+        stores[name] = replace(probe.measure_speed(name, directory), contention=contention, slowed=slowdown)
+    return replace(costs, stores=stores)

@@ -1,7 +1,8 @@
-"""A GPU's values in one slab of pinned host memory, of exactly their bytes, copied by two streams beside the computing one.
+"""Store a GPU's values in one slab of pinned host memory, copied by two streams beside the computing stream.
 
-Nothing here waits on the host: whoever waits for a transfer makes its own stream wait for the copy's event. The caching
-allocator hands memory out in the order of the computing stream, so what is freed after that wait is not overwritten early.
+The slab has exactly the bytes of the slots. Nothing here blocks the host: to wait for a transfer means that the current
+stream waits for the copy's event. The caching allocator reuses memory in the order of the computing stream, so memory
+freed after such a wait is not overwritten too early.
 """
 
 import mmap
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from autotune.errors import StoreError
-from autotune.runtime.stores.slots import Slots, end_to_end
-from autotune.runtime.stores.tensor_form import Form, storage_of
+from autotune.runtime.stores import Direction
+from autotune.runtime.stores.slots import Slots, slot_offsets
+from autotune.runtime.stores.tensor_meta import TensorMeta, storage_tensor
 from autotune.units import fmt_bytes
 
 
@@ -27,20 +29,21 @@ from autotune.units import fmt_bytes
 class _Slot:
     offset: int
     nbytes: int
-    form: Form | None = None
-    """Of what was put there last."""
-    written: Any = None
-    """Event of the latest copy to the slot, None before there was one."""
-    read: Any = None
+    meta: TensorMeta | None = None
+    """Layout of the tensor that was put last."""
+    write_event: Any = None
+    """End of the latest copy to the slot; None before the first."""
+    read_event: Any = None
+    """End of the latest copy from the slot; None before the first."""
 
 
 class _Copy(Future[Any]):
-    """A copy under way, done for whoever asks: its stream waits from then on."""
+    """A running copy. To ask for its result makes the current stream wait for it."""
 
-    def __init__(self, cuda: Any, event: Any, answer: Any) -> None:
+    def __init__(self, cuda: Any, event: Any, result: Any) -> None:
         super().__init__()
         self._cuda, self._event = cuda, event
-        self.set_result(answer)
+        self.set_result(result)
 
     def done(self) -> bool:
         return bool(self._event.query())
@@ -55,7 +58,17 @@ class _Copy(Future[Any]):
 
 
 class HostStore:
-    """A SwapStore for the current GPU's tensors; its directory is of no use. `cuda` stands for `torch.cuda`."""
+    """A `SwapStore` for tensors of the current GPU.
+
+    Args:
+        name: Name of the store, for messages.
+        directory: Unused.
+        slots: Bytes of each slot, by key.
+        cuda: Replacement of `torch.cuda`, for tests.
+
+    Raises:
+        StoreError: There is no GPU, or the host memory cannot be pinned.
+    """
 
     direct, holds_memory, pool_bytes = True, False, 0
 
@@ -63,57 +76,61 @@ class HostStore:
         self.name, self.directory = name, directory
         self._cuda: Any = torch.cuda if cuda is None else cuda
         if not self._cuda.is_available():
-            raise StoreError(f"{name} store: it keeps a GPU's values, and torch sees no GPU; use --store ssd=DIR")
+            raise StoreError(f"{name} store: it holds values of a GPU, and torch finds no GPU; use --store ssd=DIR")
         self.written_bytes = self.read_bytes = 0
-        offsets, end = end_to_end(slots)
+        offsets, end = slot_offsets(slots)
         self._slab, unpin = _pinned(self._cuda, name, end)
-        self._streams = {"write": self._cuda.Stream(), "read": self._cuda.Stream()}
+        self._streams = {direction: self._cuda.Stream() for direction in Direction}
         self._lock = threading.Lock()
-        self._moved: list[tuple[str, Any, Any]] = []
-        self._begun = self._record(self._cuda.current_stream())
+        self._transfers: list[tuple[Direction, Any, Any]] = []
+        self._start_event = self._record(self._cuda.current_stream())
         self._cuda.synchronize()
-        self._begun_seconds = time.perf_counter()
+        self._start_seconds = time.perf_counter()
         self._finish = weakref.finalize(self, unpin)
         self._slots = Slots(name, {key: _Slot(offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish)
 
     def put(self, key: int, tensor: Tensor) -> "Future[None]":
-        """Begin to copy the tensor's whole storage, once the computing stream has made it."""
+        """Start to copy the tensor's whole storage, behind the work queued on the computing stream."""
         with self._lock:
             slot = self._slots[key]
-            form = Form.of(tensor)
-            if form.nbytes > slot.nbytes:
+            meta = TensorMeta.from_tensor(tensor)
+            if meta.nbytes > slot.nbytes:
                 raise StoreError(
-                    f"{self.name} store: slot {key} has {slot.nbytes} bytes; a tensor of {form.nbytes} does not fit"
+                    f"{self.name} store: slot {key} has {slot.nbytes} bytes; a tensor of {meta.nbytes} does not fit"
                 )
-            slot.form = form
-            slot.written = self._copy("write", self._place(slot), storage_of(tensor), slot.read)
-            self.written_bytes += form.nbytes
-            return _Copy(self._cuda, slot.written, None)
+            slot.meta = meta
+            slot.write_event = self._copy(
+                Direction.WRITE, self._slab_part(slot), storage_tensor(tensor), slot.read_event
+            )
+            self.written_bytes += meta.nbytes
+            return _Copy(self._cuda, slot.write_event, None)
 
     def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
-        """Allocate on the computing stream, or take a tensor of as many bytes, and begin to copy back."""
+        """Start to copy back, into `into` or a tensor allocated on the computing stream."""
         with self._lock:
             slot = self._slots[key]
-            if slot.form is None:
+            if slot.meta is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
-            tensor = slot.form.memory(into, f"{self.name} store: slot {key}")
-            slot.read = self._copy("read", storage_of(tensor), self._place(slot), slot.written)
-            self.read_bytes += slot.form.nbytes
-            return _Copy(self._cuda, slot.read, tensor)
+            tensor = slot.meta.allocate(into, f"{self.name} store: slot {key}")
+            slot.read_event = self._copy(
+                Direction.READ, storage_tensor(tensor), self._slab_part(slot), slot.write_event
+            )
+            self.read_bytes += slot.meta.nbytes
+            return _Copy(self._cuda, slot.read_event, tensor)
 
-    def transfers(self) -> list[tuple[str, float, float]]:
-        """Those that have ended since this was asked last, by the GPU's own clock."""
+    def transfers(self) -> list[tuple[Direction, float, float]]:
+        """Return (direction, start, end) of the transfers that ended since the last call, by the clock of the GPU."""
         with self._lock:
-            ended = [moved for moved in self._moved if moved[2].query()]
-            self._moved = [moved for moved in self._moved if moved not in ended]
-            return [(verb, self._seconds(start), self._seconds(end)) for verb, start, end in ended]
+            ended = [transfer for transfer in self._transfers if transfer[2].query()]
+            self._transfers = [transfer for transfer in self._transfers if transfer not in ended]
+            return [(direction, self._seconds(start), self._seconds(end)) for direction, start, end in ended]
 
     def held_bytes(self) -> int:
-        """None of the device's: the slab lies in the host's memory."""
+        """Return 0: the slab is in host memory, not in the device's."""
         return 0
 
     def close(self) -> None:
-        """Wait for what is under way and give the slab back. Twice is once."""
+        """Wait for running copies and release the slab. A second call does nothing."""
         with self._lock:
             if self._finish.alive:
                 self._cuda.synchronize()
@@ -125,13 +142,13 @@ class HostStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _place(self, slot: _Slot) -> Tensor:
-        assert slot.form is not None
-        return self._slab[slot.offset : slot.offset + slot.form.nbytes]
+    def _slab_part(self, slot: _Slot) -> Tensor:
+        assert slot.meta is not None
+        return self._slab[slot.offset : slot.offset + slot.meta.nbytes]
 
-    def _copy(self, verb: str, to: Tensor, source: Tensor, after: Any) -> Any:
-        """Copy on the verb's own stream, behind what the computing stream was given so far and behind `after`."""
-        stream = self._streams[verb]
+    def _copy(self, direction: Direction, to: Tensor, source: Tensor, after: Any) -> Any:
+        """Copy on the stream of this direction, behind all work queued on the computing stream and behind the event `after`."""
+        stream = self._streams[direction]
         stream.wait_event(self._record(self._cuda.current_stream()))
         if after is not None:
             stream.wait_event(after)
@@ -139,7 +156,7 @@ class HostStore:
             start = self._record(stream)
             to.copy_(source, non_blocking=True)
             end = self._record(stream)
-        self._moved.append((verb, start, end))
+        self._transfers.append((direction, start, end))
         return end
 
     def _record(self, stream: Any) -> Any:
@@ -148,26 +165,26 @@ class HostStore:
         return event
 
     def _seconds(self, event: Any) -> float:
-        return self._begun_seconds + float(self._begun.elapsed_time(event)) / 1e3
+        return self._start_seconds + float(self._start_event.elapsed_time(event)) / 1e3
 
 
 def _pinned(cuda: Any, name: str, nbytes: int) -> tuple[Tensor, Any]:
-    """A slab of host memory that the GPU copies from and to without help, and what gives it back.
+    """Return a slab of pinned host memory, and a function that unpins it.
 
-    Registered, not `pin_memory`, which rounds every block up to a power of two.
+    It is registered, because `pin_memory` rounds every block up to a power of two.
     """
     pages = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     slab = torch.frombuffer(pages, dtype=torch.uint8)
-    problem = int(cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
-    if problem:
+    status = int(cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
+    if status:
         raise StoreError(
-            f"{name} store: {fmt_bytes(nbytes)} of host memory cannot be pinned (CUDA error {problem}); raise the limit of"
+            f"{name} store: {fmt_bytes(nbytes)} of host memory cannot be pinned (CUDA error {status}); raise the limit of"
             " locked memory (ulimit -l), or offload less"
         )
     address = slab.data_ptr()
 
     def unpin() -> None:
         cuda.cudart().cudaHostUnregister(address)
-        pages  # noqa: B018 - the memory stays until it is unpinned
+        pages  # noqa: B018 - the reference keeps the memory until it is unpinned
 
     return slab, unpin

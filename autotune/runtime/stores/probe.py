@@ -1,4 +1,4 @@
-"""What a store does on this device, measured through the store itself: the numbers that planners work with."""
+"""Measure a store on this device: speed, latency, and contention with computing, which planners need."""
 
 import contextlib
 import mmap
@@ -13,59 +13,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import StoreError
-from autotune.ir.costs import StoreCost
+from autotune.ir.costs import PAGE_BYTES, StoreCost
 from autotune.runtime.malloc import RETURNED_BYTES
-from autotune.runtime.stores import FOR, SwapStore, open_store
+from autotune.runtime.stores import DEVICE_KINDS, SwapStore, open_store
 from autotune.runtime.stores.slab_file import free_bytes
-from autotune.units import PAGE_BYTES, fmt_bytes
+from autotune.units import fmt_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _PIECES = 32
 _SMALL = range(_PIECES, _PIECES + 8)
-"""Slots of a byte, for what a transfer takes beyond its bytes."""
+"""Slots of one byte, which measure the latency of a transfer."""
 _PASS_SECONDS = 0.5
-"""No pass takes longer than this and two pieces, however slow the disk."""
+"""Maximum seconds of a pass, after which two pieces may still be in flight."""
 _ENOUGH_SECONDS = 4.0
-"""No further repeat is begun after this."""
+"""Seconds after which no further repeat starts."""
 
 
-def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: int = 3) -> StoreCost:
-    """Write and read, alone and at once; medians of a few passes over at most `nbytes` and half of what is free.
+def measure_speed(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: int = 3) -> StoreCost:
+    """Measure bandwidth of writes and reads, alone and at once, and latency, as medians of `repeats` passes.
 
-    Takes a second or two on a fast disk and at most 8 s on one of 50 MB/s. Bursts: a drive that slows down once its own
-    cache is full is seen faster than it stays.
+    At most `nbytes` and half of the free space are used. It takes one or two seconds on a fast disk and at most 8 s at
+    50 MB/s. The passes are short: a drive that slows down when its cache is full appears faster than it is in the long run.
+    Raises StoreError if the store cannot be opened or too little space is free.
     """
     import torch
 
     room = free_bytes(Path(directory))
-    taken = min(nbytes, nbytes if room is None else room // 2) - len(_SMALL) * PAGE_BYTES
-    piece = max(0, taken // _PIECES // PAGE_BYTES * PAGE_BYTES)
+    usable = min(nbytes, nbytes if room is None else room // 2) - len(_SMALL) * PAGE_BYTES
+    piece = max(0, usable // _PIECES // PAGE_BYTES * PAGE_BYTES)
     slots = dict.fromkeys(range(_PIECES), piece) | dict.fromkeys(_SMALL, 1)
     with open_store(name, directory, slots) as store:
         if piece == 0:
-            raise StoreError(f"{name} store: {fmt_bytes(room or 0)} free in {directory} are too few to measure it")
-        tensor, into = _memory(piece, FOR[name]), _memory(piece, FOR[name])
-        few = torch.zeros(1, dtype=torch.uint8, device=FOR[name])
-        begun = time.perf_counter()
-        keys: list[int] = []
-        # the first write to fresh extents is slower; and what is read must have been put
-        while len(keys) < _PIECES and (len(keys) < 4 or time.perf_counter() - begun < 2 * _PASS_SECONDS):
-            _end(store.put(len(keys), tensor))
-            keys.append(len(keys))
+            raise StoreError(
+                f"{name} store: {fmt_bytes(room or 0)} free in {directory} are too few to measure it; free space there"
+            )
+        tensor, into = _memory(piece, DEVICE_KINDS[name]), _memory(piece, DEVICE_KINDS[name])
+        byte = torch.zeros(1, dtype=torch.uint8, device=DEVICE_KINDS[name])
+        start = time.perf_counter()
+        keys = _fill_slots(store, tensor)
         front, back = keys[: len(keys) // 2], keys[len(keys) // 2 :]
         write, read = partial(_transfer, _put(store, tensor)), partial(_transfer, _fetch(store, into))
         latency, alone_write, alone_read, beside_write, beside_read = [], [], [], [], []
         for _ in range(repeats):
-            latency.append(1 / _transfer(_put(store, few), islice(cycle(_SMALL), 64)))
+            latency.append(1 / _transfer(_put(store, byte), islice(cycle(_SMALL), 64)))
             alone_write.append(piece * write(keys))
             alone_read.append(piece * read(keys))
-            with _beside(read, back):
+            with _running(read, back):
                 beside_write.append(piece * write(front))
-            with _beside(write, front):
+            with _running(write, front):
                 beside_read.append(piece * read(back))
-            if time.perf_counter() - begun > _ENOUGH_SECONDS:
+            if time.perf_counter() - start > _ENOUGH_SECONDS:
                 break
         return StoreCost(
             write_bytes_per_second=statistics.median(alone_write),
@@ -75,47 +74,61 @@ def probe(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: 
             latency_seconds=statistics.median(latency),
             pool_bytes=store.pool_bytes,
             holds_memory=store.holds_memory,
-            least_own_bytes=RETURNED_BYTES if FOR[name] == "cpu" else 0,
+            least_own_bytes=RETURNED_BYTES if DEVICE_KINDS[name] == "cpu" else 0,
         )
 
 
-def contention(name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4) -> tuple[float, float]:
-    """What a matrix product and transfers, writes and reads in turn, take beside each other over what they take alone.
+def _fill_slots(store: SwapStore, tensor: "Tensor") -> list[int]:
+    """Write as many slots as the time allows, at least four; return their keys.
 
-    Of the product and of the transfers; each at least 1.
+    The first write to new extents is slower than later ones, and slots must be written before they are read.
+    """
+    start, keys = time.perf_counter(), list[int]()
+    while len(keys) < _PIECES and (len(keys) < 4 or time.perf_counter() - start < 2 * _PASS_SECONDS):
+        _wait(store.put(len(keys), tensor))
+        keys.append(len(keys))
+    return keys
+
+
+def measure_contention(
+    name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4
+) -> tuple[float, float]:
+    """Return the slowdown of a matrix product by concurrent transfers, and of the transfers by the product.
+
+    Both are ratios to the time alone, at least 1, as medians over writes and reads in turn.
     """
     import torch
 
     piece = 8 * 2**20
-    left = torch.randn(512, 512, device=FOR[name])
-    tensor, into = _memory(piece, FOR[name]), _memory(piece, FOR[name])
+    left = torch.randn(512, 512, device=DEVICE_KINDS[name])
+    tensor, into = _memory(piece, DEVICE_KINDS[name]), _memory(piece, DEVICE_KINDS[name])
 
     def product_seconds() -> float:
         begin, count = time.perf_counter(), 0
         while (spent := time.perf_counter() - begin) < seconds:
             torch.mm(left, left)
-            _settle(left)
+            _synchronize(left)
             count += 1
         return spent / count
 
     with open_store(name, directory, {0: piece, 1: piece}) as store:
         for key in (0, 1):
-            _end(store.put(key, tensor))
+            _wait(store.put(key, tensor))
         product_seconds()
         contended, slowed = [], []
-        for begin in (_put(store, tensor), _fetch(store, into)) * (repeats // 2):
-            alone = product_seconds()
-            with _beside(partial(_transfer, begin), (0, 1)) as transfers:
-                beside = product_seconds()
-            with _beside(partial(_transfer, begin), (0, 1)) as transfers_alone:
+        for transfer in (_put(store, tensor), _fetch(store, into)) * (repeats // 2):
+            before = product_seconds()
+            with _running(partial(_transfer, transfer), (0, 1)) as transfers:
+                during = product_seconds()
+            with _running(partial(_transfer, transfer), (0, 1)) as transfers_alone:
                 time.sleep(seconds)
-            contended.append(beside / ((alone + product_seconds()) / 2))
+            contended.append(during / ((before + product_seconds()) / 2))
             slowed.append(transfers_alone.result() / transfers.result())
     return max(1.0, statistics.median(contended)), max(1.0, statistics.median(slowed))
 
 
-def _settle(tensor: "Tensor") -> None:
-    """Until a GPU has done what it was given: its clock, not the host's, is looked at."""
+def _synchronize(tensor: "Tensor") -> None:
+    """Wait for a GPU's queued work, so that the host's clock includes it."""
     import torch
 
     if tensor.is_cuda:
@@ -131,7 +144,7 @@ def _fetch(store: SwapStore, into: "Tensor") -> Callable[[int], "Future[Any]"]:
 
 
 def _memory(nbytes: int, device: str) -> "Tensor":
-    """As an arena's tensors lie, so that a disk can read and write it itself."""
+    """Allocate a byte tensor on a page boundary, as in an arena, so that a disk can access it directly."""
     import torch
 
     if device != "cpu":
@@ -142,36 +155,36 @@ def _memory(nbytes: int, device: str) -> "Tensor":
 
 
 def _transfer(
-    begin: Callable[[int], "Future[Any]"], keys: Iterable[int], enough: Callable[[], bool] | None = None
+    transfer: Callable[[int], "Future[Any]"], keys: Iterable[int], is_enough: Callable[[], bool] | None = None
 ) -> float:
-    """Transfers per second, two of them in flight until the keys run out, the time does, or it is enough."""
-    begun, done = time.perf_counter(), 0
-    flying: list[Future[Any]] = []
+    """Return transfers per second, two in flight, until the keys or the time run out or `is_enough` returns True."""
+    start, done = time.perf_counter(), 0
+    in_flight: list[Future[Any]] = []
     for key in keys:
-        flying.append(begin(key))
-        if len(flying) == 2:
-            _end(flying.pop(0))
+        in_flight.append(transfer(key))
+        if len(in_flight) == 2:
+            _wait(in_flight.pop(0))
             done += 1
-            if enough() if enough is not None else time.perf_counter() - begun > _PASS_SECONDS:
+            if is_enough() if is_enough is not None else time.perf_counter() - start > _PASS_SECONDS:
                 break
-    while flying:
-        _end(flying.pop(0))
+    while in_flight:
+        _wait(in_flight.pop(0))
         done += 1
-    return done / (time.perf_counter() - begun)
+    return done / (time.perf_counter() - start)
 
 
-def _end(transfer: "Future[Any]") -> None:
-    """Until it really is over: a GPU's stream only promises to wait."""
+def _wait(transfer: "Future[Any]") -> None:
+    """Wait until a transfer has ended: on a GPU the result alone only queues a wait on the stream."""
     transfer.result()
     while not transfer.done():
         time.sleep(1e-5)
 
 
 @contextlib.contextmanager
-def _beside(
+def _running(
     transfer: Callable[[Iterable[int], Callable[[], bool]], float], keys: Sequence[int]
 ) -> Iterator["Future[float]"]:
-    """Transfers of these keys, over and over, as long as the context is open; then their number per second."""
+    """Repeat transfers of these keys while the context is open; the future's result is their number per second."""
     enough = threading.Event()
     with ThreadPoolExecutor(1) as driver:
         busy = driver.submit(transfer, cycle(keys), enough.is_set)

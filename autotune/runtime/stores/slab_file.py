@@ -1,10 +1,9 @@
-"""One anonymous file, allocated in full, whose bytes go past the page cache.
+"""Read and write one anonymous file, allocated in full, without the page cache.
 
-No name in the directory ever points to it, or only for the moment between create and unlink, so nothing of it survives
-the process, however that ends. The disk reads and writes memory that lies as O_DIRECT wants it, as an arena's tensors do
-and weights that came back; the bytes of other memory pass through one bounce buffer per direction, and their copying
-slows the cores that compute. Where a file system refuses O_DIRECT, every chunk is flushed and dropped from the page cache
-at once; on a tmpfs neither would mean anything.
+No name in the directory points to the file, except between create and unlink, so nothing of it survives the process. The
+disk accesses memory directly if its address is aligned for O_DIRECT, as tensors of an arena and restored weights are.
+Bytes of other memory are copied through one bounce buffer per direction, which slows the cores that compute. If a file
+system refuses O_DIRECT, every chunk is flushed and dropped from the page cache at once. A tmpfs needs neither.
 """
 
 import contextlib
@@ -23,29 +22,36 @@ from typing import Protocol
 import numpy as np
 
 from autotune.errors import StoreError
+from autotune.ir.costs import PAGE_BYTES
 from autotune.runtime.tensor_bytes import Bytes
-from autotune.units import PAGE_BYTES, fmt_bytes
+from autotune.units import fmt_bytes
 
 CHUNK_BYTES = 2 * 2**20
-"""Of one bounce buffer, and of one system call on it."""
+"""Bytes of one bounce buffer, and of one system call on it."""
 DIRECT_BYTES = 8 * 2**20
-"""Of one system call on memory that the disk reads and writes itself."""
+"""Bytes of one system call on memory that the disk accesses directly."""
 
 _TMPFS, _RAMFS = 0x01021994, 0x858458F6
 _CACHESTAT = 451  # the number of the system call on every architecture but alpha
-_AT_EMPTY_PATH, _STATX_DIOALIGN, _DIO_MEM_ALIGN = 0x1000, 0x2000, 152  # linux/stat.h; the last is the field's place
-_PINS = (6, 5)
-"""The Linux whose direct transfers pin their pages: before it a fork, as of a data loader, in the middle of a direct read
-could leave the disk writing to the child's copy."""
+_AT_EMPTY_PATH, _STATX_DIOALIGN, _DIO_MEM_ALIGN = (
+    0x1000,
+    0x2000,
+    152,
+)  # linux/stat.h; the last is the offset of the field
+_PINNING_LINUX = (6, 5)
+"""First Linux whose direct transfers pin their pages.
+
+On older ones a fork during a direct read, as of a data loader, could leave the disk writing to the child's copy.
+"""
 _REFUSES_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Transfer = Callable[[int, list[memoryview], int], int]
-"""`os.pwritev` or `os.preadv`: file, buffers, offset, giving the bytes that were moved."""
+"""Signature of `os.pwritev` and `os.preadv`: file, buffers and offset to the number of bytes moved."""
 
 
 class Hasher(Protocol):
-    """What sees every byte on its way."""
+    """A checksum that is updated with all bytes of a transfer."""
 
     def update(self, data: memoryview, /) -> None: ...
 
@@ -53,7 +59,7 @@ class Hasher(Protocol):
 class Slab:
     """An anonymous file of `nbytes`; one thread may write while another reads.
 
-    `only_memory` refuses a directory that is no tmpfs. `pwritev` and `preadv` let a test put a faulty disk underneath.
+    `only_memory` refuses a directory that is not on a tmpfs. Tests pass `pwritev` and `preadv` of a faulty disk.
     """
 
     def __init__(
@@ -74,32 +80,32 @@ class Slab:
             self.holds_memory = _lies_in_memory(self._file)
             if only_memory and not self.holds_memory:
                 raise StoreError(
-                    f"{name} store: {directory} lies on a disk; name a directory on a tmpfs, or write --store ssd={directory}"
+                    f"{name} store: {directory} is on a disk; use a directory on a tmpfs, or write --store ssd={directory}"
                 )
             _allocate(self._file, name, directory, self.nbytes)
             self.direct = not self.holds_memory and _bypass_page_cache(self._file)
-            """Whether O_DIRECT is in force."""
+            """True if O_DIRECT is active."""
             self._alignment = _memory_alignment(self._file) if self.direct else 0
             self._outgoing, self._incoming = (_bounce_buffer() if self.direct else None for _ in range(2))
             self._close = undo.pop_all()
-        # without O_DIRECT the page cache holds the chunk on its way
+        # without O_DIRECT the page cache holds the chunk in flight
         self.pool_bytes = 0 if self.holds_memory else 2 * CHUNK_BYTES
 
     def write(self, offset: int, data: Bytes, hasher: Hasher | None = None) -> None:
-        """Write all of `data` at a page-aligned offset, or raise OSError."""
-        for start, piece, fits in self._pieces(data):
+        """Write all of `data` at a page-aligned offset. Raises OSError."""
+        for start, piece, is_direct in self._pieces(data):
             if hasher is not None:
                 hasher.update(piece.data)
             staged = piece
-            if self._outgoing is not None and not fits:
+            if self._outgoing is not None and not is_direct:
                 self._outgoing[: len(piece)] = piece
                 staged = self._outgoing[: padded(len(piece))]
             self._move(self._pwritev, staged, offset + start, "write")
 
     def read(self, offset: int, into: Bytes, hasher: Hasher | None = None) -> None:
-        """Fill `into` from a page-aligned offset, or raise OSError."""
-        for start, piece, fits in self._pieces(into):
-            staged = piece if self._incoming is None or fits else self._incoming[: padded(len(piece))]
+        """Fill `into` from a page-aligned offset. Raises OSError."""
+        for start, piece, is_direct in self._pieces(into):
+            staged = piece if self._incoming is None or is_direct else self._incoming[: padded(len(piece))]
             self._move(self._preadv, staged, offset + start, "read")
             if staged is not piece:
                 piece[:] = staged[: len(piece)]
@@ -107,18 +113,18 @@ class Slab:
                 hasher.update(piece.data)
 
     def held_bytes(self) -> int:
-        """Bytes of the file in memory right now."""
+        """Return the bytes of the file that are in memory now."""
         if self.holds_memory:
             return os.fstat(self._file).st_blocks * 512
         return page_cache_bytes(self._file, self.nbytes)
 
     def close(self) -> None:
-        """Give the file's space and the buffers back."""
+        """Release the file's space and the buffers."""
         self._close.close()
         self._outgoing = self._incoming = None
 
     def _pieces(self, data: Bytes) -> Iterator[tuple[int, Bytes, bool]]:
-        """(start, bytes, whether the disk can take them where they lie): whole pages, and what is left."""
+        """Yield (start, bytes, True if the disk can access them directly): whole pages first, then the rest."""
         body = 0
         if self.direct and self._alignment and data.ctypes.data % self._alignment == 0:
             body = len(data) // PAGE_BYTES * PAGE_BYTES
@@ -132,23 +138,23 @@ class Slab:
         while done < len(data):
             moved = call(self._file, [data[done:].data], offset + done)
             if done + moved < len(data):
-                moved -= moved % PAGE_BYTES  # the next call must begin on a page
+                moved -= moved % PAGE_BYTES  # the next call must start on a page
                 if moved <= 0:
-                    raise OSError(errno.EIO, f"short {verb}: {done} of {len(data)} bytes and no more")
+                    raise OSError(errno.EIO, f"short {verb}: only {done} of {len(data)} bytes")
             done += moved
         if not self.direct and not self.holds_memory:
             os.fdatasync(self._file)
-            # the whole file: a folio is dropped whole or not at all, and reaches beyond this chunk
+            # for the whole file, because a folio is dropped only as a whole and extends beyond this chunk
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def padded(nbytes: int) -> int:
-    """Bytes in whole pages."""
+    """Round bytes up to whole pages."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Bytes that may be allocated there; None on a file system without limit, and where there is nothing to ask."""
+    """Return the bytes that can be allocated in a directory; None without a limit, or if it cannot be read."""
     try:
         stat = os.statvfs(directory)
     except OSError:
@@ -157,7 +163,7 @@ def free_bytes(directory: Path) -> int | None:
 
 
 def page_cache_bytes(file: int, nbytes: int) -> int:
-    """Bytes of a file that lie in the page cache."""
+    """Return the bytes of a file that are in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     everything, counts = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
     if libc.syscall(_CACHESTAT, file, everything, counts, 0) == 0:
@@ -166,26 +172,26 @@ def page_cache_bytes(file: int, nbytes: int) -> int:
 
 
 def page_cache_bytes_by_page(file: int, nbytes: int) -> int:
-    """The same from mincore: slower, 50 ms for 4 GiB."""
+    """Return the same from mincore, for Linux before 6.5: it takes 50 ms for 4 GiB."""
     if nbytes == 0:
         return 0
     libc = ctypes.CDLL(None, use_errno=True)
     with mmap.mmap(file, nbytes) as mapping:
         resident = np.zeros(nbytes // PAGE_BYTES, np.uint8)
         first = ctypes.c_char.from_buffer(mapping)
-        asked = libc.mincore(
+        status = libc.mincore(
             ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(nbytes), ctypes.c_void_p(resident.ctypes.data)
         )
         del first
-    if asked != 0:
+    if status != 0:
         raise OSError(ctypes.get_errno(), "mincore")
     return int((resident & 1).sum()) * PAGE_BYTES
 
 
 def _bounce_buffer() -> Bytes:
-    # private, or the kernel counts it as shared memory; touched, or the first transfers pay for its pages
+    # private, or the kernel would count it as shared memory; filled, or the first transfers would fault its pages
     pages = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # a fork in the middle of a direct read, as a data loader does it, could leave the disk writing to the child's copy
+    # a fork during a direct read, as of a data loader, could leave the disk writing to the child's copy
     pages.madvise(mmap.MADV_DONTFORK)
     buffer = np.frombuffer(pages, np.uint8)
     buffer.fill(0)
@@ -193,11 +199,11 @@ def _bounce_buffer() -> Bytes:
 
 
 def _open_anonymous(name: str, directory: Path) -> int:
-    other = f"name another directory with --store {name}=DIR"
+    advice = f"use another directory with --store {name}=DIR"
     if not directory.exists():
-        raise StoreError(f"{name} store: no directory {directory}; create it, or {other}")
+        raise StoreError(f"{name} store: no directory {directory}; create it, or {advice}")
     if not directory.is_dir():
-        raise StoreError(f"{name} store: {directory} is no directory; {other}")
+        raise StoreError(f"{name} store: {directory} is no directory; {advice}")
     try:
         try:
             return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -209,7 +215,7 @@ def _open_anonymous(name: str, directory: Path) -> int:
         path.unlink()
     except OSError as error:
         reason = "is full" if error.errno in _NO_ROOM else "is not writable"
-        raise StoreError(f"{name} store: {directory} {reason} ({error.strerror}); {other}") from None
+        raise StoreError(f"{name} store: {directory} {reason} ({error.strerror}); {advice}") from None
     return file
 
 
@@ -222,38 +228,38 @@ def _lies_in_memory(file: int) -> bool:
 def _allocate(file: int, name: str, directory: Path, nbytes: int) -> None:
     room = free_bytes(directory)
     try:
-        if room is not None and nbytes > room:  # trying would fill a disk that others share
-            raise OSError(errno.ENOSPC, "it was not tried")
+        if room is not None and nbytes > room:  # an attempt would fill a shared disk
+            raise OSError(errno.ENOSPC, "not attempted")
         if nbytes:
             os.posix_fallocate(file, 0, nbytes)
-    except OSError as error:  # the cause, by which a full disk is told from other faults
+    except OSError as error:  # raised as the cause, which distinguishes a full disk from other faults
         free = "unknown" if room is None else fmt_bytes(room)
         raise StoreError(
-            f"{name} store: {directory} cannot take {fmt_bytes(nbytes)}, free: {free} ({error.strerror}); "
-            f"free space there, or name another directory with --store {name}=DIR"
+            f"{name} store: {directory} cannot hold {fmt_bytes(nbytes)}, free: {free} ({error.strerror}); "
+            f"free space there, or use another directory with --store {name}=DIR"
         ) from error
 
 
 def _bypass_page_cache(file: int) -> bool:
-    """Turn O_DIRECT on and see that it works; some file systems accept the flag and refuse the transfer."""
+    """Turn O_DIRECT on; return False if it does not work. Some file systems accept the flag and refuse the transfer."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
         os.preadv(file, [mmap.mmap(-1, PAGE_BYTES)], 0)
     except OSError:
         fcntl.fcntl(file, fcntl.F_SETFL, flags)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead into the page cache
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
         return False
     return True
 
 
 def _memory_alignment(file: int) -> int:
-    """What the address of memory must be a multiple of for the disk to read and write it; 0 where that is not safe."""
+    """Return the alignment in bytes of memory that the disk can access directly; 0 if that is not safe."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if release is None or tuple(map(int, release.groups())) < _PINS:
+    if release is None or tuple(map(int, release.groups())) < _PINNING_LINUX:
         return 0
-    told = ctypes.create_string_buffer(256)
+    fields = ctypes.create_string_buffer(256)
     statx = getattr(ctypes.CDLL(None), "statx", None)
-    if statx is None or statx(file, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, told):
+    if statx is None or statx(file, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, fields):
         return PAGE_BYTES
-    return struct.unpack_from("I", told, _DIO_MEM_ALIGN)[0] or PAGE_BYTES
+    return struct.unpack_from("I", fields, _DIO_MEM_ALIGN)[0] or PAGE_BYTES

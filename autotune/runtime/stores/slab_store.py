@@ -1,4 +1,4 @@
-"""Tensors in one slab file: written by one thread, read back by another, checked on the way."""
+"""Store tensors in one slab file: one thread writes, another reads, and checksums verify the bytes."""
 
 import errno
 import os
@@ -18,29 +18,31 @@ import xxhash
 from torch import Tensor
 
 from autotune.errors import StoreError
+from autotune.runtime.stores import Direction
 from autotune.runtime.stores.slab_file import Slab, Transfer
-from autotune.runtime.stores.slots import Slots, end_to_end
-from autotune.runtime.stores.tensor_form import Form
-from autotune.runtime.stores.worker import Lane
+from autotune.runtime.stores.slots import Slots, slot_offsets
+from autotune.runtime.stores.tensor_meta import TensorMeta
+from autotune.runtime.stores.worker import TransferWorker
 from autotune.runtime.tensor_bytes import storage_bytes
 
 Checksums = Literal["all", "sampled", "off"]
-_SAMPLE = 16
-_REMEMBERED = 100_000
-"""Transfers that nobody asked for; older ones are forgotten."""
+_SAMPLE_EVERY = 16
+"""Generations of a slot per checksum, if checksums are sampled."""
+_MAX_TRANSFERS = 100_000
+"""Number of transfers kept until `transfers` is called; the oldest are dropped first."""
 
 
 @dataclass(slots=True, eq=False)
-class _Saved:
-    """One generation of a slot: what the tensor was, and how its write went."""
+class _Generation:
+    """One tensor that was put to a slot, and the result of its write."""
 
-    generation: int
-    form: Form
-    checked: bool
-    written: int = 0
-    """Ticket of the write."""
+    number: int
+    meta: TensorMeta
+    is_checked: bool
+    write_ticket: int = 0
     digest: bytes = b""
     problem: str = ""
+    """Error of the write; empty if there was none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +50,26 @@ class _Slot:
     key: int
     offset: int
     nbytes: int
-    saved: _Saved | None = None
-    generation: int = 0
-    last_read: int = 0
+    latest: _Generation | None = None
+    generations: int = 0
+    read_ticket: int = 0
     """Ticket of the latest read."""
 
 
 class SlabStore:
-    """A SwapStore over one anonymous file, for CPU tensors that own their storage.
+    """A `SwapStore` over one anonymous file, for CPU tensors that own their storage.
 
-    `checksums`: every transfer, one in 16 (each slot in turn), or none.
+    Args:
+        name: Name of the store, for messages.
+        directory: Directory on the file system that holds the file.
+        slots: Bytes of each slot, by key.
+        checksums: Verify every transfer ("all"), each slot once in 16 generations ("sampled"), or none ("off").
+        only_memory: Refuse a directory that is not on a tmpfs.
+        pwritev: Replacement of `os.pwritev`, for tests with a faulty disk.
+        preadv: Replacement of `os.preadv`.
+
+    Raises:
+        StoreError: The directory is missing, is not writable, or has too little space.
     """
 
     def __init__(
@@ -73,12 +85,12 @@ class SlabStore:
     ) -> None:
         self.name, self.directory, self.checksums = name, directory, checksums
         self.written_bytes = self.read_bytes = 0
-        self._moved: deque[tuple[str, float, float]] = deque(maxlen=_REMEMBERED)
-        offsets, end = end_to_end(slots)
+        self._transfers: deque[tuple[Direction, float, float]] = deque(maxlen=_MAX_TRANSFERS)
+        offsets, end = slot_offsets(slots)
         self._slab = Slab(name, directory, end, only_memory=only_memory, pwritev=pwritev, preadv=preadv)
         self.direct, self.holds_memory = self._slab.direct, self._slab.holds_memory
         self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
-        self._writer, self._reader = Lane(f"{name}-write"), Lane(f"{name}-read")
+        self._writer, self._reader = TransferWorker(f"{name}-write"), TransferWorker(f"{name}-read")
         self._lock = threading.Lock()
         self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader))
         self._slots = Slots(
@@ -86,37 +98,38 @@ class SlabStore:
         )
 
     def put(self, key: int, tensor: Tensor) -> "Future[None]":
-        """Begin to write the tensor's whole storage."""
+        """Start to write the tensor's whole storage; see `SwapStore.put`."""
         with self._lock:
             slot = self._slots[key]
-            saved = self._describe(slot, tensor)
-            slot.saved, slot.generation = saved, slot.generation + 1
-            # a list, so that the job can empty it: its frame must not keep the tensor
-            future, saved.written = self._writer.submit(partial(self._save, slot, saved, slot.last_read, [tensor]))
+            latest = self._next_generation(slot, tensor)
+            slot.latest, slot.generations = latest, slot.generations + 1
+            # a list, so that the job can empty it: its frame must not keep the tensor alive
+            job = partial(self._run_write, slot, latest, slot.read_ticket, [tensor])
+            future, latest.write_ticket = self._writer.submit(job)
             return future
 
     def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
-        """Allocate in this thread, or take a tensor of as many bytes, and begin to read."""
+        """Start to read into a new tensor or `into`; see `SwapStore.fetch`."""
         with self._lock:
             slot = self._slots[key]
-            if slot.saved is None:
+            if slot.latest is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
-            box = [slot.saved.form.memory(into, f"{self.name} store: slot {key}")]
-            future, slot.last_read = self._reader.submit(partial(self._load, slot, slot.saved, box))
+            box = [slot.latest.meta.allocate(into, f"{self.name} store: slot {key}")]
+            future, slot.read_ticket = self._reader.submit(partial(self._run_read, slot, slot.latest, box))
             return future
 
-    def transfers(self) -> list[tuple[str, float, float]]:
-        """Every transfer since this was asked last."""
+    def transfers(self) -> list[tuple[Direction, float, float]]:
+        """Return (direction, start, end) of each transfer since the last call."""
         with self._lock:
-            return [self._moved.popleft() for _ in range(len(self._moved))]
+            return [self._transfers.popleft() for _ in range(len(self._transfers))]
 
     def held_bytes(self) -> int:
-        """Bytes of the file in memory right now: in the tmpfs, or in the page cache."""
+        """Return the file's bytes in memory now: in the tmpfs, or in the page cache."""
         with self._lock:
             return self._slab.held_bytes() if self._finish.alive else 0
 
     def close(self) -> None:
-        """Fail what is not begun, end what is under way, give everything back."""
+        """Fail transfers that have not started, wait for those running, and release everything."""
         with self._lock:
             self._finish()
 
@@ -126,76 +139,76 @@ class SlabStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _describe(self, slot: _Slot, tensor: Tensor) -> _Saved:
-        where = f"{self.name} store: slot {slot.key}"
+    def _next_generation(self, slot: _Slot, tensor: Tensor) -> _Generation:
+        place = f"{self.name} store: slot {slot.key}"
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-            raise StoreError(f"{where} takes plain dense CPU tensors, not {tensor.layout} on {tensor.device}")
+            raise StoreError(f"{place} takes plain dense CPU tensors, not {tensor.layout} on {tensor.device}")
         nbytes = tensor.untyped_storage().nbytes()
         if nbytes > slot.nbytes:
-            raise StoreError(f"{where} has {slot.nbytes} bytes; a tensor of {nbytes} does not fit")
-        checked = self.checksums == "all" or (
-            self.checksums == "sampled" and (slot.key + slot.generation) % _SAMPLE == 0
+            raise StoreError(f"{place} has {slot.nbytes} bytes; a tensor of {nbytes} does not fit")
+        is_checked = self.checksums == "all" or (
+            self.checksums == "sampled" and (slot.key + slot.generations) % _SAMPLE_EVERY == 0
         )
-        return _Saved(slot.generation, Form.of(tensor), checked)
+        return _Generation(slot.generations, TensorMeta.from_tensor(tensor), is_checked)
 
-    def _save(self, slot: _Slot, saved: _Saved, last_read: int, box: list[Tensor]) -> None:
-        self._reader.wait(last_read)  # of the generation that this one overwrites
-        saved.problem = self._write(slot, saved, box)
-        if saved.problem:
-            raise StoreError(saved.problem)
+    def _run_write(self, slot: _Slot, latest: _Generation, read_ticket: int, box: list[Tensor]) -> None:
+        self._reader.wait(read_ticket)  # of the generation that this one overwrites
+        latest.problem = self._write(slot, latest, box)
+        if latest.problem:
+            raise StoreError(latest.problem)
 
-    def _load(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> Tensor:
-        self._writer.wait(saved.written)
-        problem = saved.problem or self._read(slot, saved, box)
+    def _run_read(self, slot: _Slot, latest: _Generation, box: list[Tensor]) -> Tensor:
+        self._writer.wait(latest.write_ticket)
+        problem = latest.problem or self._read(slot, latest, box)
         if problem:
             box.clear()
             raise StoreError(problem)
         return box.pop()
 
-    # The two below give the problem as text: an exception would keep their frames, and so the tensor, alive.
+    # The next two return the problem as text: an exception would keep their frames, and so the tensor, alive.
 
-    def _write(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> str:
+    def _write(self, slot: _Slot, latest: _Generation, box: list[Tensor]) -> str:
         begin = time.perf_counter()
-        hasher = xxhash.xxh3_128() if saved.checked else None
+        hasher = xxhash.xxh3_128() if latest.is_checked else None
         tensor = box.pop()
         try:
             self._slab.write(slot.offset, storage_bytes(tensor), hasher)
         except OSError as error:
-            return self._problem("write", slot, error)
+            return self._problem(Direction.WRITE, slot, error)
         if hasher is not None:
-            saved.digest = hasher.digest()
-        self._moved.append(("write", begin, time.perf_counter()))
-        self.written_bytes += saved.form.nbytes
+            latest.digest = hasher.digest()
+        self._transfers.append((Direction.WRITE, begin, time.perf_counter()))
+        self.written_bytes += latest.meta.nbytes
         return ""
 
-    def _read(self, slot: _Slot, saved: _Saved, box: list[Tensor]) -> str:
+    def _read(self, slot: _Slot, latest: _Generation, box: list[Tensor]) -> str:
         begin = time.perf_counter()
-        hasher = xxhash.xxh3_128() if saved.digest else None
+        hasher = xxhash.xxh3_128() if latest.digest else None
         try:
             self._slab.read(slot.offset, storage_bytes(box[0]), hasher)
         except OSError as error:
-            return self._problem("read", slot, error)
-        self._moved.append(("read", begin, time.perf_counter()))
-        self.read_bytes += saved.form.nbytes
-        if hasher is not None and hasher.digest() != saved.digest:
+            return self._problem(Direction.READ, slot, error)
+        self._transfers.append((Direction.READ, begin, time.perf_counter()))
+        self.read_bytes += latest.meta.nbytes
+        if hasher is not None and hasher.digest() != latest.digest:
             return (
-                f"{self.name} store in {self.directory}: slot {slot.key}, generation {saved.generation}, came back with "
-                f"other bytes than were written; do not trust this disk, name another with --store {self.name}=DIR"
+                f"{self.name} store in {self.directory}: slot {slot.key}, generation {latest.number}, was read with "
+                f"other bytes than were written; this disk is not reliable, use another with --store {self.name}=DIR"
             )
         return ""
 
-    def _problem(self, verb: str, slot: _Slot, error: OSError) -> str:
+    def _problem(self, direction: Direction, slot: _Slot, error: OSError) -> str:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        move = "free space there" if full else "check the disk"
+        advice = "free space there" if full else "check the disk"
         return (
-            f"{self.name} store in {self.directory}: cannot {verb} slot {slot.key} of {slot.nbytes} bytes "
-            f"({error.strerror}); {move}, or name another directory with --store {self.name}=DIR"
+            f"{self.name} store in {self.directory}: cannot {direction} slot {slot.key} of {slot.nbytes} bytes "
+            f"({error.strerror}); {advice}, or use another directory with --store {self.name}=DIR"
         )
 
 
-def _finish(slab: Slab, lanes: tuple[Lane, ...]) -> None:
-    for lane in lanes:
-        lane.stop()
-    for lane in lanes:
-        lane.join()
+def _finish(slab: Slab, workers: tuple[TransferWorker, ...]) -> None:
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join()
     slab.close()

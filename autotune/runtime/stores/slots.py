@@ -1,4 +1,4 @@
-"""The slots of a store, which lie end to end in one slab."""
+"""Lay the slots of a store end to end in one slab, and look them up while the store is open."""
 
 import weakref
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Slots(Generic[S]):
-    """By key, as long as the store is open: until `finish` has given everything back."""
+    """The slots of one store by key. They are valid until `finish`, which releases everything, has run."""
 
-    name: str
-    of: Mapping[int, S]
+    store_name: str
+    by_key: Mapping[int, S]
     finish: "weakref.finalize[..., Any]"
 
     def __getitem__(self, key: int) -> S:
         if not self.finish.alive:
-            raise StoreError(f"{self.name} store is closed; open it again")
-        if key not in self.of:
-            raise StoreError(f"{self.name} store: no slot {key}; it was opened with {len(self.of)} others")
-        return self.of[key]
+            raise StoreError(f"{self.store_name} store is closed; open it again")
+        if key not in self.by_key:
+            raise StoreError(f"{self.store_name} store: no slot {key}; it was opened with {len(self.by_key)} others")
+        return self.by_key[key]
 
 
-def end_to_end(slots: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Where each slot (key to bytes) begins, on a page, and where the last one ends."""
+def slot_offsets(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Return the page-aligned offset of each slot by key, and the bytes of all slots; `sizes` has each slot's bytes."""
     offsets, end = {}, 0
-    for key, nbytes in slots.items():
+    for key, nbytes in sizes.items():
         offsets[key] = end
         end += padded(nbytes)
     return offsets, end

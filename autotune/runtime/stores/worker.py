@@ -1,4 +1,4 @@
-"""One worker thread that does one job after another."""
+"""Run transfers in a worker thread, one after another."""
 
 import threading
 from collections.abc import Callable
@@ -11,60 +11,60 @@ from autotune.errors import StoreError
 T = TypeVar("T")
 
 
-class Lane:
-    """Does jobs in the order in which they came; a ticket lets another lane wait for one of them."""
+class TransferWorker:
+    """A thread that runs jobs in the order of their submission. Each job has a ticket that other threads can wait for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        self._begun = self._done = 0
-        self._turn = threading.Condition()
+        self._submitted = self._finished = 0
+        self._progress = threading.Condition()
         self._stopping = False
-        # a process whose disk hangs must still be able to end
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        # a daemon, so that a process whose disk hangs can still exit
+        self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> tuple["Future[T]", int]:
-        """The job's future, and its ticket. A job must have let go of its tensors when it returns or raises."""
+        """Queue a job; return its future and its ticket. A job must not hold tensors after it returns or raises."""
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # what is written or read cannot be taken back
-        self._begun += 1
+        future.set_running_or_notify_cancel()  # transfers cannot be cancelled
+        self._submitted += 1
         self._jobs.put((job, future))
-        return future, self._begun
+        return future, self._submitted
 
     def wait(self, ticket: int) -> None:
-        """Until that job is done, failed or dropped."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._done >= ticket)
+        """Wait until the job of this ticket has finished, failed or been dropped."""
+        with self._progress:
+            self._progress.wait_for(lambda: self._finished >= ticket)
 
     def stop(self) -> None:
-        """Fail the jobs that are not begun."""
+        """Fail all jobs that have not started."""
         self._stopping = True
         self._jobs.put(None)
 
     def join(self) -> None:
-        """Until the job under way is done."""
+        """Wait for the running job to end."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, future = item
             del item
             result, failure = None, None
             try:
                 if self._stopping:
-                    raise StoreError(f"{self.name}: the store was closed first")
+                    raise StoreError(f"{self.name}: the store was closed before this transfer started")
                 result = job()
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+            except BaseException as error:  # noqa: BLE001 - it is raised where the future is waited for
                 failure = error
             del job
-            with self._turn:
-                self._done += 1
-                self._turn.notify_all()
+            with self._progress:
+                self._finished += 1
+                self._progress.notify_all()
             if failure is None:
                 future.set_result(result)
             else:
                 future.set_exception(failure)
-            # or the thread, idle, would keep the last tensor alive
+            # the idle thread would otherwise keep the last tensor alive
             del future, result, failure

@@ -1,6 +1,6 @@
 """Compare a captured step with eager, tensor by tensor.
 
-In: results of both.
-Out: an error relative to eager's own rounding, or a refusal.
+In: the results of both steps.
+Out: each tensor's error relative to eager's own rounding error, or NumericsError.
 Read first: `gates`.
 """

@@ -1,16 +1,16 @@
 """The numerical gate: decide whether a tensor equals its reference up to rounding, relative to that tensor alone.
 
-Tensors that are equal bit for bit pass. Any other tensor `x` is held to eager's own rounding error on the same inputs:
+Tensors that are equal bit for bit pass. The error of any other tensor `x` is bounded by eager's own rounding error:
 
     max|x - center| <= NOISE * noise + EPS * eps * max|center| + carried
 
 `noise` is the largest distance of eager to its witnesses: the same step in float64, and eager steps from weights that are
-moved by one rounding. `center` is the float64 result, or eager's own where float64 is not the same computation. `eps` is
-that of the tensor's dtype. Integers, bools and non-finite places must be equal.
+moved by one rounding. `center` is the float64 result, or eager's own if float64 is not the same computation. `eps` is
+that of the tensor's dtype. Integers, bools and non-finite elements must be equal.
 
-`carried` is 0 for results and gradients of the first step. For everything after an update it is how far eager moves when
-each element of each gradient is moved towards 0 by what is admitted of that gradient: Adam's first update is nearly the
-sign of the gradient, so an element that is all rounding may move by twice the learning rate.
+`carried` is 0 for results and gradients of the first step. After an update it is the distance that eager moves if each
+gradient element is moved towards 0 by the gradient's admitted error. Adam's first update is nearly the sign of the
+gradient, so an element of pure rounding error may move by twice the learning rate.
 """
 
 import math
@@ -20,45 +20,45 @@ from dataclasses import dataclass
 import torch
 
 NOISE = 4.0
-"""Factor between eager's own rounding error and the error that is admitted."""
+"""Ratio of the admitted error to eager's own rounding error."""
 EPS = 16.0
-"""Roundings admitted where eager's own error is smaller by chance, as of a loss, which is a single number."""
+"""Roundings admitted in addition, because eager's own error may be small by chance, as for a scalar loss."""
 STRICT_EPS = 64.0
-"""Roundings admitted where eager's own error is unknown."""
+"""Roundings admitted if eager's own error is unknown."""
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The error that one tensor may have."""
+    """The admitted error of one tensor."""
 
     admitted: float
     """Largest absolute difference to the center."""
     center: str = ""
-    """Name of the witness that the difference is taken to; empty for eager's own tensor."""
+    """Name of the witness that the tensor is compared with; empty for eager's own tensor."""
 
 
 def epsilon(tensor: torch.Tensor) -> float:
-    """Distance from 1 to the next larger number of the tensor's dtype; 0 for integers and bools."""
+    """Return the distance from 1 to the next larger number of the tensor's dtype; 0 for integers and bools."""
     inexact = tensor.dtype.is_floating_point or tensor.dtype.is_complex
     return torch.finfo(tensor.dtype).eps if inexact else 0.0
 
 
-def near(eps: float) -> float:
-    """Largest relative distance between eager and a witness of the same computation.
+def witness_distance(eps: float) -> float:
+    """Return the largest relative distance between eager and a witness of the same computation.
 
-    A gradient that is wrong by 0.1 % stays outside of `NOISE` times this bound in float32.
+    In float32 a gradient that is wrong by 0.1 % exceeds `NOISE` times this distance.
     """
     return max(math.sqrt(eps) / 4, 16 * eps)
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Compute the largest absolute difference; infinity where shapes, non-finite places, or integers differ."""
-    exact = not (epsilon(found) and epsilon(expected))
-    if found.shape != expected.shape or (exact and found.dtype != expected.dtype):
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute difference; infinity if shapes, non-finite elements or integers differ."""
+    exact = not (epsilon(actual) and epsilon(expected))
+    if actual.shape != expected.shape or (exact and actual.dtype != expected.dtype):
         return math.inf
     worst = 0.0
-    for a, b in _chunks(found, expected):
+    for a, b in _chunks(actual, expected):
         if exact:
             if not torch.equal(a, b):
                 return math.inf
@@ -72,15 +72,15 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def magnitude(tensor: torch.Tensor) -> float:
-    """Compute the largest absolute value of the finite elements; 0 if there are none."""
+    """Return the largest absolute value of the finite elements; 0 if there are none."""
     worst = 0.0
     for (part,) in _chunks(tensor):
         worst = max(worst, torch.where(part.isfinite(), part, 0.0).abs().max().item())
     return worst
 
 
-def strict(eager: torch.Tensor) -> Bound:
-    """Make the bound of a tensor without witnesses."""
+def strict_bound(eager: torch.Tensor) -> Bound:
+    """Return the bound of a tensor without witnesses."""
     return Bound(STRICT_EPS * epsilon(eager) * magnitude(eager))
 
 
@@ -90,65 +90,69 @@ def bound(
     center: str = "",
     carried: torch.Tensor | None = None,
 ) -> Bound:
-    """Make the bound of a tensor from its witnesses; `center` names the one in float64, if that is one of them.
+    """Return the bound of a tensor from its witnesses.
 
-    `carried` is the tensor of eager steps whose gradients were moved towards 0.
+    Args:
+        eager: The tensor of the eager step.
+        witnesses: The tensor in each witness, by the witness's name.
+        center: Name of the float64 witness; empty without one.
+        carried: The tensor after eager steps whose gradients were moved towards 0; None before the first update.
     """
     moved = 0.0 if carried is None else difference(carried, eager)
     distances = {name: difference(witness, eager) for name, witness in witnesses.items()}
     finite = {name: distance for name, distance in distances.items() if math.isfinite(distance)}
     moved = moved if math.isfinite(moved) else 0.0
     if not finite or not epsilon(eager):
-        return Bound(strict(eager).admitted + moved)
-    if center not in finite:  # eager overflows where float64 does not: only eager says where
+        return Bound(strict_bound(eager).admitted + moved)
+    if center not in finite:  # eager overflows and float64 does not, so only eager has the right infinities
         center = ""
     size = magnitude(witnesses[center] if center else eager)
     return Bound(NOISE * max(finite.values()) + EPS * epsilon(eager) * size + moved, center)
 
 
 @torch.no_grad()
-def towards_zero(gradient: torch.Tensor, admitted: float) -> torch.Tensor:
-    """Move each element of a gradient by what is admitted of it, through 0 where it is smaller than that."""
+def move_towards_zero(gradient: torch.Tensor, admitted: float) -> torch.Tensor:
+    """Move each element of a gradient towards 0 by its admitted error; smaller elements change their sign."""
     return gradient - admitted * gradient.sgn() if epsilon(gradient) else gradient
 
 
-def share(found: torch.Tensor, center: torch.Tensor, admitted: float) -> float:
-    """Compute a tensor's error as a share of what is admitted: above 1 it is refused."""
-    distance = difference(found, center)
+def error_share(actual: torch.Tensor, center: torch.Tensor, admitted: float) -> float:
+    """Return a tensor's error as a share of the admitted error; above 1 the tensor is refused."""
+    distance = difference(actual, center)
     if distance == 0.0:
         return 0.0
     return distance / admitted if admitted > 0.0 else math.inf
 
 
-def unlike(
+def name_mismatch(
     results: Mapping[str, tuple[torch.Tensor, torch.Tensor]], gradients: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 ) -> str:
-    """Name a tensor of the first step that shows a witness to be another computation; empty if none does.
+    """Return the name of a tensor by which a witness is another computation; empty if it is the same.
 
-    Both hold pairs of eager's tensor and the witness's. A gradient that vanishes beside the largest one, as of a bias
-    before a norm, is all rounding: there the distance is compared with the largest gradient.
+    Both mappings hold pairs of eager's tensor and the witness's. A gradient far smaller than the largest one, as of a bias
+    before a norm, is pure rounding error: its distance is compared with the largest gradient.
     """
     largest = max((magnitude(eager) for eager, _ in gradients.values()), default=0.0)
     for name, (eager, witness) in (*results.items(), *gradients.items()):
         distance, eps = difference(witness, eager), epsilon(eager)
         vanishing = STRICT_EPS * eps * largest if name in gradients else 0.0
-        if distance > max(near(eps) * magnitude(eager), vanishing):
+        if distance > max(witness_distance(eps) * magnitude(eager), vanishing):
             return name
     return ""
 
 
-def how(*, float64: bool, moved: bool, reason: str = "") -> str:
-    """Describe what tensors were compared with; `reason` holds why float64 could not be used."""
+def describe_gate(*, float64: bool, moved: bool, reason: str = "") -> str:
+    """Return a description of the comparison; `reason` states why float64 could not be used."""
     if float64:
         return "relative gate against float64"
     because = f"; float64 cannot be used: {reason}" if reason else ""
     return f"{'relative' if moved else 'strict relative'} gate against eager{because}"
 
 
-def worst(shares: Mapping[str, float], stages: Iterable[str] = ()) -> str:
-    """Name the tensor with the largest share; of refused ones the largest of the earliest stage, a prefix of the name.
+def worst_tensor(shares: Mapping[str, float], stages: Iterable[str] = ()) -> str:
+    """Return the name of the tensor with the largest share; if tensors are refused, of the earliest stage among those.
 
-    What follows from a wrong gradient is wrong too, and may be further off than the cause.
+    `stages` are prefixes of names, in order: a wrong gradient makes later tensors wrong too, possibly by more.
     """
     refused = {name for name, part in shares.items() if not part <= 1.0}
     for stage in stages:
@@ -158,7 +162,7 @@ def worst(shares: Mapping[str, float], stages: Iterable[str] = ()) -> str:
 
 
 def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Pieces of flat tensors on the CPU, the inexact ones in doubles: as a whole these might not fit."""
+    """Yield pieces of flat tensors on the CPU, inexact ones in float64: whole copies might not fit."""
     flat = [_flat(tensor) for tensor in tensors]
     for start in range(0, flat[0].numel(), _CHUNK):
         yield tuple(_wide(part[start : start + _CHUNK]) for part in flat)

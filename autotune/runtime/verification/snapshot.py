@@ -1,4 +1,4 @@
-"""Copy everything that a training step changes, and put it back: values return into the user's own tensors."""
+"""Copy everything that a training step changes, and restore it: values are copied back into the user's own tensors."""
 
 import random
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Snapshot:
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
         self._buffers = [dict(module._buffers) for module in model.modules()]
-        self._optimizer_held = None if optimizer is None else OptimizerSnapshot(optimizer)
+        self._optimizer_snapshot = None if optimizer is None else OptimizerSnapshot(optimizer)
         self._values = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
         self._named = dict(zip((name for name, _ in named_tensors(model, optimizer)), self._copies(), strict=True))
         self._scale = None if scaler is None else scaler.state_dict()
@@ -28,38 +28,38 @@ class Snapshot:
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
-        """The copies by the names of `named_tensors`."""
+        """Copies by the names of `named_tensors`."""
         return self._named
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back; more than once if need be."""
+        """Restore everything; it may be called several times."""
         for module, buffers in zip(self._model.modules(), self._buffers, strict=True):
             module._buffers.clear()
             module._buffers.update(buffers)
-        if self._optimizer_held is not None:
-            self._optimizer_held.restore()
+        if self._optimizer_snapshot is not None:
+            self._optimizer_snapshot.restore()
         for tensor, value in self._values:
             tensor.copy_(value)
         for parameter, gradient in self._gradients:
             parameter.grad = None if gradient is None else gradient.clone()
         if self._scaler is not None and self._scale is not None:
             self._scaler.load_state_dict(self._scale)
-        own, arrays, main, others = self._generators
-        random.setstate(own)
-        np.random.set_state(arrays)
-        torch.set_rng_state(main)
-        if others:
-            torch.cuda.set_rng_state_all(others)
+        python_state, numpy_state, cpu_state, cuda_states = self._generators
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(cpu_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
 
     def _copies(self) -> Iterator[torch.Tensor]:
-        """The copy of each of `named_tensors`, without a second one."""
-        others = [] if self._optimizer_held is None else self._optimizer_held.values
-        made = {id(tensor): value for tensor, value in (*self._values, *others)}
+        """Yield the copy of each of `named_tensors`, without copying twice."""
+        state = [] if self._optimizer_snapshot is None else self._optimizer_snapshot.values
+        copies = {id(tensor): value for tensor, value in (*self._values, *state)}
         gradients = {id(parameter.grad): gradient for parameter, gradient in self._gradients if gradient is not None}
         for _, tensor in named_tensors(self._model, self._optimizer):
-            found = made.get(id(tensor), gradients.get(id(tensor)))
-            yield tensor if found is None else found
+            copy = copies.get(id(tensor), gradients.get(id(tensor)))
+            yield tensor if copy is None else copy
 
 
 def named_tensors(
@@ -73,8 +73,8 @@ def named_tensors(
     for name, buffer in model.named_buffers():
         yield f"buffer {name}", buffer
     for name, parameter in model.named_parameters():
-        held = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-        for path, leaf in pytree.tree_flatten_with_path(held)[0]:
+        state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
+        for path, leaf in pytree.tree_flatten_with_path(state)[0]:
             if isinstance(leaf, torch.Tensor):
                 yield f"state {name}{pytree.keystr(path)}", leaf
     yield "generator", torch.get_rng_state()

@@ -1,7 +1,7 @@
-"""Compare the first steps under a plan with the user's own eager steps, in the user's own process.
+"""Compare the first steps under a plan with eager steps of the same objects, in the training process.
 
-Both steps start from the same state. Tensors that differ in any bit go through the relative gate (`gates`), whose further
-eager runs are made only then. The user's objects end in the state of the planned step, or in eager's if it is refused.
+Both steps start from the same state. Tensors that differ in any bit go through the relative gate (`gates`), which needs
+further eager runs. The user's objects end in the state of the planned step, or of the eager step if the gate refuses it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +16,16 @@ from autotune.capture.optimizers.optimizer_copy import HOOKS
 from autotune.errors import ConfigError, NumericsError
 from autotune.runtime.verification import gates
 from autotune.runtime.verification.snapshot import Snapshot, named_tensors
-from autotune.runtime.verification.witness import float64, in_double, move_weights
+from autotune.runtime.verification.witness import Witness, float64, in_double, move_weights
 
-See = Callable[[str, torch.Tensor], None]
+GradientCallback = Callable[[str, torch.Tensor], None]
+"""Function that is called with a parameter's name and its gradient."""
 Tensors = dict[str, torch.Tensor]
 
-STEPS = 2
+DEFAULT_STEPS = 2
 """Number of steps of each captured program compared under `verify=True`."""
 _FIRST = ("result ", "gradient ")
-"""Names of what a step makes before its first update."""
+"""Prefixes of tensors that a step computes before its first update."""
 
 
 class Verifier:
@@ -39,49 +40,58 @@ class Verifier:
     ) -> None:
         if steps < 0:
             raise ConfigError(f"verify is {steps}; pass True, or the number of steps to compare with eager")
-        self.how = ""
-        """How the last verified step was compared; empty before the first."""
+        self.comparison = ""
+        """Method and result of the last comparison; empty before the first."""
         self._model, self._optimizer, self._scaler, self._steps = model, optimizer, scaler, steps
         self._done: dict[Any, int] = {}
 
-    def due(self, key: Any) -> bool:
-        """Check whether the next step of this program is one to compare."""
+    def is_due(self, key: Any) -> bool:
+        """Return True if the next step of the program `key` is to be compared."""
         return self._done.get(key, 0) < self._steps
 
-    def step(self, key: Any, batch: Any, eager: Callable[[Any, See], Any], planned: Callable[[See], Any]) -> Any:
-        """Run the step both ways; NumericsError names the worst tensor that the gate refuses."""
+    def run_step(
+        self,
+        key: Any,
+        batch: Any,
+        eager: Callable[[Any, GradientCallback], Any],
+        planned: Callable[[GradientCallback], Any],
+    ) -> Any:
+        """Run a step in eager and as planned, and compare them; return the results of the planned step.
+
+        Raises NumericsError, which names the worst tensor that the gate refuses.
+        """
         self._refuse_hooks()
         before = self._snapshot()
         expected = self._record(partial(eager, batch))
         after = self._snapshot()
         expected |= after.named
         before.restore()
-        results, found = self._run_planned(planned, expected)
-        self.how = "bit-equal to eager"
-        if found:
-            kept = self._snapshot()
+        results, differing = self._run_planned(planned, expected)
+        self.comparison = "bit-equal to eager"
+        if differing:
+            planned_state = self._snapshot()
             try:
-                shares, gate = self._gate(before, partial(self._run_eager, eager, batch), expected, found)
+                shares, gate = self._gate(before, partial(self._run_eager, eager, batch), expected, differing)
             except BaseException:
                 after.restore()
                 raise
-            name = gates.worst(shares, _FIRST)
+            name = gates.worst_tensor(shares, _FIRST)
             if not shares[name] <= 1.0:
                 after.restore()
                 raise NumericsError(
                     f"verified step {1 + self._done.get(key, 0)}: {name} is off by {shares[name]:.3g} of its bound ({gate}); "
-                    "model and optimizer hold eager's step: train on without the plan, or report the model"
+                    "model and optimizer hold eager's step: train without the plan, or report the model"
                 )
-            kept.restore()
-            self.how = f"{gate}, worst {shares[name]:.2g} of the bound"
+            planned_state.restore()
+            self.comparison = f"{gate}, worst {shares[name]:.2g} of the bound"
         self._done[key] = self._done.get(key, 0) + 1
         return results
 
     def _refuse_hooks(self) -> None:
-        own = self._optimizer
-        if own is not None and any(getattr(own, name, None) for name in HOOKS):
+        optimizer = self._optimizer
+        if optimizer is not None and any(getattr(optimizer, name, None) for name in HOOKS):
             raise ConfigError(
-                f"verify runs each step twice, and with it the hooks of {type(own).__name__}'s step; remove them for the "
+                f"verify runs each step twice, and with it the hooks of {type(optimizer).__name__}'s step; remove them for the "
                 "verified steps, or pass verify=False"
             )
 
@@ -91,89 +101,93 @@ class Verifier:
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         return named_tensors(self._model, self._optimizer)
 
-    def _record(self, run: Callable[[See], Any]) -> Tensors:
-        """Run a step; its results and gradients by name."""
-        found: Tensors = {}
+    def _record(self, run: Callable[[GradientCallback], Any]) -> Tensors:
+        """Run a step; return its results and gradients by name."""
+        gradients: Tensors = {}
 
-        def see(name: str, gradient: torch.Tensor) -> None:
-            found[f"gradient {name}"] = gradient.detach().clone()
+        def on_gradient(name: str, gradient: torch.Tensor) -> None:
+            gradients[f"gradient {name}"] = gradient.detach().clone()
 
-        return found | _results(run(see))
+        return gradients | _results(run(on_gradient))
 
-    def _run_planned(self, planned: Callable[[See], Any], expected: Mapping[str, torch.Tensor]) -> tuple[Any, Tensors]:
-        """Run the planned step; what it returns, and by name what differs from eager's in any bit.
+    def _run_planned(
+        self, planned: Callable[[GradientCallback], Any], expected: Mapping[str, torch.Tensor]
+    ) -> tuple[Any, Tensors]:
+        """Run the planned step; return its results, and by name all tensors that differ from eager's in any bit.
 
-        An empty tensor stands for one that only one of the two steps made.
+        An empty tensor stands for one that only one of the two steps computed.
         """
-        found: Tensors = {}
+        differing: Tensors = {}
         names: set[str] = set()
 
-        def see(name: str, tensor: torch.Tensor) -> None:
+        def compare(name: str, tensor: torch.Tensor) -> None:
             names.add(name)
-            if name not in expected or not _same(tensor, expected[name]):
-                found[name] = tensor.detach().clone()
+            if name not in expected or not _has_equal_bits(tensor, expected[name]):
+                differing[name] = tensor.detach().clone()
 
-        results = planned(lambda name, gradient: see(f"gradient {name}", gradient))
+        results = planned(lambda name, gradient: compare(f"gradient {name}", gradient))
         for name, tensor in (*_results(results).items(), *self._named()):
-            see(name, tensor)
-        return results, found | {name: torch.empty(0) for name in expected.keys() - names}
+            compare(name, tensor)
+        return results, differing | {name: torch.empty(0) for name in expected.keys() - names}
 
-    def _run_eager(self, eager: Callable[[Any, See], Any], batch: Any, kind: str) -> Tensors:
-        """Run eager once more as a witness; everything that it made."""
+    def _run_eager(self, eager: Callable[[Any, GradientCallback], Any], batch: Any, kind: Witness) -> Tensors:
+        """Run eager again as a witness of this kind; return all tensors that it computed or changed."""
         match kind:
-            case "float64":
+            case Witness.FLOAT64:
                 with float64(self._model, self._optimizer):
-                    found = self._record(partial(eager, in_double(batch)))
-                    return found | {name: tensor.detach().clone() for name, tensor in self._named()}
-            case "moved 0" | "moved 1":
-                move_weights(self._model, int(kind[-1]))
-        found = self._record(partial(eager, batch))
-        return found | {name: tensor.detach().clone() for name, tensor in self._named()}
+                    tensors = self._record(partial(eager, in_double(batch)))
+                    return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
+            case Witness.MOVED_0 | Witness.MOVED_1:
+                move_weights(self._model, [Witness.MOVED_0, Witness.MOVED_1].index(kind))
+        tensors = self._record(partial(eager, batch))
+        return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
 
     def _gate(
-        self, before: Snapshot, run: Callable[[str], Tensors], expected: Tensors, found: Tensors
+        self, before: Snapshot, run: Callable[[Witness], Tensors], expected: Tensors, differing: Tensors
     ) -> tuple[dict[str, float], str]:
-        """Compute each differing tensor's error as a share of its bound, and how the bounds were made."""
+        """Return each differing tensor's error as a share of its bound, and a description of the bounds."""
         first = {name: tensor for name, tensor in expected.items() if name.startswith(_FIRST)}
         witnesses: dict[str, Tensors] = {}
         reasons: dict[str, str] = {}
-        for kind in ("float64", "moved 0", "moved 1"):
+        for kind in (Witness.FLOAT64, Witness.MOVED_0, Witness.MOVED_1):
             before.restore()
             try:
-                made = run(kind)
-            except Exception as error:  # noqa: BLE001 - a user's code may raise anything in another dtype
+                witness = run(kind)
+            except Exception as error:  # noqa: BLE001 - user code may raise anything in another dtype
                 reasons[kind] = f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
-            if differs := _unlike(first, made):
-                reasons[kind] = f"{differs} is another in it"
+            if name := _name_mismatch(first, witness):
+                reasons[kind] = f"{name} differs in it"
             else:
-                witnesses[kind] = made
-        center = "float64" if "float64" in witnesses else ""
+                witnesses[kind] = witness
+        center = Witness.FLOAT64 if Witness.FLOAT64 in witnesses else ""
 
         def bound(name: str, carried: Tensors | None = None) -> gates.Bound:
-            made = {kind: tensors[name] for kind, tensors in witnesses.items() if name in tensors}
-            return gates.bound(expected[name], made, center, None if carried is None else carried.get(name))
+            values = {kind: tensors[name] for kind, tensors in witnesses.items() if name in tensors}
+            return gates.bound(expected[name], values, center, None if carried is None else carried.get(name))
 
         bounds = {name: bound(name) for name in first}
         before.restore()
         with self._moved_gradients(bounds):
-            carried = run("carried")
+            carried = run(Witness.CARRIED)
         shares = {}
-        for name, tensor in found.items():
+        for name, tensor in differing.items():
             shares[name] = float("inf")
             if name in expected and tensor.dtype == expected[name].dtype:
-                at = bounds.get(name) or bound(name, carried)
-                against = witnesses[at.center][name] if at.center else expected[name]
-                shares[name] = gates.share(tensor, against, at.admitted)
-        return shares, gates.how(float64=bool(center), moved=bool(witnesses), reason=reasons.get("float64", ""))
+                limit = bounds.get(name) or bound(name, carried)
+                center_tensor = witnesses[limit.center][name] if limit.center else expected[name]
+                shares[name] = gates.error_share(tensor, center_tensor, limit.admitted)
+        return shares, gates.describe_gate(
+            float64=bool(center), moved=bool(witnesses), reason=reasons.get(Witness.FLOAT64, "")
+        )
 
     @contextmanager
     def _moved_gradients(self, bounds: Mapping[str, gates.Bound]) -> Iterator[None]:
-        """Move each gradient that backward makes by what is admitted of it."""
+        """Move each gradient of backward towards zero by its admitted error."""
         with ExitStack() as hooks:
             for name, parameter in self._model.named_parameters():
                 if (bound := bounds.get(f"gradient {name}")) is not None:
-                    move = partial(gates.towards_zero, admitted=bound.admitted)
+                    move = partial(gates.move_towards_zero, admitted=bound.admitted)
                     hooks.enter_context(parameter.register_hook(move))  # type: ignore[no-untyped-call]
             yield
 
@@ -183,21 +197,21 @@ def _results(tree: Any) -> Tensors:
     return {f"result {index}": leaf.detach().clone() for index, leaf in enumerate(leaves)}
 
 
-def _unlike(first: Tensors, witness: Tensors) -> str:
-    """Name a result or gradient that shows the witness to be another computation; empty if none does."""
+def _name_mismatch(first: Tensors, witness: Tensors) -> str:
+    """Name a result or gradient by which the witness is another computation; empty if it is the same."""
     if missing := next((name for name in first if name not in witness), ""):
         return missing
     pairs = {name: (tensor, witness[name]) for name, tensor in first.items()}
     gradients = {name: pair for name, pair in pairs.items() if name.startswith("gradient ")}
-    return gates.unlike({name: pair for name, pair in pairs.items() if name not in gradients}, gradients)
+    return gates.name_mismatch({name: pair for name, pair in pairs.items() if name not in gradients}, gradients)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
+def _has_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
-    return torch.equal(*(_bits(tensor) for tensor in (one, other)))
+    return torch.equal(_byte_view(a), _byte_view(b))
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     return plain.resolve_conj().contiguous().reshape(-1).view(torch.uint8)

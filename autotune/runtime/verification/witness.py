@@ -1,15 +1,29 @@
-"""Run a step once more in float64 or from weights moved by one rounding: what its own rounding error is, for `gates`.
+"""Set up witnesses of a step's rounding error, for `gates`: the step in float64, or from weights moved by one rounding.
 
-Both change the user's objects in place and for a while: a loss function may hold the model in its closure, and an
-optimizer cannot be copied in general.
+Both change the user's objects in place, temporarily: a loss function may hold the model in its closure, and an optimizer
+cannot be copied in general.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+
+class Witness(StrEnum):
+    """Kind of a further eager step, which shows eager's own rounding error."""
+
+    FLOAT64 = "float64"
+    """In float64 throughout."""
+    MOVED_0 = "moved 0"
+    """From weights moved by one rounding, with random signs."""
+    MOVED_1 = "moved 1"
+    """From weights moved by one rounding, with other signs."""
+    CARRIED = "carried"
+    """With each gradient moved by its admitted error."""
 
 
 def in_double(tree: Any) -> Any:
@@ -23,22 +37,22 @@ def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
     with torch.no_grad():
         data = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
         buffers = [dict(module._buffers) for module in model.modules()]
-        state = {} if optimizer is None else {key: dict(held) for key, held in optimizer.state.items()}
+        state = {} if optimizer is None else {key: dict(parts) for key, parts in optimizer.state.items()}
     try:
-        for parameter, own, gradient in data:
+        for parameter, values, gradient in data:
             parameter.grad = None
-            parameter.data = _double(own)
+            parameter.data = _double(values)
             parameter.grad = None if gradient is None else _double(gradient)
         for module in model.modules():
             module._buffers.update(in_double(module._buffers))
         if optimizer is not None:
-            for key, held in state.items():
-                optimizer.state[key] = in_double(held)
+            for key, parts in state.items():
+                optimizer.state[key] = in_double(parts)
         yield
     finally:
-        for parameter, own, gradient in data:
+        for parameter, values, gradient in data:
             parameter.grad = None
-            parameter.data = own
+            parameter.data = values
             parameter.grad = gradient
         for module, named in zip(model.modules(), buffers, strict=True):
             module._buffers.clear()
@@ -50,11 +64,11 @@ def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
 
 @torch.no_grad()
 def move_weights(model: torch.nn.Module, draw: int) -> None:
-    """Multiply each weight by 1 + eps or 1 - eps of its dtype, in place; the same draw makes the same signs."""
+    """Multiply each weight by 1 + eps or 1 - eps of its dtype, in place; equal `draw` means equal signs."""
     for number, parameter in enumerate(model.parameters()):
         if parameter.dtype.is_floating_point:
-            drawn = torch.Generator().manual_seed(2**20 * draw + number)
-            signs = torch.randint(2, parameter.shape, generator=drawn, dtype=torch.int8).mul_(2).sub_(1)
+            generator = torch.Generator().manual_seed(2**20 * draw + number)
+            signs = torch.randint(2, parameter.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
             parameter.mul_(1 + torch.finfo(parameter.dtype).eps * signs.to(parameter.device, torch.float64))
 
 

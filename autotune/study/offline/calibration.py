@@ -1,4 +1,4 @@
-"""How far predictions lie from measurements: what past runs on a device showed, or else the project's own experiments."""
+"""Compute the error of predictions from past runs on a device, or else from the project's own experiments."""
 
 import itertools
 import json
@@ -11,118 +11,121 @@ from autotune.errors import ConfigError
 from autotune.planners.knobs import Settings
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json
-from autotune.records.trial import Trial, load
+from autotune.records.run_dir import TRIALS_FILE, RunDir
+from autotune.records.trial import Trial, TrialKind, load_trials
 
-ENOUGH = 8
-"""Plans measured before, from which on they alone make the bars: of nine the ninth lies outside one time in five."""
-NEWEST = 10
-"""Runs looked at."""
-GRAIN_BYTES = 2**20
-"""Two processes differ by as much in what is no step's."""
+MIN_PLANS = 8
+"""Number of past plans from which on they alone give the ranges: a ninth one lies outside one time in five."""
+MAX_RUNS = 10
+"""Maximum number of past runs to read, newest first."""
+CHARGE_NOISE_BYTES = 2**20
+"""Bytes by which the charges of two processes differ outside the step."""
 
 Range = tuple[float, float]
 
-# experiments/frontier and experiments/offload, eight models on two CPU cores: 64 plans were charged 1.002 to 1.044 of the
-# predicted peak, those whose weights leave up to 1.29; on malloc instead of an arena plain eager up to 1.68 of its peak.
-# 66 plans took 0.62 to 1.19 of the predicted seconds, and of what the other plans of the same model took beside their
-# predictions 0.88 to 1.10.
-_ARENA_BYTES, _WEIGHTS_LEAVE_BYTES, _MALLOC_BYTES = (0.99, 1.05), (0.99, 1.30), (0.97, 1.70)
+# Source: experiments/benchmarks/frontier and experiments/benchmarks/offload, eight models on two CPU cores. The charge of 64 plans was 1.002 to
+# 1.044 of the predicted peak, and up to 1.29 with offloaded weights; on malloc, eager's was up to 1.68 of its peak.
+# The time of 66 plans was 0.62 to 1.19 of the prediction, and 0.88 to 1.10 relative to other plans of the same model.
+_ARENA_BYTES, _OFFLOADED_WEIGHTS_BYTES, _MALLOC_BYTES = (0.99, 1.05), (0.99, 1.30), (0.97, 1.70)
 _SECONDS, _RATIO = (0.6, 1.25), (0.85, 1.15)
-_ELSEWHERE = "what 66 plans of eight models showed on two CPU cores"
+_EXPERIMENTS = "66 plans of eight models on two CPU cores"
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
-    """Measured over predicted, lowest and highest."""
+class ErrorRanges:
+    """Ranges of measured over predicted values, lowest and highest."""
 
     nbytes: Range
-    """Of what the step is charged, which a budget binds. Its peak on fresh memory may lie lower: an op's scratch is seldom
-    touched as a whole."""
+    """Range of the step's charge, which a budget limits. The peak may be lower: ops rarely touch all of their scratch."""
     seconds: Range
+    """Range of the step time."""
     ratio: Range
-    """Of seconds beside those of another plan in the same run: what all plans of a run are off by is left out."""
+    """Range of the step time relative to other plans of the same run, without the error that these share."""
     source: str
-    """Where they come from, for people."""
+    """Source of the ranges, for people."""
 
 
-def past_runs(runs: Path, workload: str, device: Device) -> list[list[Trial]]:
-    """Trials of this workload on this silicon, by run; what cannot be read is passed over."""
-    found: list[list[Trial]] = []
-    for path in sorted(runs.glob("*/trials.jsonl"), key=lambda one: -one.stat().st_mtime):
-        if len(found) < NEWEST and _is_of(path, workload, device):
+def load_past_runs(runs: Path, workload: str, device: Device) -> list[list[Trial]]:
+    """Return the trials of this workload on this device, by run; unreadable runs are skipped."""
+    past: list[list[Trial]] = []
+    for path in sorted(runs.glob(f"*/{TRIALS_FILE}"), key=lambda path: -path.stat().st_mtime):
+        if len(past) < MAX_RUNS and _matches(RunDir(path.parent), workload, device):
             try:
-                found.append(load(path))
+                past.append(load_trials(path))
             except ConfigError:
                 continue
-    return found
+    return past
 
 
-def bars(settings: Settings, past: Sequence[Sequence[Trial]], noise: float) -> Bars:
-    """For a plan of these settings; `noise` is the device's own, by which seconds are off in any case."""
-    alike = [[trial for trial in run if _kind(trial.settings) == _kind(settings)] for run in past]
-    off = [ratio for run in alike for ratio in _bytes_off(run)]
-    slow = [list(_seconds_off(run)) for run in alike]
-    among = [one / statistics.median(run) for run in slow for one in run]
-    seconds = list(itertools.chain.from_iterable(slow))
-    enough = len(seconds) >= ENOUGH
-    return Bars(
-        nbytes=_range(off, _default_bytes(settings), alone=enough),
-        seconds=_wider(_range(seconds, _SECONDS, alone=enough), noise),
-        ratio=_wider(_range(among, _RATIO, alone=enough), noise),
-        source=f"what {len(seconds)} plans of it showed here" if enough else _ELSEWHERE,
+def compute_error_ranges(settings: Settings, past: Sequence[Sequence[Trial]], noise: float) -> ErrorRanges:
+    """Return the error ranges of a plan with these settings; `noise` is the device's own relative noise of times."""
+    similar = [[trial for trial in run if _error_class(trial.settings) == _error_class(settings)] for run in past]
+    nbytes = [error for run in similar for error in _byte_errors(run)]
+    by_run = [list(_time_errors(run)) for run in similar]
+    relative = [error / statistics.median(run) for run in by_run for error in run]
+    seconds = list(itertools.chain.from_iterable(by_run))
+    enough = len(seconds) >= MIN_PLANS
+    return ErrorRanges(
+        nbytes=_range(nbytes, _default_bytes(settings), alone=enough),
+        seconds=_widen(_range(seconds, _SECONDS, alone=enough), noise),
+        ratio=_widen(_range(relative, _RATIO, alone=enough), noise),
+        source=f"{len(seconds)} plans of this workload measured here" if enough else _EXPERIMENTS,
     )
 
 
-def trial_seconds(past: Sequence[Sequence[Trial]]) -> float | None:
-    """What a trial that ran took from its start to the next one's; None where no two followed each other."""
-    taken = [
+def median_trial_seconds(past: Sequence[Sequence[Trial]]) -> float | None:
+    """Return the median seconds from the start of a trial that ran to the next start; None without two such trials."""
+    seconds = [
         after.started - before.started
         for run in past
         for before, after in itertools.pairwise(run)
-        if before.estimate and before.kind != "repeat" and before.measurement and before.measurement.step_seconds
+        if before.estimate
+        and before.kind != TrialKind.REPEAT
+        and before.measurement
+        and before.measurement.step_seconds
     ]
-    return statistics.median(taken) if taken else None
+    return statistics.median(seconds) if seconds else None
 
 
-def _is_of(trials: Path, workload: str, device: Device) -> bool:
+def _matches(files: RunDir, workload: str, device: Device) -> bool:
     try:
-        known = from_json(Device, json.loads(trials.with_name("device.json").read_text()), where="")
-        with trials.open() as lines:
-            return known.key == device.key and json.loads(next(lines))["workload"] == workload
+        recorded = from_json(Device, json.loads(files.device.read_text()), where="")
+        with files.trials.open() as lines:
+            return recorded.key == device.key and json.loads(next(lines))["workload"] == workload
     except (OSError, ValueError, ConfigError, StopIteration, KeyError):
         return False
 
 
-def _kind(settings: Settings) -> tuple[str, bool]:
-    """What the error of a plan's bytes hangs on: its allocator, and whether weights leave."""
+def _error_class(settings: Settings) -> tuple[str, bool]:
+    """Return the settings that the error of the bytes depends on: the allocator, and whether weights are offloaded."""
     return str(settings.get("allocator", {}).get("planner")), settings.get("offload", {}).get("what") == "all"
 
 
 def _default_bytes(settings: Settings) -> Range:
-    allocator, weights_leave = _kind(settings)
+    allocator, offloads_weights = _error_class(settings)
     if allocator != "arena":
         return _MALLOC_BYTES
-    return _WEIGHTS_LEAVE_BYTES if weights_leave else _ARENA_BYTES
+    return _OFFLOADED_WEIGHTS_BYTES if offloads_weights else _ARENA_BYTES
 
 
-def _bytes_off(run: Iterable[Trial]) -> Iterator[float]:
+def _byte_errors(run: Iterable[Trial]) -> Iterator[float]:
     for trial in run:
-        charged = trial.measurement.step_charged_bytes if trial.measurement else None
-        if charged is not None and trial.estimate and trial.kind != "repeat":
+        charged = trial.step_charged_bytes
+        if charged is not None and trial.estimate and trial.kind != TrialKind.REPEAT:
             yield charged / max(trial.estimate.peak_bytes, 1)
 
 
-def _seconds_off(run: Iterable[Trial]) -> Iterator[float]:
+def _time_errors(run: Iterable[Trial]) -> Iterator[float]:
     for trial in run:
-        seen = trial.measurement.median_seconds if trial.measurement else None
-        if seen is not None and trial.estimate and trial.estimate.seconds and trial.kind != "repeat":
-            yield seen / trial.estimate.seconds
+        seconds = trial.measurement.median_seconds if trial.measurement else None
+        if seconds is not None and trial.estimate and trial.estimate.seconds and trial.kind != TrialKind.REPEAT:
+            yield seconds / trial.estimate.seconds
 
 
-def _range(seen: Sequence[float], default: Range, *, alone: bool) -> Range:
-    known = seen if alone else (*seen, *default)
-    return min(known), max(known)
+def _range(errors: Sequence[float], default: Range, *, alone: bool) -> Range:
+    values = errors if alone else (*errors, *default)
+    return min(values), max(values)
 
 
-def _wider(known: Range, noise: float) -> Range:
-    return known[0] * max(0.0, 1 - noise), known[1] * (1 + noise)
+def _widen(interval: Range, noise: float) -> Range:
+    return interval[0] * max(0.0, 1 - noise), interval[1] * (1 + noise)

@@ -1,7 +1,5 @@
-"""What a study is likely to find, before anything trains: the predicted frontier with its error bars, trials and time."""
+"""Forecast a study before anything trains: the predicted Pareto front with its error ranges, trials and time."""
 
-import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,115 +7,117 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
-from autotune.planners import KINDS, space
-from autotune.planners.auto import Plans, leaders
-from autotune.planners.candidates import Candidate, smallest
-from autotune.planners.knobs import Settings
+from autotune.planners.auto import best_plan
+from autotune.planners.candidates import Candidate, find_smallest
+from autotune.planners.space import Space
 from autotune.predict.simulate import Estimate, simulate
 from autotune.records.config import Config
 from autotune.records.trial import Trial
-from autotune.study.offline.calibration import GRAIN_BYTES, Bars, Range, bars, trial_seconds
+from autotune.study.offline.calibration import (
+    CHARGE_NOISE_BYTES,
+    ErrorRanges,
+    Range,
+    compute_error_ranges,
+    median_trial_seconds,
+)
 from autotune.study.session import CONFIRMATIONS, PLANNED
 
 BUDGETS = 8
-"""From the lowest peak that is reached to the traced one, evenly."""
+"""Number of budgets of the forecast, evenly from the lowest reachable peak to the traced one."""
 PLANNING_SECONDS = 60.0
-"""For all budgets together; each has its first answer in any case."""
+"""Planning time of all budgets together; each budget gets its first plan in any case."""
 START_SECONDS = 10.0
-"""Of a trial: processes start, import torch and capture the step."""
-OWN_STEPS = 10
-"""Of a trial: compared, recorded and warmed up, beside those that are timed in turns."""
-FEWEST = 4
-"""Trials in any case: baseline, two plans, a confirmation."""
+"""Seconds of a trial for starting processes, importing torch and capturing the step."""
+UNTIMED_STEPS = 10
+"""Number of steps of a trial that are not timed: comparison, recording, warm-up."""
+MIN_TRIALS = 4
+"""Least number of trials: baseline, two plans, one re-measurement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A plan of the frontier, and between what its measurement is expected."""
+class ForecastPoint:
+    """A plan of the Pareto front, with the ranges that its measurement is expected in."""
 
-    made: Candidate
+    candidate: Candidate
     ratio: float
     """Predicted seconds over the traced plan's."""
     nbytes: Range
-    """Of what the step is charged."""
+    """Range of the step's charge."""
     seconds: Range
+    """Range of the step's seconds."""
     ratios: Range
+    """Range of the seconds over the traced plan's."""
     source: str
-    """Of the bars."""
+    """Source of the error ranges, for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """What a search is likely to take."""
+class SearchForecast:
+    """Expected number of trials and time of a search."""
 
     trials: int
     trial_seconds: float
     seconds: float
-    """In all."""
+    """Total seconds."""
     ended_by: str
-    """`--time`, `--trials`, or `no gain`: then more follow where plans keep getting better."""
+    """Limit that ends the search: `--time`, `--trials`, or `no gain`, after which more follow while plans get better."""
 
 
-def traced(graph: TrainGraph, costs: Costs) -> Estimate:
-    """The step as it was captured."""
+def simulate_traced(graph: TrainGraph, costs: Costs) -> Estimate:
+    """Return the estimate of the step as captured."""
     return simulate(graph, lower(graph, Plan.traced(graph)), costs)
 
 
-def frontier(graph: TrainGraph, costs: Costs, searched: space.Space, wanted: Sequence[int] = ()) -> list[Candidate]:
-    """The plans that no other beats in bytes and seconds both, the smallest first; `wanted` are budgets to look at too."""
-    low, high = smallest(graph, costs, searched), traced(graph, costs).peak_bytes
+def forecast_frontier(
+    graph: TrainGraph, costs: Costs, searched: Space, extra_budgets: Sequence[int] = ()
+) -> list[Candidate]:
+    """Return the predicted Pareto front of bytes and seconds, smallest first.
+
+    `extra_budgets` are planned for besides the evenly spaced ones.
+    """
+    low, high = find_smallest(graph, costs, searched), simulate_traced(graph, costs).peak_bytes
     lowest = low.estimate.peak_bytes
     steps = range(BUDGETS) if high > lowest else range(1)
     budgets = {lowest + (high - lowest) * step // (BUDGETS - 1) for step in steps}
-    budgets |= {budget for budget in wanted if lowest < budget < high}
+    budgets |= {budget for budget in extra_budgets if lowest < budget < high}
     patience = PLANNING_SECONDS / len(budgets)
-    made = [low, *(_fastest(graph, costs, searched, budget, patience) for budget in sorted(budgets))]
-    best: list[Candidate] = []
-    for one in sorted(made, key=lambda one: (one.estimate.peak_bytes, one.estimate.seconds)):
-        if not best or one.estimate.seconds < best[-1].estimate.seconds:
-            best.append(one)
-    return best
+    candidates = [low, *(best_plan(graph, costs, budget, searched, seconds=patience) for budget in sorted(budgets))]
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda plan: (plan.estimate.peak_bytes, plan.estimate.seconds)):
+        if not front or candidate.estimate.seconds < front[-1].estimate.seconds:
+            front.append(candidate)
+    return front
 
 
-def point(made: Candidate, reference: Estimate, past: Sequence[Sequence[Trial]], noise: float) -> Point:
-    """With error bars; waits for a store are predicted within a factor of two."""
-    expected, off = made.estimate, bars(made.settings, past, noise)
+def forecast_point(
+    candidate: Candidate, reference: Estimate, past: Sequence[Sequence[Trial]], noise: float
+) -> ForecastPoint:
+    """Return a plan with its error ranges; waits for a store are predicted within a factor of two."""
+    expected, errors = candidate.estimate, compute_error_ranges(candidate.settings, past, noise)
     waits = expected.seconds - expected.stall_seconds / 2, expected.seconds + expected.stall_seconds
-    return Point(
-        made=made,
+    return ForecastPoint(
+        candidate=candidate,
         ratio=expected.seconds / reference.seconds,
-        nbytes=_bytes(expected.peak_bytes, off),
-        seconds=(waits[0] * off.seconds[0], waits[1] * off.seconds[1]),
-        ratios=(waits[0] * off.ratio[0] / reference.seconds, waits[1] * off.ratio[1] / reference.seconds),
-        source=off.source,
+        nbytes=_bytes(expected.peak_bytes, errors),
+        seconds=(waits[0] * errors.seconds[0], waits[1] * errors.seconds[1]),
+        ratios=(waits[0] * errors.ratio[0] / reference.seconds, waits[1] * errors.ratio[1] / reference.seconds),
+        source=errors.source,
     )
 
 
-def forecast(config: Config, step_seconds: float, past: Sequence[Sequence[Trial]]) -> Forecast:
-    """By what trials took before, or by the steps that one is made of."""
-    steps = OWN_STEPS + 4 * config.samples  # a timed step has one beside it that is not, and eager's run in turns
-    each = trial_seconds(past) or START_SECONDS + steps * step_seconds
+def forecast_search(config: Config, step_seconds: float, past: Sequence[Sequence[Trial]]) -> SearchForecast:
+    """Return the expected effort of a search, from the duration of past trials or else from the steps of a trial."""
+    steps = UNTIMED_STEPS + 4 * config.samples  # each timed step has an untimed one, and eager runs as many
+    each = median_trial_seconds(past) or START_SECONDS + steps * step_seconds
     ends = {"no gain": 2 + PLANNED + config.patience + CONFIRMATIONS, "--time": int(config.time_seconds / each) - 1}
     if config.trials is not None:
         ends["--trials"] = config.trials + CONFIRMATIONS
     ended_by = min(ends, key=lambda end: ends[end])
-    trials = max(FEWEST, ends[ended_by])
-    # the baseline and its reference take as long as a trial more
-    return Forecast(trials, each, (trials + 1) * each, ended_by)
+    trials = max(MIN_TRIALS, ends[ended_by])
+    # the baseline and its reference take as long as one more trial
+    return SearchForecast(trials, each, (trials + 1) * each, ended_by)
 
 
-def _bytes(predicted: int, off: Bars) -> Range:
-    low, high = (predicted * factor for factor in off.nbytes)
-    return min(low, predicted - GRAIN_BYTES), max(high, predicted + GRAIN_BYTES)
-
-
-def _fastest(graph: TrainGraph, costs: Costs, searched: space.Space, budget_bytes: int, seconds: float) -> Candidate:
-    """The best of what planners find for a budget in so many seconds."""
-    plans = Plans(graph, costs, budget_bytes)
-    choices = {kind: tuple(planners) for kind, planners in searched.items()}
-    begun, best = time.monotonic(), Settings()
-    for found in leaders(plans, choices, functools.partial(space.preset, KINDS, searched)):
-        best = found
-        if time.monotonic() - begun > seconds:
-            break
-    return Candidate(best, *plans.make(best))
+def _bytes(predicted: int, errors: ErrorRanges) -> Range:
+    low, high = (predicted * factor for factor in errors.nbytes)
+    return min(low, predicted - CHARGE_NOISE_BYTES), max(high, predicted + CHARGE_NOISE_BYTES)

@@ -1,9 +1,8 @@
-"""A search tried on a landscape: the study itself, with a record in place of the planners and of the device.
+"""Replay a search on a landscape: run the study itself, with a record in place of the planners and of the device.
 
-Settings that were recorded get their own plan and measurement, all others those of the nearest recorded settings
-(`landscape.apart`), so that whatever a sampler asks for is answered by something that was really measured and the best
-that it can find is the best on record. How many were answered by a neighbour is told. A measurement is drawn anew from
-the recorded turns each time, with the noise that they had.
+Recorded settings get their own plan and measurement. Other settings get those of the nearest recorded settings
+(`landscape.settings_distance`), so every answer was really measured, and the best possible result is the best on
+record. The share of such answers is reported. Each measurement is a new sample of the recorded turns, with their noise.
 """
 
 import contextlib
@@ -20,8 +19,9 @@ from autotune.errors import ConfigError, InfeasibleError, NumericsError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.measure.early_stop import hopeless
-from autotune.measure.survey import Prepared
+from autotune.measure.early_stop import cannot_beat
+from autotune.measure.messages import BLOCK_STEPS
+from autotune.measure.survey import PreparedWorkload
 from autotune.planners import KINDS
 from autotune.planners.candidates import Candidate
 from autotune.planners.knobs import Settings
@@ -29,179 +29,180 @@ from autotune.planners.space import Space
 from autotune.predict.simulate import Estimate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
-from autotune.records.trial import Trial, load
+from autotune.records.run_dir import RunDir
+from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study import session as study
-from autotune.study.offline.landscape import Landscape, Point, nearest
-from autotune.study.verdicts.ranking import leader, was_run
-from autotune.study.verdicts.statistics import BLOCK
+from autotune.study.offline.landscape import Landscape, LandscapePoint, find_nearest
+from autotune.study.verdicts.ranking import select_leader
 
-ASKED = 5
-"""Trials that a replay may take for each one that is measured: where a search asks for the same plans again and again, it
-ends."""
-LOST = frozenset({Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET})
+TRIALS_PER_MEASUREMENT = 5
+"""Maximum number of trials per measured one, so that a search ends that suggests the same plans again and again."""
+LOST_OUTCOMES = frozenset({Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET})
 
 
-class Enough(Exception):
-    """As many trials were measured as were asked for, every plan on record was, or the search ended by itself."""
+class ReplayEnded(Exception):
+    """The replay is complete: enough trials are measured, or every plan on record is, or the search ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """What one search came to. Lists run over the measured trials, the baseline not counted."""
+class ReplayResult:
+    """Result of one replayed search. Sequences run over the measured trials, without the baseline."""
 
     sampler: str
     seed: int
-    found: tuple[float, ...]
-    """How far the fastest plan so far lies above the best on record, relative; infinite while none fitted."""
-    chosen: tuple[float, ...]
-    """The same of the plan that leads, which may give up time for bytes."""
+    fastest_gaps: tuple[float, ...]
+    """Relative gap of the fastest plan so far to the best on record; infinite while no plan fits."""
+    leader_gaps: tuple[float, ...]
+    """Relative gap of the leader, which may be slower than the fastest plan in exchange for fewer bytes."""
     lost: tuple[int, ...]
-    """Trials so far that ran out of memory or over the budget."""
+    """Number of trials so far that ran out of memory or over the budget."""
     stopped_early: int
-    asked: int
-    """Settings that the search asked for, those of plans that it knew and those that the simulator refused among them."""
-    neighbours: float
-    """Share of those that were answered by their nearest neighbour."""
+    requests: int
+    """Number of settings that the search suggested, repeats and rejected ones included."""
+    neighbour_share: float
+    """Share of the requests whose settings are not on record, so that the nearest ones answered."""
 
 
 @dataclass
-class Answers:
-    """Planning by the record: a plan stands for a recorded one, and its only op is the number of that."""
+class RecordedPlanning:
+    """Planning from the record: a plan with one op stands for the recorded plan of that number."""
 
     landscape: Landscape
-    asked: int = 0
+    requests: int = 0
     neighbours: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
-    left: set[str] = field(default_factory=set)
-    """Plans that were measured on the device, and not yet in this search."""
+    unmeasured: set[str] = field(default_factory=set)
+    """Hashes of the recorded plans that this search did not measure yet."""
 
     def __post_init__(self) -> None:
         for point in self.landscape.points:
             self.numbers.setdefault(point.plan, len(self.numbers))
             if point.measurement.outcome is not Outcome.OVER_BUDGET or point.measurement.peak_bytes is not None:
-                self.left.add(point.plan)
-        self.searched = [point for point in self.landscape.points if point.kind != "smallest"]
+                self.unmeasured.add(point.plan)
+        self.searched = [point for point in self.landscape.points if point.kind != TrialKind.SMALLEST]
 
-    def smallest(self) -> Candidate:
-        return self._candidate(next(point for point in self.landscape.points if point.kind == "smallest"))
+    def find_smallest(self) -> Candidate:
+        return self._candidate(next(point for point in self.landscape.points if point.kind == TrialKind.SMALLEST))
 
-    def answers(self, budget_bytes: int) -> Iterator[Candidate]:
-        del budget_bytes  # the record was made for its own
-        known: set[str] = set()
+    def propose(self, budget_bytes: int) -> Iterator[Candidate]:
+        del budget_bytes  # the record has one budget
+        proposed: set[str] = set()
         for point in self.landscape.points:
-            if point.kind == "planner" and point.plan not in known:
-                known.add(point.plan)
+            if point.kind == TrialKind.PLANNER and point.plan not in proposed:
+                proposed.add(point.plan)
                 yield self._candidate(point)
 
-    def made(self, settings: Settings, budget_bytes: int) -> Candidate:
+    def make_candidate(self, settings: Settings, budget_bytes: int) -> Candidate:
         del budget_bytes
-        if not self.left:
-            raise Enough
-        point, away = nearest(self.searched, settings)
-        self.asked += 1
-        self.neighbours += away > 0
+        if not self.unmeasured:
+            raise ReplayEnded
+        point, distance = find_nearest(self.searched, settings)
+        self.requests += 1
+        self.neighbours += distance > 0
         return replace(self._candidate(point), settings=settings)
 
-    def laid_out(self, made: Candidate) -> Estimate:
-        return self.point(made.plan).estimate
+    def estimate_layout(self, candidate: Candidate) -> Estimate:
+        return self.find_point(candidate.plan).estimate
 
-    def point(self, plan: Plan) -> Point:
-        """What the plan stands for."""
+    def find_point(self, plan: Plan) -> LandscapePoint:
+        """Return the recorded point that a plan stands for."""
         return next(point for point in self.landscape.points if self.numbers[point.plan] == plan.order[0])
 
-    def _candidate(self, point: Point) -> Candidate:
+    def _candidate(self, point: LandscapePoint) -> Candidate:
         bare = replace(point.estimate, layout_bytes=0, layout_live_bytes=0)
         return Candidate(point.settings, Plan((self.numbers[point.plan],)), bare)
 
 
 @dataclass
-class Recorded:
-    """A runner that answers from the record."""
+class RecordedRunner:
+    """Runner that answers from the record."""
 
-    answers: Answers
+    planning: RecordedPlanning
     most: int
-    """Measurements, after which it is enough."""
+    """Number of measurements after which the replay ends."""
     samples: int
     seed: int
     measured: int = 0
 
-    def prepare(self) -> Prepared:
-        known = self.answers.landscape
-        fits = known.baseline.outcome is not Outcome.OUT_OF_MEMORY
-        return Prepared(
-            known.graph_in_name, known.costs_in_name, known.device, known.floor_bytes, fits, known.capture_error
-        )
+    def prepare(self) -> PreparedWorkload:
+        record = self.planning.landscape
+        fits = record.baseline.outcome is not Outcome.OUT_OF_MEMORY
+        graph, costs = record.stand_in_graph, record.stand_in_costs
+        return PreparedWorkload(graph, costs, record.device, record.floor_bytes, fits, record.capture_error)
 
     def baseline(self) -> Measurement:
-        return self.answers.landscape.baseline
+        return self.planning.landscape.baseline
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
-        """A measurement with turns drawn from the recorded ones; whoever judges it knows the budget."""
+        """Return a measurement with turns sampled from the recorded ones; the study applies the budget."""
         del budget_bytes
         if self.measured == self.most:
-            raise Enough
+            raise ReplayEnded
         self.measured += 1
-        point = self.answers.point(plan)
-        self.answers.left.discard(point.plan)
-        seen = point.measurement
-        if seen.outcome is not Outcome.OK:
-            return seen
-        return _raced(self._drawn(seen, random.Random(f"{self.seed} {self.measured}")), beat)
+        point = self.planning.find_point(plan)
+        self.planning.unmeasured.discard(point.plan)
+        record = point.measurement
+        if record.outcome is not Outcome.OK:
+            return record
+        return _stop_early(self._resample(record, random.Random(f"{self.seed} {self.measured}")), beat)
 
     def renew(self) -> None:
-        """The search is over: what follows is its confirmation, which more draws of the same turns would not be."""
-        raise Enough
+        """End the replay: re-measurements would only sample the same turns again."""
+        raise ReplayEnded
 
     def close(self) -> None:
         pass
 
-    def _drawn(self, seen: Measurement, dice: random.Random) -> Measurement:
-        steps, eager = seen.step_seconds, seen.baseline_seconds
-        blocks = [range(at, min(at + BLOCK, len(steps))) for at in range(0, len(steps), BLOCK)]
-        picked = itertools.chain.from_iterable(dice.choices(blocks, k=-(-self.samples // BLOCK)))
-        chosen = list(picked)[: self.samples]
-        beside = tuple(eager[at] for at in chosen) if len(eager) == len(steps) else eager
-        return replace(seen, step_seconds=tuple(steps[at] for at in chosen), baseline_seconds=beside)
+    def _resample(self, record: Measurement, dice: random.Random) -> Measurement:
+        steps, eager = record.step_seconds, record.baseline_seconds
+        blocks = [range(start, min(start + BLOCK_STEPS, len(steps))) for start in range(0, len(steps), BLOCK_STEPS)]
+        sampled = itertools.chain.from_iterable(dice.choices(blocks, k=-(-self.samples // BLOCK_STEPS)))
+        indices = list(sampled)[: self.samples]
+        baseline = tuple(eager[index] for index in indices) if len(eager) == len(steps) else eager
+        return replace(record, step_seconds=tuple(steps[index] for index in indices), baseline_seconds=baseline)
 
 
-def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> Replayed:
-    """Search `landscape` as `autotune tune` would, until so many trials were measured. The no-gain rule is left out:
-    searches are compared after as many trials each.
+def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> ReplayResult:
+    """Search a landscape as `autotune tune` would, until `trials` trials are measured.
+
+    The study does not end for lack of a gain, so that searches are compared after the same number of trials.
     """
-    best = landscape.known_best
-    answers = Answers(landscape)
-    runner = Recorded(answers, trials, samples=10, seed=seed)
+    best = landscape.best_ratio
+    planning = RecordedPlanning(landscape)
+    runner = RecordedRunner(planning, trials, samples=10, seed=seed)
     with tempfile.TemporaryDirectory(prefix="autotune-replay-") as folder:
         run_dir = Path(folder) / "run"
-        # that no plan was found to fit is told by the figures
-        with contextlib.suppress(Enough, InfeasibleError, NumericsError):
+        # the figures show that no plan fitted
+        with contextlib.suppress(ReplayEnded, InfeasibleError, NumericsError):
             config = _config(landscape, sampler, seed, trials, Path(folder))
-            study.tune(config, runner, run_dir, planning=partial(_planning, answers), lasting=False)
-        done = load(run_dir / "trials.jsonl")
-    ran = [trial for trial in done if trial.plan is not None and trial.kind != "repeat" and was_run(trial)]
+            study.tune(config, runner, run_dir, planning=partial(_reuse_planning, planning), lasting=False)
+        recorded = load_trials(RunDir(run_dir).trials)
+    ran = [trial for trial in recorded if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]
-    gaps = [_above(best, answers, trial) for trial in ran]
+    gaps = [_gap(best, planning, trial) for trial in ran]
     counts = range(1, len(ran) + 1)
-    return Replayed(
+    return ReplayResult(
         sampler=sampler,
         seed=seed,
-        found=tuple(min(gaps[:count]) for count in counts),
-        chosen=tuple(_above(best, answers, leader(ran[:count], landscape.rules)) for count in counts),
-        lost=tuple(sum(outcome in LOST for outcome in outcomes[:count]) for count in counts),
+        fastest_gaps=tuple(min(gaps[:count]) for count in counts),
+        leader_gaps=tuple(_gap(best, planning, select_leader(ran[:count], landscape.rules)) for count in counts),
+        lost=tuple(sum(outcome in LOST_OUTCOMES for outcome in outcomes[:count]) for count in counts),
         stopped_early=outcomes.count(Outcome.STOPPED_EARLY),
-        asked=answers.asked,
-        neighbours=answers.neighbours / answers.asked if answers.asked else 0.0,
+        requests=planning.requests,
+        neighbour_share=planning.neighbours / planning.requests if planning.requests else 0.0,
     )
 
 
 def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: Path) -> Config:
-    """Of the replayed study: the recorded planners, as far as this version has them, and nothing but trials to end it."""
+    """Return the config of the replayed study: the recorded planners that this version has, limited by trials alone."""
     names: dict[str, list[str]] = {}
-    for kind, known in KINDS.items():
+    for kind, planners in KINDS.items():
         used = {str(point.settings.get(kind, {}).get("planner")) for point in landscape.points}
-        if not (kept := [name for name in known if name in used]):
-            raise ConfigError(f"{landscape.workload}: no {kind} planner on record is known here; record it anew")
-        names[kind] = kept
+        if not (usable := [name for name in planners if name in used]):
+            raise ConfigError(
+                f"{landscape.workload}: this version has no {kind} planner of the record; record it again"
+            )
+        names[kind] = usable
     return Config.model_validate(
         {
             "workload": landscape.workload,
@@ -209,32 +210,34 @@ def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: 
             "planners": names,
             "sampler": sampler,
             "seed": seed,
-            "trials": ASKED * trials,
+            "trials": TRIALS_PER_MEASUREMENT * trials,
             "time": "1000h",
-            "patience": ASKED * trials,
+            "patience": TRIALS_PER_MEASUREMENT * trials,
             "plans": str(folder / "plans"),
             "runs": str(folder),
         }
     )
 
 
-def _planning(answers: Answers, graph: TrainGraph, costs: Costs, searched: Space) -> Answers:
+def _reuse_planning(planning: RecordedPlanning, graph: TrainGraph, costs: Costs, searched: Space) -> RecordedPlanning:
     del graph, costs, searched
-    return answers
+    return planning
 
 
-def _above(best: float, answers: Answers, trial: Trial | None) -> float:
-    """How far the plan's recorded time lies above the best on record, relative; infinite where it does not count."""
-    worth = None if trial is None or trial.plan is None else answers.landscape.worth(answers.point(trial.plan))
-    return math.inf if worth is None else worth / best - 1
+def _gap(best: float, planning: RecordedPlanning, trial: Trial | None) -> float:
+    """Return the relative gap of a plan's recorded time to the best on record; infinite where the plan failed."""
+    ratio = (
+        None if trial is None or trial.plan is None else planning.landscape.ratio_of(planning.find_point(trial.plan))
+    )
+    return math.inf if ratio is None else ratio / best - 1
 
 
-def _raced(seen: Measurement, beat: float | None) -> Measurement:
-    """As the harness does: given up as soon as its first blocks cannot beat what they have to."""
+def _stop_early(measurement: Measurement, beat: float | None) -> Measurement:
+    """Cut a measurement off once its first blocks are hopeless, as the harness does."""
     if beat is None:
-        return seen
-    for steps in range(BLOCK, len(seen.step_seconds), BLOCK):
-        first, beside = seen.step_seconds[:steps], seen.baseline_seconds[:steps]
-        if hopeless(first, beside, beat):
-            return replace(seen, outcome=Outcome.STOPPED_EARLY, step_seconds=first, baseline_seconds=beside)
-    return seen
+        return measurement
+    for steps in range(BLOCK_STEPS, len(measurement.step_seconds), BLOCK_STEPS):
+        first, baseline = measurement.step_seconds[:steps], measurement.baseline_seconds[:steps]
+        if cannot_beat(first, baseline, beat):
+            return replace(measurement, outcome=Outcome.STOPPED_EARLY, step_seconds=first, baseline_seconds=baseline)
+    return measurement

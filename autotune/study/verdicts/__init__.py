@@ -1,6 +1,6 @@
-"""Judge measured trials. Pure functions of records.
+"""Rank measured trials. Pure functions of records.
 
 In: trials and the rules of a study.
-Out: who fits, who leads, who is confirmed, with confidence intervals.
+Out: the plans that fit, the leader, and the re-measured plans with confidence intervals.
 Read first: `ranking`.
 """

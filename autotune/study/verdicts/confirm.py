@@ -1,4 +1,4 @@
-"""The best plans, measured afresh in turns with plain eager: whose turn is next, and what may be said of each then."""
+"""Re-measure the best plans: select the next plan to run, and compare each plan with the best one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,186 +10,213 @@ from typing import Any
 from autotune.ir.plan import Plan
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Outcome
-from autotune.records.trial import Trial
-from autotune.study.verdicts.ranking import NOTABLE, Rules, fitting, leader, paid, was_run, winner
-from autotune.study.verdicts.statistics import Change, Interval, blocks, change, interval, turns
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.ranking import (
+    NOTABLE_SHARE,
+    Rules,
+    select_fitting,
+    select_leader,
+    select_winner,
+    time_cost,
+)
+from autotune.study.verdicts.statistics import (
+    Interval,
+    RatioInterval,
+    block_means,
+    block_ratios,
+    compare_ratios,
+    median_interval,
+)
 
-CONTENDERS = 3
-"""Plans that may be the fastest, at most."""
-REACH = 0.1
-"""Share of time above the leader's from which on fresh numbers would not make a plan the winner."""
-LEAST_ROUNDS, MOST_ROUNDS = 2, 6
-"""Fresh processes that a contender's numbers come from; more than the least only while they do not tell."""
-NOTICED = 0.03
-"""Share of time: plans are as fast as each other once a difference of so much is excluded."""
-ROOM = 0.1
-"""Of the budget, that a safe fallback leaves free."""
+MAX_CONTENDERS = 3
+"""Maximum number of plans that are re-measured because each may be the fastest."""
+CONTENDER_MARGIN = 0.1
+"""Share of time above the leader's from which on a re-measurement would not make a plan the winner."""
+MIN_ROUNDS, MAX_ROUNDS = 2, 6
+"""Least and most runs of a contender, each in new processes; more than the least only while the result is inconclusive."""
+TIE_MARGIN = 0.03
+"""Share of time: two plans tie once the interval excludes a difference of this size."""
+FALLBACK_MARGIN = 0.1
+"""Share of the budget that a safe fallback leaves free."""
 
 
-class Word(StrEnum):
-    """What the fresh numbers say of a plan beside the best one."""
+class ConfirmationStatus(StrEnum):
+    """Result of comparing a re-measured plan with the best one."""
 
     BEST = "BEST"
     TIE = "tie"
     SLOWER = "slower"
     INCONCLUSIVE = "inconclusive"
-    """It may be as fast, and it may be notably slower."""
+    """The interval includes both equal time and a notable difference."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A plan that was measured afresh."""
+class ConfirmedPlan:
+    """A re-measured plan, compared with the best one."""
 
     trial: Trial
-    """All its fresh runs as one."""
-    word: Word
+    """All re-measurements of the plan, pooled."""
+    status: ConfirmationStatus
     rounds: int
-    turns: tuple[float, ...]
-    """Time over plain eager's beside it, block by block; in seconds where eager does not fit."""
-    beside: Change | None = None
-    """Its time over the best plan's; None of the best itself, and where too little ran."""
-    best: int | None = None
-    """Number of the trial that it is told beside."""
-    fallback: bool = False
-    """Whether it is the safe fallback."""
+    """Number of runs, each in new processes."""
+    block_ratios: tuple[float, ...]
+    """Time over plain eager's of the same turn, one per block; in seconds where eager does not fit."""
+    versus_best: RatioInterval | None = None
+    """Time over the best plan's; None for the best plan, and where too few steps ran."""
+    best_number: int | None = None
+    """Trial number of the best plan."""
+    is_fallback: bool = False
+    """True if the plan is the safe fallback."""
 
     @property
     def ratio(self) -> Interval | None:
-        """Over plain eager's time of the same turns; None where eager does not fit, or too little ran."""
-        seen = self.trial.measurement
-        known = seen is not None and seen.time_ratio is not None and len(self.turns) > 1
-        return interval(self.turns) if known else None
+        """Time over plain eager's of the same turns; None where eager does not fit, or too few steps ran."""
+        result = self.trial.measurement
+        is_ratio = result is not None and result.time_ratio is not None and len(self.block_ratios) > 1
+        return median_interval(self.block_ratios) if is_ratio else None
 
     @property
     def seconds(self) -> Interval | None:
-        """Of a step; None where too little ran."""
-        seen = self.trial.measurement
-        steps = blocks(seen.step_seconds) if seen is not None else []
-        return interval(steps) if len(steps) > 1 else None
+        """Seconds of one step; None where too few steps ran."""
+        result = self.trial.measurement
+        steps = block_means(result.step_seconds) if result is not None else []
+        return median_interval(steps) if len(steps) > 1 else None
 
     @property
-    def verdict(self) -> str:
-        """`BEST`, `tie with 12`, `slower`, `inconclusive`, `safe fallback`, or why it failed."""
-        said: str = self.word.value
-        if self.word is Word.TIE:
-            said = f"tie with {self.best}"
-        elif self.word is Word.FAILED and self.trial.measurement is not None:
-            said = self.trial.measurement.outcome.value.replace("_", " ")
-        return f"safe fallback, {said}" if self.fallback else said
+    def label(self) -> str:
+        """Text for people: `BEST`, `tie with 12`, `slower`, `safe fallback, slower`, or the reason of a failure."""
+        text: str = self.status.value
+        if self.status is ConfirmationStatus.TIE:
+            text = f"tie with {self.best_number}"
+        elif self.status is ConfirmationStatus.FAILED and self.trial.measurement is not None:
+            text = self.trial.measurement.outcome.value.replace("_", " ")
+        return f"safe fallback, {text}" if self.is_fallback else text
 
 
-def due(trials: Sequence[Trial], rules: Rules) -> Trial | None:
-    """The plan to be measured next: of those that need it the one with the fewest fresh runs; None once all is told.
+def select_next(trials: Sequence[Trial], rules: Rules) -> Trial | None:
+    """Return the plan to re-measure next, the one with the fewest runs first; None once all comparisons are conclusive.
 
-    Two rounds for each contender and one for a safe fallback; then more of the best and of those that cannot be told
-    from it, but are not known to be as fast either.
+    Each contender runs twice, and a safe fallback once. Then the best plan and every inconclusive one run again.
     """
-    first = contenders(trials, rules)
-    safe = fallback(fitting(trials, rules), first[0], rules) if first else None
-    rounds = Counter(trial.plan for trial in trials if trial.kind == "confirm" and was_run(trial))
-    needed = {one.plan: LEAST_ROUNDS for one in first}
+    contenders = select_contenders(trials, rules)
+    safe = select_fallback(select_fitting(trials, rules), contenders[0], rules) if contenders else None
+    rounds = Counter(trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run)
+    required = {trial.plan: MIN_ROUNDS for trial in contenders}
     if safe is not None:
-        needed.setdefault(safe.plan, 1)
-    asked = [*first, *([] if safe is None else [safe])]
-    waiting = [one for one in asked if rounds[one.plan] < needed[one.plan]]
+        required.setdefault(safe.plan, 1)
+    candidates = [*contenders, *([] if safe is None else [safe])]
+    waiting = [trial for trial in candidates if rounds[trial.plan] < required[trial.plan]]
     if not waiting:
-        told = confirmed(trials, rules)
-        open_ = {one.trial.plan for one in told if one.word is Word.INCONCLUSIVE}
-        open_ |= {one.trial.plan for one in told if open_ and one.word is Word.BEST}
-        waiting = [one for one in asked if one.plan in open_ and rounds[one.plan] < MOST_ROUNDS]
-    return min(waiting, key=lambda one: rounds[one.plan], default=None)
+        confirmed = compare_confirmed(trials, rules)
+        unclear = {plan.trial.plan for plan in confirmed if plan.status is ConfirmationStatus.INCONCLUSIVE}
+        unclear |= {plan.trial.plan for plan in confirmed if unclear and plan.status is ConfirmationStatus.BEST}
+        waiting = [trial for trial in candidates if trial.plan in unclear and rounds[trial.plan] < MAX_ROUNDS]
+    return min(waiting, key=lambda trial: rounds[trial.plan], default=None)
 
 
-def contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial]:
-    """The plans that the search's own numbers say may be the fastest, its leader first; none that failed since."""
-    alive = {trial.plan for trial in fitting(trials, rules)}
-    searched = [trial for trial in trials if trial.kind != "confirm" and trial.plan in alive]
-    first = leader(searched, rules)
+def select_contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial]:
+    """Return the plans that may be the fastest by the search's own times, its leader first.
+
+    Plans that failed since are left out.
+    """
+    alive = {trial.plan for trial in select_fitting(trials, rules)}
+    searched = [trial for trial in trials if trial.kind != TrialKind.CONFIRM and trial.plan in alive]
+    first = select_leader(searched, rules)
     if first is None:
         return []
-    others = [one for one in fitting(searched, rules) if one.plan != first.plan]
-    near = [one for one in others if paid(one, rules) <= paid(first, rules) * (1 + REACH)]
-    return [first, *sorted(near, key=lambda one: paid(one, rules))[: CONTENDERS - 1]]
+    others = [trial for trial in select_fitting(searched, rules) if trial.plan != first.plan]
+    limit = time_cost(first, rules) * (1 + CONTENDER_MARGIN)
+    near = [trial for trial in others if time_cost(trial, rules) <= limit]
+    return [first, *sorted(near, key=lambda trial: time_cost(trial, rules))[: MAX_CONTENDERS - 1]]
 
 
-def fallback(fit: Sequence[Trial], best: Trial, rules: Rules) -> Trial | None:
-    """The plan to take where the budget turns out tighter than was said: the fastest of those that leave a tenth of it
-    free, or where none does the smallest, if its charge is notably below the best's. None where the best leaves a
-    tenth itself.
+def select_fallback(fitting: Sequence[Trial], best: Trial, rules: Rules) -> Trial | None:
+    """Return the plan for a budget that turns out tighter than configured, or None where the best plan will do.
+
+    That is the fastest plan that leaves a tenth of the budget free. Where none does, it is the smallest plan, if its
+    charge is notably below the best plan's.
     """
-    room = (1 - ROOM) * rules.budget_bytes
-    if _charged(best) <= room:
+
+    def charged(trial: Trial) -> int:
+        return trial.step_charged_bytes or 0
+
+    limit = (1 - FALLBACK_MARGIN) * rules.budget_bytes
+    if charged(best) <= limit:
         return None
-    smaller = [one for one in fit if one.plan != best.plan and _charged(one) < (1 - NOTABLE) * _charged(best)]
-    roomy = [one for one in smaller if _charged(one) <= room]
-    if roomy:
-        return min(roomy, key=lambda one: paid(one, rules))
-    return min(smaller, key=_charged, default=None)
+    notable = (1 - NOTABLE_SHARE) * charged(best)
+    smaller = [trial for trial in fitting if trial.plan != best.plan and charged(trial) < notable]
+    safe = [trial for trial in smaller if charged(trial) <= limit]
+    if safe:
+        return min(safe, key=lambda trial: time_cost(trial, rules))
+    return min(smaller, key=charged, default=None)
 
 
-def confirmed(trials: Sequence[Trial], rules: Rules) -> list[Confirmed]:
-    """Every plan that was measured afresh: the best, then the others by their fresh times, then what failed."""
-    fresh: dict[Plan, list[Trial]] = {}
+def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPlan]:
+    """Compare every re-measured plan with the best one.
+
+    Returns the best plan first, then the others by their re-measured times, then the plans that failed.
+    """
+    runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
-        if trial.kind == "confirm" and trial.plan is not None and was_run(trial):
-            fresh.setdefault(trial.plan, []).append(trial)
-    fit = [one for one in fitting(trials, rules) if one.plan in fresh]
-    alive = {one.plan for one in fit}
-    failed = [Confirmed(_broken(runs), Word.FAILED, len(runs), ()) for plan, runs in fresh.items() if plan not in alive]
-    best = winner(trials, rules)
+        if trial.kind == TrialKind.CONFIRM and trial.plan is not None and trial.was_run:
+            runs.setdefault(trial.plan, []).append(trial)
+    fitting = [trial for trial in select_fitting(trials, rules) if trial.plan in runs]
+    alive = {trial.plan for trial in fitting}
+    failed = [
+        ConfirmedPlan(_failed_run(repeats), ConfirmationStatus.FAILED, len(repeats), ())
+        for plan, repeats in runs.items()
+        if plan not in alive
+    ]
+    best = select_winner(trials, rules)
     if best is None or best.plan is None or best.plan not in alive:
         return failed
-    samples = {plan: _turns(runs) for plan, runs in fresh.items()}
-    safe = fallback(fit, best, rules)
-    found = []
-    for one in sorted(fit, key=lambda one: (one.plan != best.plan, paid(one, rules))):
-        assert one.plan is not None
-        mine, theirs, rounds = samples[one.plan], samples[best.plan], len(fresh[one.plan])
-        if one.plan == best.plan:
-            found.append(Confirmed(one, Word.BEST, rounds, mine))
+    samples = {plan: _pooled_ratios(repeats) for plan, repeats in runs.items()}
+    safe = select_fallback(fitting, best, rules)
+    compared = []
+    for trial in sorted(fitting, key=lambda trial: (trial.plan != best.plan, time_cost(trial, rules))):
+        assert trial.plan is not None
+        ratios, best_ratios, rounds = samples[trial.plan], samples[best.plan], len(runs[trial.plan])
+        if trial.plan == best.plan:
+            compared.append(ConfirmedPlan(trial, ConfirmationStatus.BEST, rounds, ratios))
         else:
-            beside = change(mine, theirs) if min(len(mine), len(theirs)) > 1 else None
-            found.append(Confirmed(one, _word(beside), rounds, mine, beside, best.number, one is safe))
-    return found + failed
+            versus = compare_ratios(ratios, best_ratios) if min(len(ratios), len(best_ratios)) > 1 else None
+            status = _classify(versus)
+            compared.append(ConfirmedPlan(trial, status, rounds, ratios, versus, best.number, trial is safe))
+    return compared + failed
 
 
-def document(found: Sequence[Confirmed]) -> list[dict[str, Any]]:
-    """The table for programs: base units in the names, an interval as its middle, low and high; None for unknown."""
+def to_table(confirmed: Sequence[ConfirmedPlan]) -> list[dict[str, Any]]:
+    """Return the plans as JSON rows: base units in the names, intervals as middle, low and high, None for unknown."""
     return [
         {
-            "trial": one.trial.number,
-            "verdict": one.verdict,
-            "rounds": one.rounds,
-            "step_peak_bytes": one.trial.measurement.step_peak_bytes if one.trial.measurement else None,
-            "step_charged_bytes": one.trial.measurement.step_charged_bytes if one.trial.measurement else None,
-            "step_seconds": to_json(one.seconds) if one.seconds else None,
-            "time_ratio": to_json(one.ratio) if one.ratio else None,
-            "beside_best": to_json(one.beside) if one.beside else None,
+            "trial": plan.trial.number,
+            "verdict": plan.label,
+            "rounds": plan.rounds,
+            "step_peak_bytes": plan.trial.measurement.step_peak_bytes if plan.trial.measurement else None,
+            "step_charged_bytes": plan.trial.step_charged_bytes,
+            "step_seconds": to_json(plan.seconds) if plan.seconds else None,
+            "time_ratio": to_json(plan.ratio) if plan.ratio else None,
+            "beside_best": to_json(plan.versus_best) if plan.versus_best else None,
         }
-        for one in found
+        for plan in confirmed
     ]
 
 
-def _word(beside: Change | None) -> Word:
-    if beside is None:
-        return Word.INCONCLUSIVE
-    if beside.low > 1:
-        return Word.SLOWER
-    return Word.TIE if beside.high < 1 + NOTICED else Word.INCONCLUSIVE
+def _classify(versus: RatioInterval | None) -> ConfirmationStatus:
+    if versus is None:
+        return ConfirmationStatus.INCONCLUSIVE
+    if versus.low > 1:
+        return ConfirmationStatus.SLOWER
+    return ConfirmationStatus.TIE if versus.high < 1 + TIE_MARGIN else ConfirmationStatus.INCONCLUSIVE
 
 
-def _turns(runs: Sequence[Trial]) -> tuple[float, ...]:
-    """Block by block within each run: a run's last block may be a step short."""
-    return tuple(chain.from_iterable(turns(run.measurement) for run in runs if run.measurement is not None))
+def _pooled_ratios(runs: Sequence[Trial]) -> tuple[float, ...]:
+    """Return the block ratios of all runs; blocks do not span runs, since a run's last block may be a step short."""
+    return tuple(chain.from_iterable(block_ratios(run.measurement) for run in runs if run.measurement is not None))
 
 
-def _broken(runs: Sequence[Trial]) -> Trial:
-    """The first run that did not hold; where all did, the plan had failed before, and the last stands for it."""
-    bad = [run for run in runs if run.measurement is not None and run.measurement.outcome is not Outcome.OK]
-    return (bad or list(runs))[0 if bad else -1]
-
-
-def _charged(trial: Trial) -> int:
-    charged = trial.measurement.step_charged_bytes if trial.measurement is not None else None
-    return 0 if charged is None else charged
+def _failed_run(runs: Sequence[Trial]) -> Trial:
+    """Return the first run that failed; where none did, the plan had failed before, and the last run stands for it."""
+    failed = [run for run in runs if run.measurement is not None and run.measurement.outcome is not Outcome.OK]
+    return failed[0] if failed else runs[-1]

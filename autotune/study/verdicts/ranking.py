@@ -1,4 +1,4 @@
-"""What a trial is worth: which plans fit, what each costs in time, and which one wins. Pure functions of records."""
+"""Rank measured trials: apply the study's rules, compute the cost of each plan, and select the winner."""
 
 import hashlib
 import json
@@ -11,160 +11,172 @@ from itertools import chain
 from autotune.ir.plan import Plan
 from autotune.predict.simulate import Estimate
 from autotune.records.json_codec import to_json
-from autotune.records.measurement import Measurement, Outcome, held_to
-from autotune.records.trial import Trial
+from autotune.records.measurement import Measurement, Outcome, apply_budget
+from autotune.records.trial import Trial, TrialKind
 from autotune.units import fmt_bytes
 
-ASSUMED_WASTE = 0.03
-"""Of a plan's bytes, that the allocator holds on top of them: until the first plan was measured."""
-NOTABLE = 0.01
-"""Share of bytes below which a smaller plan is no better than one as fast: a process's charge varies by as much."""
-TIE = 0.02
-"""Share of time that is given up for bytes at most, however noisy the times are: all that fit the budget are small enough."""
+ASSUMED_OVERHEAD = 0.03
+"""Allocator overhead as a share of a plan's bytes, until the first plan is measured."""
+NOTABLE_SHARE = 0.01
+"""Minimum share of bytes that counts as smaller; a process's charge varies by less from run to run."""
+TIE_SHARE = 0.02
+"""Maximum slowdown accepted in exchange for a smaller plan; every plan within the budget is small enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the trials of one study are held to."""
+    """Limits that the trials of one study have to meet."""
 
     budget_bytes: int
-    """What the step itself may take."""
+    """Maximum charge of the step, without the floor."""
     floor_bytes: int
-    """Of a process that runs plans."""
+    """Bytes of an idle process that is ready to run plans."""
     tolerance: float | None
-    """Largest `max_error` that is accepted; None where eager fits at no batch size, so that nothing can be compared."""
+    """Largest accepted `max_error`; None where eager fits at no batch size, so that no comparison is possible."""
     baseline_seconds: float
-    """Predicted for the traced plan; stands in where the baseline never ran."""
+    """Predicted seconds of the traced plan; stands in where the baseline did not run."""
 
     @property
     def allowed_bytes(self) -> int:
-        """What the whole process may be charged."""
+        """Maximum charge of the whole process."""
         return self.floor_bytes + self.budget_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the search is told of a trial. A constraint above 0 is violated."""
+class TrialScore:
+    """Objectives and constraints of a trial, as the sampler receives them. A constraint above 0 is violated."""
 
     time_ratio: float
-    """Step over the baseline's."""
+    """Step time over the baseline's."""
     step_bytes: int
+    """Bytes of the step, without the floor."""
     memory: float
+    """Memory constraint: the process's bytes over the allowed bytes, less 1."""
     numerics: float
+    """Numerics constraint: 1 for a wrong result, else 0."""
     imputed: bool
-    """Ratio and bytes are the simulator's: nothing was measured."""
+    """True if ratio and bytes are the simulator's, because nothing was measured."""
 
 
 def baseline_step_bytes(measurement: Measurement) -> int | None:
-    """The bytes that a budget's percentage is taken of: what eager needs itself, without its allocator's waste."""
+    """Return the baseline bytes that a budget in percent refers to: eager's peak, without allocator overhead."""
     return measurement.step_charged_bytes if measurement.step_peak_bytes is None else measurement.step_peak_bytes
 
 
-def wastes(trials: Iterable[Trial]) -> list[float]:
-    """Per measured plan the share that it was charged above its estimate."""
-    found = []
+def allocator_overheads(trials: Iterable[Trial]) -> list[float]:
+    """Return the allocator overhead of each measured plan: charge over estimated peak, less 1."""
+    overheads = []
     for trial in trials:
-        seen, predicted = trial.measurement, trial.estimate
-        taken = _step_taken(seen) if seen is not None and trial.kind != "repeat" else None
-        if predicted is not None and taken is not None:
-            found.append(taken / max(predicted.peak_bytes, 1) - 1)
-    return found
+        nbytes = trial.step_bytes if trial.kind != TrialKind.REPEAT else None
+        if trial.estimate is not None and nbytes is not None:
+            overheads.append(nbytes / max(trial.estimate.peak_bytes, 1) - 1)
+    return overheads
 
 
-def waste(seen: Sequence[float]) -> float:
-    """The most that was seen, less outliers (Tukey 1977: half as far again above the upper quartile as the quartiles lie
-    apart, and more), so that nearly all plans made with it fit; never negative.
+def estimate_overhead(overheads: Sequence[float]) -> float:
+    """Return the largest measured overhead without outliers, so that nearly all plans made with it fit; never negative.
+
+    An outlier lies more than 1.5 interquartile ranges above the upper quartile (Tukey 1977).
     """
-    if not seen:
-        return ASSUMED_WASTE
-    ordered = sorted(seen)
+    if not overheads:
+        return ASSUMED_OVERHEAD
+    ordered = sorted(overheads)
     low, high = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.25, 0.75))
-    return max(0.0, *(one for one in ordered if one <= high + 1.5 * (high - low)))
+    return max(0.0, *(overhead for overhead in ordered if overhead <= high + 1.5 * (high - low)))
 
 
-def aim_bytes(budget_bytes: int, seen: Sequence[float]) -> int:
-    """What planners are told to meet so that the charge meets the budget."""
-    return int(budget_bytes / (1 + waste(seen)))
+def compute_target_bytes(budget_bytes: int, overheads: Sequence[float]) -> int:
+    """Return the peak bytes that planners have to meet, so that the charge meets the budget.
+
+    >>> compute_target_bytes(1030, [])
+    1000
+    """
+    return int(budget_bytes / (1 + estimate_overhead(overheads)))
 
 
 def plan_hash(plan: Plan) -> str:
-    """Identity of a plan."""
+    """Return the identity of a plan: 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(to_json(plan)).encode()).hexdigest()[:16]
 
 
-def judge(measurement: Measurement, rules: Rules) -> Measurement:
-    """The measurement with the outcome that the study's own rules give it."""
+def apply_rules(measurement: Measurement, rules: Rules) -> Measurement:
+    """Return the measurement with the outcome by the study's tolerance and budget."""
     if measurement.outcome is not Outcome.OK:
         return measurement
-    if not _exact(measurement, rules):
+    if not _within_tolerance(measurement, rules):
         detail = (
             f"results differ from the reference by {measurement.max_error} of the bound; {rules.tolerance} is accepted"
         )
         return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=detail)
-    return held_to(measurement, rules.budget_bytes)
+    return apply_budget(measurement, rules.budget_bytes)
 
 
-def sure_to_exceed(estimate: Estimate, rules: Rules) -> bool:
-    """Whether the simulator finds a plan too large: its peak, or what its layout makes of that. It is charged no less."""
+def exceeds_budget(estimate: Estimate, rules: Rules) -> bool:
+    """Return whether the predicted peak, or the predicted charge of the layout, exceeds the budget.
+
+    The real charge is never lower than either.
+    """
     return max(estimate.peak_bytes, estimate.charged_bytes or 0) > rules.budget_bytes
 
 
-def not_run(estimate: Estimate, rules: Rules) -> Measurement:
-    """The outcome of a plan that the simulator already finds too large."""
-    needs = f"{fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}"
+def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
+    """Return the measurement of a plan that is not run, because its estimate exceeds the budget."""
+    size = f"{fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}"
     if estimate.peak_bytes <= rules.budget_bytes and estimate.charged_bytes is not None:
-        needs = f"{fmt_bytes(estimate.charged_bytes)} as its buffers can be laid out"
-    detail = f"estimated {needs}, the step may take {fmt_bytes(rules.budget_bytes)}: not run"
+        size = f"{fmt_bytes(estimate.charged_bytes)} as its buffers can be laid out"
+    detail = f"estimated {size}, the step may take {fmt_bytes(rules.budget_bytes)}: not run"
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
-def to_beat(leading: Trial | None) -> float | None:
-    """The ratio to eager that a plan must reach to be of use: the leader's, and what noise and a tie allow beyond it."""
-    if leading is None or leading.measurement is None or leading.measurement.time_ratio is None:
+def compute_stop_ratio(leader: Trial | None) -> float | None:
+    """Return the time ratio above which a plan cannot win: the leader's, plus its noise and the accepted slowdown."""
+    if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
-    return leading.measurement.time_ratio * (1 + TIE + noise(leading.measurement))
+    return leader.measurement.time_ratio * (1 + TIE_SHARE + ratio_noise(leader.measurement))
 
 
-def was_run(trial: Trial) -> bool:
-    """Whether a plan reached the device; `not_run` measurements carry neither bytes nor an outcome of a worker."""
-    seen = trial.measurement
-    return seen is not None and (seen.outcome is not Outcome.OVER_BUDGET or _taken(seen) is not None)
+def score_trial(trial: Trial, rules: Rules, overheads: Sequence[float]) -> TrialScore:
+    """Return a trial's objectives and constraints for the sampler.
 
-
-def verdict(trial: Trial, rules: Rules, seen_wastes: Sequence[float]) -> Verdict:
-    """What to tell the search. An outcome without numbers gets the simulator's, and a violated constraint."""
-    seen = trial.measurement or Measurement(Outcome.CRASHED)
-    predicted_bytes = _predicted(trial.estimate, seen_wastes) if trial.estimate else None
-    step_bytes = predicted_bytes if (own := _step_taken(seen)) is None else own
-    ratio = measured_ratio(seen, rules)
+    A failure without numbers gets the simulator's numbers and a violated constraint.
+    """
+    result = trial.measurement or Measurement(Outcome.CRASHED)
+    predicted_bytes = _predict_charge(trial.estimate, overheads) if trial.estimate else None
+    step_bytes = predicted_bytes if result.step_bytes is None else result.step_bytes
+    ratio = measured_ratio(result, rules)
     allowed = max(rules.allowed_bytes, 1)
     memory = (rules.floor_bytes + (step_bytes or allowed)) / allowed - 1
-    if seen.outcome not in (Outcome.OK, Outcome.WRONG_RESULT, Outcome.STOPPED_EARLY):
+    if result.outcome not in (Outcome.OK, Outcome.WRONG_RESULT, Outcome.STOPPED_EARLY):
         memory = max(memory, 0.01)
-    wrong = seen.outcome is Outcome.WRONG_RESULT or (seen.max_error is not None and not _exact(seen, rules))
-    imputed = trial.estimate.seconds / rules.baseline_seconds if trial.estimate and rules.baseline_seconds else 1.0
-    return Verdict(
-        time_ratio=imputed if ratio is None else ratio,
+    is_wrong = result.outcome is Outcome.WRONG_RESULT or (
+        result.max_error is not None and not _within_tolerance(result, rules)
+    )
+    predicted = trial.estimate.seconds / rules.baseline_seconds if trial.estimate and rules.baseline_seconds else 1.0
+    return TrialScore(
+        time_ratio=predicted if ratio is None else ratio,
         step_bytes=step_bytes or rules.budget_bytes,
         memory=memory,
-        numerics=1.0 if wrong else 0.0,
+        numerics=1.0 if is_wrong else 0.0,
         imputed=ratio is None,
     )
 
 
-def _predicted(estimate: Estimate, seen_wastes: Sequence[float]) -> int:
-    return max(round(estimate.peak_bytes * (1 + waste(seen_wastes))), estimate.charged_bytes or 0)
+def _predict_charge(estimate: Estimate, overheads: Sequence[float]) -> int:
+    return max(round(estimate.peak_bytes * (1 + estimate_overhead(overheads))), estimate.charged_bytes or 0)
 
 
 def measured_ratio(measurement: Measurement, rules: Rules) -> float | None:
-    """Step time over the baseline's; over the predicted one where the baseline does not fit; None if nothing ran."""
+    """Return step time over the baseline's, or over its prediction where the baseline did not fit; None if nothing ran."""
     if measurement.time_ratio is not None or measurement.median_seconds is None:
         return measurement.time_ratio
     return measurement.median_seconds / rules.baseline_seconds if rules.baseline_seconds else None
 
 
-def noise(measurement: Measurement) -> float:
-    """Half the width of the ratio's interval, relative: two medians whose intervals touch are a tie (McGill 1978)."""
+def ratio_noise(measurement: Measurement) -> float:
+    """Return half the width of the ratio's interval, relative to the ratio.
+
+    Two medians whose intervals touch are a tie (McGill 1978).
+    """
     parts = []
     for samples in (measurement.step_seconds, measurement.baseline_seconds):
         if len(samples) >= 4:
@@ -173,82 +185,93 @@ def noise(measurement: Measurement) -> float:
     return math.hypot(*parts)
 
 
-def pool(trials: Sequence[Trial]) -> Trial:
-    """Several runs of one plan as one: all samples, the highest bytes; a confirming run outweighs those that chose it."""
-    fresh = [trial for trial in trials if trial.kind == "confirm"]
-    last = (fresh or list(trials))[-1]
-    seen = [trial.measurement for trial in fresh or trials if trial.measurement is not None]
+def pool_runs(trials: Sequence[Trial]) -> Trial:
+    """Return several runs of one plan as one trial: all samples, the highest bytes.
+
+    Where the plan was re-measured, only those runs count: the search selected the plan by the other ones.
+    """
+    confirmed = [trial for trial in trials if trial.kind == TrialKind.CONFIRM]
+    last = (confirmed or list(trials))[-1]
+    results = [trial.measurement for trial in confirmed or trials if trial.measurement is not None]
     pooled = replace(
-        seen[-1],
-        step_seconds=tuple(chain.from_iterable(one.step_seconds for one in seen)),
-        baseline_seconds=tuple(chain.from_iterable(one.baseline_seconds for one in seen)),
-        peak_bytes=max((one.peak_bytes for one in seen if one.peak_bytes is not None), default=None),
-        charged_bytes=max((one.charged_bytes for one in seen if one.charged_bytes is not None), default=None),
+        results[-1],
+        step_seconds=tuple(chain.from_iterable(result.step_seconds for result in results)),
+        baseline_seconds=tuple(chain.from_iterable(result.baseline_seconds for result in results)),
+        peak_bytes=max((result.peak_bytes for result in results if result.peak_bytes is not None), default=None),
+        charged_bytes=max(
+            (result.charged_bytes for result in results if result.charged_bytes is not None), default=None
+        ),
     )
     return replace(last, measurement=pooled)
 
 
-def winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
-    """The leader of the plans that were confirmed; of all as long as none that was still fits.
+def select_winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
+    """Return the leader of the re-measured plans, or of all plans where no re-measured one fits.
 
-    Of many runs the fastest is the luckiest too: its first numbers are not set beside another's confirmed ones.
+    The fastest of many runs is partly lucky, so its first times are not compared with re-measured ones.
     """
-    confirmed = {trial.plan for trial in trials if trial.kind == "confirm" and was_run(trial)}
-    return leader([trial for trial in trials if trial.plan in confirmed], rules) or leader(trials, rules)
+    confirmed = {trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run}
+    return select_leader([trial for trial in trials if trial.plan in confirmed], rules) or select_leader(trials, rules)
 
 
-def fitting(trials: Iterable[Trial], rules: Rules) -> list[Trial]:
-    """Each verified plan that kept the budget in every run it had, its runs as one."""
+def select_fitting(trials: Iterable[Trial], rules: Rules) -> list[Trial]:
+    """Return each verified plan that kept the budget in all of its runs, with these runs pooled."""
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
-        if trial.plan is not None and trial.kind != "repeat" and was_run(trial):
+        if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
             runs.setdefault(trial.plan, []).append(trial)
-    return [pool(same) for same in runs.values() if all(_accepted(trial, rules) for trial in same)]
+    return [pool_runs(same) for same in runs.values() if all(_is_accepted(trial, rules) for trial in same)]
 
 
-def paid(trial: Trial, rules: Rules) -> float:
-    """What the plan costs in time, to be ranked by; infinite where nothing ran."""
+def time_cost(trial: Trial, rules: Rules) -> float:
+    """Return the time ratio that a plan is ranked by; infinite where nothing ran."""
     ratio = measured_ratio(trial.measurement, rules) if trial.measurement is not None else None
     return math.inf if ratio is None else ratio
 
 
-def leader(trials: Iterable[Trial], rules: Rules) -> Trial | None:
-    """The fastest verified plan within the budget in every run it had. Where others are as fast within the noise, and
-    no notable time slower, the smallest of them; of those that are no notable bytes larger than it, the fastest.
+def select_leader(trials: Iterable[Trial], rules: Rules) -> Trial | None:
+    """Return the best of the verified plans that kept the budget in all of their runs; None where there is none.
+
+    The fastest plan wins, unless plans that tie with it within the noise are smaller. Of these, the fastest one wins
+    whose bytes are not notably above the smallest.
     """
-    fit = fitting(trials, rules)
-    if not fit:
+    fitting = select_fitting(trials, rules)
+    if not fitting:
         return None
-    cost = {trial.number: paid(trial, rules) for trial in fit}
-    best = min(fit, key=lambda trial: cost[trial.number])
-    ties = [
-        trial for trial in fit if cost[trial.number] <= cost[best.number] * (1 + min(TIE, _noise(trial) + _noise(best)))
-    ]
-    taken = {trial.number: _step_taken(trial.measurement) or 0 for trial in ties if trial.measurement}
-    notable = (1 + NOTABLE) * min(taken.values())
-    return min((trial for trial in ties if taken[trial.number] <= notable), key=lambda trial: cost[trial.number])
+    cost = {trial.number: time_cost(trial, rules) for trial in fitting}
+    fastest = min(fitting, key=lambda trial: cost[trial.number])
+
+    def slowdown_limit(trial: Trial) -> float:
+        return 1 + min(TIE_SHARE, _trial_noise(trial) + _trial_noise(fastest))
+
+    ties = [trial for trial in fitting if cost[trial.number] <= cost[fastest.number] * slowdown_limit(trial)]
+    nbytes = {trial.number: trial.step_bytes or 0 for trial in ties}
+    limit = (1 + NOTABLE_SHARE) * min(nbytes.values())
+    return min((trial for trial in ties if nbytes[trial.number] <= limit), key=lambda trial: cost[trial.number])
 
 
-def _accepted(trial: Trial, rules: Rules) -> bool:
-    seen = trial.measurement
-    return seen is not None and judge(seen, rules).outcome is Outcome.OK and measured_ratio(seen, rules) is not None
+def _is_accepted(trial: Trial, rules: Rules) -> bool:
+    result = trial.measurement
+    if result is None or measured_ratio(result, rules) is None:
+        return False
+    return apply_rules(result, rules).outcome is Outcome.OK
 
 
-def _exact(measurement: Measurement, rules: Rules) -> bool:
+def _within_tolerance(measurement: Measurement, rules: Rules) -> bool:
     if rules.tolerance is None:
         return True
     return measurement.max_error is not None and measurement.max_error <= rules.tolerance
 
 
-def _taken(measurement: Measurement) -> int | None:
-    """Highest bytes of the process that were seen; the charge is not, where a plan stopped over its peak."""
-    return measurement.peak_bytes if measurement.charged_bytes is None else measurement.charged_bytes
+def _trial_noise(trial: Trial) -> float:
+    return ratio_noise(trial.measurement) if trial.measurement is not None else 0.0
 
 
-def _step_taken(measurement: Measurement) -> int | None:
-    taken = _taken(measurement)
-    return None if taken is None or measurement.floor_bytes is None else taken - measurement.floor_bytes
-
-
-def _noise(trial: Trial) -> float:
-    return noise(trial.measurement) if trial.measurement is not None else 0.0
+def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
+    """Return the trial as a repeat with the earlier measurement of its plan; None where the plan is new."""
+    same = [old for old in trials if old.plan == trial.plan and old.was_run and old.kind != TrialKind.REPEAT]
+    pooled = pool_runs(same).measurement if same and trial.kind != TrialKind.CONFIRM else None
+    if pooled is None:
+        return None
+    note = f"same plan as trial {same[-1].number}: not run again"
+    return replace(trial, kind=TrialKind.REPEAT, measurement=replace(pooled, detail=note))

@@ -1,4 +1,4 @@
-"""Ratios of step times: samples by blocks, medians, and their intervals by bootstrap."""
+"""Compute medians of step-time ratios with bootstrap confidence intervals; samples are means of blocks of steps."""
 
 import math
 import statistics
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.measure.messages import BLOCK_STEPS
 from autotune.records.measurement import Measurement
 
-BLOCK = 2
-"""Steps that follow each other before the other side has its turn (`measure.worker.bench.BLOCK_STEPS`): one sample."""
 CONFIDENCE = 0.95
+"""Confidence level of all intervals."""
 RESAMPLES = 1000
+"""Number of bootstrap resamples."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One time over another: the estimate and its interval of 95 %."""
+class RatioInterval:
+    """One time over another: the estimate with its confidence interval."""
 
     ratio: float
     low: float
@@ -24,68 +25,87 @@ class Change:
 
     @property
     def tie(self) -> bool:
-        """Whether the two may be equal."""
+        """True if the interval includes equal times."""
         return self.low <= 1 <= self.high
 
     def __str__(self) -> str:
-        return f"{percent(self.ratio)} [{percent(self.low)}, {percent(self.high)}]"
+        return f"{format_percent(self.ratio)} [{format_percent(self.low)}, {format_percent(self.high)}]"
 
 
-def percent(ratio: float) -> str:
-    """`+4.8 %` for 1.048."""
+def format_percent(ratio: float) -> str:
+    """Format a ratio as a signed difference in percent.
+
+    >>> format_percent(1.048)
+    '+4.8 %'
+    """
     return f"{100 * (ratio - 1):+.1f} %"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median within its interval of 95 %, in the unit of its samples."""
+    """A median with its confidence interval, in the unit of its samples."""
 
     middle: float
     low: float
     high: float
 
 
-def turns(seen: Measurement) -> list[float]:
-    """Time over plain eager's of the same turn, a block a sample; seconds alone where eager did not run."""
-    steps, eager = blocks(seen.step_seconds), blocks(seen.baseline_seconds)
+def block_ratios(measurement: Measurement) -> list[float]:
+    """Return the plan's time over plain eager's of the same turn, one per block.
+
+    Where eager did not run, the blocks' seconds are returned.
+    """
+    steps, eager = block_means(measurement.step_seconds), block_means(measurement.baseline_seconds)
     return [step / other for step, other in zip(steps, eager, strict=True)] if len(steps) == len(eager) else steps
 
 
-def blocks(seconds: Sequence[float]) -> list[float]:
-    """The mean of each block of steps: steps of one block fail together."""
-    return [statistics.fmean(seconds[at : at + BLOCK]) for at in range(0, len(seconds), BLOCK)]
+def block_means(seconds: Sequence[float]) -> list[float]:
+    """Return the mean of each block of steps: noise hits the steps of one block together.
+
+    >>> block_means([1.0, 3.0, 5.0])
+    [2.0, 5.0]
+    """
+    return [statistics.fmean(seconds[start : start + BLOCK_STEPS]) for start in range(0, len(seconds), BLOCK_STEPS)]
 
 
-def interval(samples: Sequence[float]) -> Interval:
-    """The median of two samples or more with its interval, by percentile bootstrap."""
+def median_interval(samples: Sequence[float], *, resamples: int = RESAMPLES) -> Interval:
+    """Return the median of the samples with its confidence interval, by percentile bootstrap.
+
+    A single sample is its own interval.
+    """
     import numpy as np
 
-    return Interval(statistics.median(samples), *_bootstrap((np.asarray(samples),), np.median))
+    if len(samples) == 1:
+        return Interval(*samples, *samples, *samples)
+    return Interval(statistics.median(samples), *_bootstrap((np.asarray(samples),), np.median, resamples))
 
 
-def change(now: Sequence[float], before: Sequence[float]) -> Change:
-    """Of two samples of ratios to plain eager the median of one over that of the other, by percentile bootstrap."""
+def compare_ratios(samples: Sequence[float], reference: Sequence[float]) -> RatioInterval:
+    """Return the median of the samples over the median of the reference, with the interval by percentile bootstrap.
+
+    Both are ratios to plain eager, two or more each.
+    """
     import numpy as np
 
-    def apart(one: Any, other: Any, axis: int = -1) -> Any:
+    def difference(one: Any, other: Any, axis: int = -1) -> Any:
         return np.median(one, axis=axis) - np.median(other, axis=axis)
 
-    samples = np.log(now), np.log(before)
-    return Change(*(math.exp(value) for value in (apart(*samples), *_bootstrap(samples, apart))))
+    logs = np.log(samples), np.log(reference)
+    return RatioInterval(*(math.exp(value) for value in (difference(*logs), *_bootstrap(logs, difference))))
 
 
-def _bootstrap(samples: Sequence[Any], statistic: Any) -> tuple[float, float]:
-    """Where the statistic lies, low and high, over resamples that are the same at each call."""
+def _bootstrap(samples: Sequence[Any], statistic: Any, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """Return the ends of the statistic's interval; the resamples are the same at each call."""
     import numpy as np
     from scipy import stats
 
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         samples,
         statistic,
         vectorized=True,
-        n_resamples=RESAMPLES,
+        n_resamples=resamples,
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)

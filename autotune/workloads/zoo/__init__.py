@@ -1,9 +1,10 @@
-"""Ready workloads with random weights, nothing downloaded: well-kept models from transformers, and a recurrent one.
+"""Ready workloads with random weights and no downloads: models from transformers, and a recurrent model.
 
-To add one: a file with a factory whose keyword arguments all have defaults, and a line here. Every factory takes `batch`,
-`dtype`, `optimizer`, `seed` and `device`; the same seed gives the same bits in every process.
+To add a workload, write a file with a factory whose keyword arguments all have defaults, and add a line here. Every
+factory has the arguments `batch`, `dtype`, `optimizer`, `seed` and `device`. Equal seeds produce equal bits in every
+process.
 
-In: arguments of a factory.
+In: keyword arguments of a factory.
 Out: a `Workload` with random weights.
 Read first: this file.
 """

@@ -1,4 +1,4 @@
-"""What every ready workload is put together with: seeded draws, casts, an optimizer, and checks of the arguments."""
+"""Shared parts of the zoo's factories: seeded draws, casts, optimizers, and checks of arguments."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, install_command
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload
 
@@ -17,7 +17,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 T = TypeVar("T")
 
 Drawn = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
-"""A model and its batch, fresh from the seeded generator: float32, on the CPU."""
+"""Model and batch, drawn from the seeded generator in float32 on the CPU."""
 
 
 def assemble(
@@ -30,56 +30,60 @@ def assemble(
     device: str,
     memory_format: MemoryFormat = "contiguous",
 ) -> Workload:
-    """Draw model and batch, cast and move their floating parts, and give the model an optimizer."""
-    cast = _one_of(dtype, "dtype", _DTYPES)
-    layout = _one_of(memory_format, "memory_format", {"contiguous": "", "channels_last": "channels_last"})
-    place = _device(device)
-    make = _one_of(optimizer, "optimizer", _OPTIMIZERS)
+    """Return a workload: a drawn model and batch, cast and moved, with an optimizer.
+
+    Raises:
+        ConfigError: An argument has no such option, or the device does not exist.
+    """
+    cast = _choose(dtype, "dtype", _DTYPES)
+    layout = _choose(memory_format, "memory_format", {"contiguous": "", "channels_last": "channels_last"})
+    target = _parse_device(device)
+    create_optimizer = _choose(optimizer, "optimizer", _OPTIMIZERS)
     with seeded(seed):
         model, batch = draw()
-    model = model.to(device=place, dtype=cast).train()
-    parts = tuple(part.to(place, cast if part.is_floating_point() else None) for part in batch)
+    model = model.to(device=target, dtype=cast).train()
+    parts = tuple(part.to(target, cast if part.is_floating_point() else None) for part in batch)
     if layout:
         convert_model(model, None, layout)
         parts = convert_batch(parts, layout)
-    return Workload(model, loss_fn, make(model.parameters()), parts)
+    return Workload(model, loss_fn, create_optimizer(model.parameters()), parts)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from the CPU's generator as if it were fresh; the caller's own draws go on as if nothing had been drawn."""
+    """Seed the CPU's generator within the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed, which would seed every GPU's generator too
         torch.default_generator.manual_seed(seed)
         yield
 
 
-def transformers() -> Any:
-    """The transformers library, which comes with the zoo extra."""
+def import_transformers() -> Any:
+    """Return the transformers library, which the zoo extra installs."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise ConfigError(
-            f"this workload's model comes from transformers ({error}): pip install autotune[zoo]"
+            f"this workload's model comes from transformers ({error}): {install_command('zoo')}"
         ) from error
 
 
-def at_least(low: int, **arguments: int | None) -> None:
-    """Refuse a number below `low` by its name; None stands for a default."""
+def require_at_least(low: int, **arguments: int | None) -> None:
+    """Refuse arguments below `low`; None means the default."""
     for name, value in arguments.items():
         if value is not None and value < low:
             raise ConfigError(f"{name} must be at least {low} (got {value})")
 
 
-def share(**arguments: float) -> None:
-    """Refuse a probability outside 0 to 1 by its name."""
+def require_probability(**arguments: float) -> None:
+    """Refuse arguments outside [0, 1)."""
     for name, value in arguments.items():
         if not 0 <= value < 1:
             raise ConfigError(f"{name} must be at least 0 and below 1 (got {value})")
 
 
-def heads(width: int) -> int:
-    """Attention heads of 64 channels; a width below 128 is one head."""
+def count_heads(width: int) -> int:
+    """Return the number of attention heads of 64 channels; one head for a width below 128."""
     if width < 128:
         return 1
     if width % 64:
@@ -89,13 +93,13 @@ def heads(width: int) -> int:
     return width // 64
 
 
-def _device(name: str) -> torch.device:
+def _parse_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"device {name!r} is unknown; write cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: torch finds no such GPU here; leave device out to use the CPU")
+        raise ConfigError(f"device {name!r}: torch finds no such GPU; omit device to use the CPU")
     return device
 
 
@@ -119,7 +123,7 @@ _OPTIMIZERS: dict[str, Callable[[Iterator[torch.nn.Parameter]], torch.optim.Opti
 }
 
 
-def _one_of(value: str, name: str, known: dict[str, T]) -> T:
-    if value not in known:
-        raise ConfigError(f"{name} {value!r} is unknown; known: {', '.join(known)}")
-    return known[value]
+def _choose(value: str, name: str, options: dict[str, T]) -> T:
+    if value not in options:
+        raise ConfigError(f"{name} {value!r} is unknown; known: {', '.join(options)}")
+    return options[value]

@@ -1,10 +1,19 @@
-"""A small BERT (Devlin et al. 2018): words masked out are guessed, in sequences padded to one length."""
+"""Small BERT (Devlin et al. 2018): predicts masked words in sequences padded to one length."""
 
 import torch
 import torch.nn.functional as F
 
 from autotune.workloads.workload import Workload
-from autotune.workloads.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, heads, share, transformers
+from autotune.workloads.zoo.assembly import (
+    Drawn,
+    Dtype,
+    OptimizerName,
+    assemble,
+    count_heads,
+    import_transformers,
+    require_at_least,
+    require_probability,
+)
 
 _PAD, _BEGIN, _END, _MASK = range(4)
 _IGNORED = -100
@@ -23,19 +32,19 @@ def bert(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Six layers, 384 wide, eager attention under a mask. `dropout`: of hidden values and attention weights."""
-    at_least(1, batch=batch, depth=depth, width=width)
-    at_least(2, tokens=tokens)
-    at_least(_MASK + 2, vocabulary=vocabulary)
-    share(dropout=dropout)
+    """Return a BERT; by default 6 layers, 384 wide. `dropout` applies to hidden values and attention weights."""
+    require_at_least(1, batch=batch, depth=depth, width=width)
+    require_at_least(2, tokens=tokens)
+    require_at_least(_MASK + 2, vocabulary=vocabulary)
+    require_probability(dropout=dropout)
 
     def draw() -> Drawn:
-        library = transformers()
+        library = import_transformers()
         config = library.BertConfig(
             num_hidden_layers=depth,
             hidden_size=width,
             intermediate_size=4 * width,
-            num_attention_heads=heads(width),
+            num_attention_heads=count_heads(width),
             max_position_embeddings=tokens,
             vocab_size=vocabulary,
             hidden_dropout_prob=dropout,
@@ -52,9 +61,11 @@ def bert(
 
 
 def padded_text(batch: int, tokens: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token ids, the attention mask, and labels: the first word and about 15 % of the others of each sequence.
+    """Return token ids, attention mask and labels, each (batch, tokens).
 
-    Every sequence is at least half as long as `tokens` and ends at least one short of it, so the mask masks in each.
+    Labels are the first word and about 15 % of the others of each sequence; these are masked.
+
+    Every sequence is at least half as long as `tokens` and at least one shorter, so each has padding.
     """
     words = torch.randint(_MASK + 1, vocabulary, (batch, tokens))
     lengths = torch.randint((tokens + 1) // 2, tokens, (batch, 1))
@@ -67,7 +78,7 @@ def padded_text(batch: int, tokens: int, vocabulary: int) -> tuple[torch.Tensor,
 
 
 def masked_word_loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Cross entropy of the words that were masked out."""
+    """Return the mean cross entropy of the masked words."""
     ids, mask, labels = batch
     logits = model(ids, attention_mask=mask).logits
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=_IGNORED)

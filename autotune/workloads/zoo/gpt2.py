@@ -1,10 +1,19 @@
-"""A small GPT-2 (Radford et al. 2019): the embedding's weights are the output layer's too."""
+"""Small GPT-2 (Radford et al. 2019): the embedding and the output layer share their weights."""
 
 import torch
 import torch.nn.functional as F
 
 from autotune.workloads.workload import Workload
-from autotune.workloads.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, heads, share, transformers
+from autotune.workloads.zoo.assembly import (
+    Drawn,
+    Dtype,
+    OptimizerName,
+    assemble,
+    count_heads,
+    import_transformers,
+    require_at_least,
+    require_probability,
+)
 
 
 def gpt2(
@@ -20,17 +29,17 @@ def gpt2(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Six layers, 384 wide, eager attention. `dropout`: of embeddings, hidden values and attention weights."""
-    at_least(1, batch=batch, tokens=tokens, depth=depth, width=width)
-    at_least(2, vocabulary=vocabulary)
-    share(dropout=dropout)
+    """Return a GPT-2; by default 6 layers, 384 wide. `dropout` applies to embeddings, hidden values and attention weights."""
+    require_at_least(1, batch=batch, tokens=tokens, depth=depth, width=width)
+    require_at_least(2, vocabulary=vocabulary)
+    require_probability(dropout=dropout)
 
     def draw() -> Drawn:
-        library = transformers()
+        library = import_transformers()
         config = library.GPT2Config(
             n_layer=depth,
             n_embd=width,
-            n_head=heads(width),
+            n_head=count_heads(width),
             n_positions=tokens,
             vocab_size=vocabulary,
             resid_pdrop=dropout,
@@ -49,6 +58,6 @@ def gpt2(
 
 
 def next_token_loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Cross entropy of every next token."""
+    """Return the mean cross entropy of the next tokens."""
     tokens, following = batch
     return F.cross_entropy(model(tokens).logits.flatten(0, 1).float(), following.flatten())

@@ -1,4 +1,4 @@
-"""A language model of LSTMs (Zaremba et al. 2014): as a loop over cells, every step's ops in sight, or fused."""
+"""LSTM language model (Zaremba et al. 2014), as a loop over cells with visible ops, or fused."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.workloads.workload import Workload
-from autotune.workloads.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, share
+from autotune.workloads.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, require_at_least, require_probability
 
 
 def lstm(
@@ -23,7 +23,10 @@ def lstm(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Two layers, 384 wide, 60 steps, a loop over `nn.LSTMCell`. `dropout`: between layers, before and behind them."""
+    """Return an LSTM language model as a loop over `nn.LSTMCell`; by default 2 layers, 384 wide, 60 steps.
+
+    `dropout` applies before, between and after the layers.
+    """
     draw = _language_model(
         Looped, batch=batch, tokens=tokens, depth=depth, width=width, vocabulary=vocabulary, dropout=dropout
     )
@@ -43,7 +46,7 @@ def lstm_fused(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """The same model, weights and batch as `lstm`, by one `nn.LSTM`."""
+    """Return the model, weights and batch of `lstm` with one fused `nn.LSTM`."""
     draw = _language_model(
         Fused, batch=batch, tokens=tokens, depth=depth, width=width, vocabulary=vocabulary, dropout=dropout
     )
@@ -51,7 +54,7 @@ def lstm_fused(
 
 
 class Looped(nn.Module):
-    """Cells run one after the other, step by step."""
+    """LSTM cells that run one after the other, step by step."""
 
     def __init__(self, width: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class Looped(nn.Module):
         return self.run(sequence, [(blank, blank) for _ in self.cells])[0]
 
     def run(self, sequence: Tensor, states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Outputs of every step (batch, steps, width), and the states of every layer after the last."""
+        """Return the outputs of all steps, (batch, steps, width), and the final states of all layers."""
         states, outputs = list(states), []
         for inputs in sequence.unbind(1):
             hidden = inputs
@@ -75,7 +78,7 @@ class Looped(nn.Module):
 
 
 class Fused(nn.Module):
-    """All steps of all layers by one call."""
+    """LSTM that runs all steps of all layers in one call."""
 
     def __init__(self, width: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class Fused(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Logits of the next token, for every token."""
+    """Language model that returns the logits of the next token for every token."""
 
     def __init__(self, body: nn.Module, width: int, vocabulary: int, dropout: float) -> None:
         super().__init__()
@@ -113,10 +116,10 @@ def _language_model(
     vocabulary: int,
     dropout: float,
 ) -> Callable[[], Drawn]:
-    """What draws the model and its batch."""
-    at_least(1, batch=batch, tokens=tokens, depth=depth, width=width)
-    at_least(2, vocabulary=vocabulary)
-    share(dropout=dropout)
+    """Check the arguments and return a function that draws the model and its batch."""
+    require_at_least(1, batch=batch, tokens=tokens, depth=depth, width=width)
+    require_at_least(2, vocabulary=vocabulary)
+    require_probability(dropout=dropout)
 
     def draw() -> Drawn:
         model = LanguageModel(body(width, depth, dropout), width, vocabulary, dropout)
@@ -127,6 +130,6 @@ def _language_model(
 
 
 def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross entropy of every next token."""
+    """Return the mean cross entropy of the next tokens."""
     tokens, following = batch
     return F.cross_entropy(model(tokens).flatten(0, 1).float(), following.flatten())

@@ -1,4 +1,4 @@
-"""MobileNetV2 (Sandler et al. 2018): wide, cheap activations beside few parameters, so nearly all memory is activations."""
+"""MobileNetV2 (Sandler et al. 2018): wide, cheap activations and few parameters, so activations use nearly all memory."""
 
 from autotune.workloads.workload import Workload
 from autotune.workloads.zoo.assembly import (
@@ -7,9 +7,9 @@ from autotune.workloads.zoo.assembly import (
     MemoryFormat,
     OptimizerName,
     assemble,
-    at_least,
-    share,
-    transformers,
+    import_transformers,
+    require_at_least,
+    require_probability,
 )
 from autotune.workloads.zoo.images import CLASSES, labelled_images, logits_loss
 
@@ -26,13 +26,13 @@ def mobilenet_v2(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Of 3.5 million parameters. `width`: channels of the first convolution; `dropout`: before the classifier."""
-    at_least(1, batch=batch, width=width)
-    at_least(32, size=size)
-    share(dropout=dropout)
+    """Return a MobileNetV2, 3.5 million parameters. `width`: channels of the first convolution; `dropout`: before the head."""
+    require_at_least(1, batch=batch, width=width)
+    require_at_least(32, size=size)
+    require_probability(dropout=dropout)
 
     def draw() -> Drawn:
-        library = transformers()
+        library = import_transformers()
         config = library.MobileNetV2Config(
             image_size=size,
             depth_multiplier=width / 32,

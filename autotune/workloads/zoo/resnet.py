@@ -1,10 +1,18 @@
-"""ResNets (He et al. 2015): convolutions and BatchNorm; the 18 of basic blocks, the 50 and 152 of bottlenecks."""
+"""ResNets (He et al. 2015) of convolutions and BatchNorm: 18 with basic blocks, 50 and 152 with bottlenecks."""
 
 from collections.abc import Callable
 from typing import Literal
 
 from autotune.workloads.workload import Workload
-from autotune.workloads.zoo.assembly import Drawn, Dtype, MemoryFormat, OptimizerName, assemble, at_least, transformers
+from autotune.workloads.zoo.assembly import (
+    Drawn,
+    Dtype,
+    MemoryFormat,
+    OptimizerName,
+    assemble,
+    import_transformers,
+    require_at_least,
+)
 from autotune.workloads.zoo.images import CLASSES, labelled_images, logits_loss
 
 
@@ -20,7 +28,7 @@ def resnet18(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Of 11.7 million parameters. `depth`: blocks in each of the four stages (2, 2, 2, 2); `width`: of the first."""
+    """Return a ResNet-18, 11.7 million parameters. `depth`: blocks per stage (2, 2, 2, 2); `width`: channels of the stem."""
     draw = _resnet("basic", (2, 2, 2, 2), batch=batch, size=size, depth=depth, width=width)
     return assemble(
         draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
@@ -39,7 +47,7 @@ def resnet50(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Of 25.6 million parameters. `depth`: blocks in each of the four stages (3, 4, 6, 3); `width`: of the stem."""
+    """Return a ResNet-50, 25.6 million parameters. `depth`: blocks per stage (3, 4, 6, 3); `width`: channels of the stem."""
     draw = _resnet("bottleneck", (3, 4, 6, 3), batch=batch, size=size, depth=depth, width=width)
     return assemble(
         draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
@@ -58,7 +66,7 @@ def resnet152(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Of 60.2 million parameters. `depth`: blocks in each of the four stages (3, 8, 36, 3); `width`: of the stem."""
+    """Return a ResNet-152, 60.2 million parameters. `depth`: blocks per stage (3, 8, 36, 3); `width`: channels of the stem."""
     draw = _resnet("bottleneck", (3, 8, 36, 3), batch=batch, size=size, depth=depth, width=width)
     return assemble(
         draw, logits_loss, dtype=dtype, optimizer=optimizer, seed=seed, device=device, memory_format=memory_format
@@ -74,13 +82,13 @@ def _resnet(
     depth: int | None,
     width: int,
 ) -> Callable[[], Drawn]:
-    """What draws the model and its batch."""
-    at_least(1, batch=batch, depth=depth, width=width)
-    at_least(32, size=size)
+    """Check the arguments and return a function that draws the model and its batch."""
+    require_at_least(1, batch=batch, depth=depth, width=width)
+    require_at_least(32, size=size)
     expansion = 4 if block == "bottleneck" else 1
 
     def draw() -> Drawn:
-        library = transformers()
+        library = import_transformers()
         config = library.ResNetConfig(
             embedding_size=width,
             hidden_sizes=[width * expansion * 2**stage for stage in range(4)],

@@ -1,13 +1,21 @@
-"""SegFormer (Xie et al. 2021): a transformer whose maps shrink by stages, and a decoder that scales them all back up."""
+"""SegFormer (Xie et al. 2021): a transformer whose maps shrink by stages, and a decoder that upscales them all."""
 
 import torch
 import torch.nn.functional as F
 
 from autotune.workloads.workload import Workload
-from autotune.workloads.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, share, transformers
+from autotune.workloads.zoo.assembly import (
+    Drawn,
+    Dtype,
+    OptimizerName,
+    assemble,
+    import_transformers,
+    require_at_least,
+    require_probability,
+)
 
 CLASSES = 19
-"""As in Cityscapes."""
+"""Number of classes, as in Cityscapes."""
 
 _HEADS = (1, 2, 5, 8)
 
@@ -24,16 +32,17 @@ def segformer(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """The B0, of 3.7 million parameters. `depth`: blocks in each of four stages; `width`: of the first, and per head.
+    """Return a SegFormer-B0, 3.7 million parameters.
 
-    `dropout` drops hidden values, attention weights and whole paths, and sets the decoder's.
+    `depth`: blocks in each of the four stages. `width`: channels of the first stage and of each head. `dropout` applies
+    to hidden values, attention weights, whole paths and the decoder.
     """
-    at_least(1, batch=batch, depth=depth, width=width)
-    at_least(32, size=size)
-    share(dropout=dropout)
+    require_at_least(1, batch=batch, depth=depth, width=width)
+    require_at_least(32, size=size)
+    require_probability(dropout=dropout)
 
     def draw() -> Drawn:
-        library = transformers()
+        library = import_transformers()
         config = library.SegformerConfig(
             depths=[depth] * 4,
             hidden_sizes=[width * heads for heads in _HEADS],
@@ -52,7 +61,7 @@ def segformer(
 
 
 def map_loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Cross entropy of every pixel, the logits scaled up from a quarter of the image's side."""
+    """Return the cross entropy per pixel, with the logits upscaled from a quarter of the image's side."""
     images, maps = batch
     logits = F.interpolate(model(images).logits, size=maps.shape[-2:], mode="bilinear", align_corners=False)
     return F.cross_entropy(logits.float(), maps)

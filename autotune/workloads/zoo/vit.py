@@ -1,11 +1,21 @@
-"""A small vision transformer (Dosovitskiy et al. 2020)."""
+"""Small vision transformer (Dosovitskiy et al. 2020)."""
 
 from autotune.errors import ConfigError
 from autotune.workloads.workload import Workload
-from autotune.workloads.zoo.assembly import Drawn, Dtype, OptimizerName, assemble, at_least, heads, share, transformers
+from autotune.workloads.zoo.assembly import (
+    Drawn,
+    Dtype,
+    OptimizerName,
+    assemble,
+    count_heads,
+    import_transformers,
+    require_at_least,
+    require_probability,
+)
 from autotune.workloads.zoo.images import CLASSES, labelled_images, logits_loss
 
 PATCH = 16
+"""Side of a patch in pixels."""
 
 
 def vit(
@@ -20,22 +30,22 @@ def vit(
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Six layers, 384 wide, patches of 16 x 16, eager attention. `dropout`: of hidden values and attention weights."""
-    at_least(1, batch=batch, depth=depth, width=width)
-    at_least(PATCH, size=size)
-    share(dropout=dropout)
+    """Return a ViT; by default 6 layers, 384 wide. `dropout` applies to hidden values and attention weights."""
+    require_at_least(1, batch=batch, depth=depth, width=width)
+    require_at_least(PATCH, size=size)
+    require_probability(dropout=dropout)
     if size % PATCH:
         raise ConfigError(f"size must be a multiple of {PATCH}, the patch (got {size}): try {size // PATCH * PATCH}")
 
     def draw() -> Drawn:
-        library = transformers()
+        library = import_transformers()
         config = library.ViTConfig(
             image_size=size,
             patch_size=PATCH,
             num_hidden_layers=depth,
             hidden_size=width,
             intermediate_size=4 * width,
-            num_attention_heads=heads(width),
+            num_attention_heads=count_heads(width),
             hidden_dropout_prob=dropout,
             attention_probs_dropout_prob=dropout,
             num_labels=CLASSES,

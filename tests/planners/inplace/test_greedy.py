@@ -11,10 +11,10 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import InPlace, Plan
 from autotune.ir.schedule import Run, lower
-from autotune.planners.inplace.greedy import Greedy
-from autotune.planners.inplace.never import Never
+from autotune.planners.inplace.greedy import GreedyInPlace
+from autotune.planners.inplace.never import NeverInPlace
 from autotune.predict.simulate import timeline
-from tests.graphs import Builder, random_graph, random_plan, takes
+from autotune.testing.graphs import Builder, inplace_candidates, random_graph, random_plan
 
 
 def bytes_of(graph: TrainGraph, plan: Plan) -> list[int]:
@@ -34,7 +34,7 @@ def chain_of_activations() -> TrainGraph:
 
 def test_only_the_last_reader_overwrites():
     graph = chain_of_activations()
-    made = Greedy().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
+    made = GreedyInPlace().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
     assert made.inplace == (InPlace(2, 0),)
     assert bytes_of(graph, Plan.traced(graph)) == [10, 20, 30, 20]
     assert bytes_of(graph, made) == [10, 20, 20, 20]
@@ -42,14 +42,14 @@ def test_only_the_last_reader_overwrites():
 
 def test_each_run_of_a_repeated_op_is_decided_for_itself():
     graph = chain_of_activations()
-    made = Greedy().plan(graph, Plan((0, 1, 0, 2, 3)), 0, Costs.unit(graph))
+    made = GreedyInPlace().plan(graph, Plan((0, 1, 0, 2, 3)), 0, Costs.unit(graph))
     assert made.inplace == (InPlace(1, 0), InPlace(3, 0))
 
 
 def test_never_gives_every_output_its_own_buffer_again():
     graph = chain_of_activations()
-    made = Greedy().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
-    assert Never().plan(graph, made, 0, Costs.unit(graph)) == Plan.traced(graph)
+    made = GreedyInPlace().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
+    assert NeverInPlace().plan(graph, made, 0, Costs.unit(graph)) == Plan.traced(graph)
 
 
 def valid(graph: TrainGraph, plan: Plan) -> bool:
@@ -65,8 +65,8 @@ def valid(graph: TrainGraph, plan: Plan) -> bool:
 def test_no_choice_of_runs_in_place_is_lower_at_any_op(rng: random.Random):
     graph = random_graph(rng, 9)
     plan = replace(random_plan(graph, rng, offload=False), inplace=())
-    best = bytes_of(graph, Greedy().plan(graph, plan, 0, Costs.unit(graph)))
-    possible = takes(graph, plan.order)[:6]
+    best = bytes_of(graph, GreedyInPlace().plan(graph, plan, 0, Costs.unit(graph)))
+    possible = inplace_candidates(graph, plan.order)[:6]
     for count in range(len(possible) + 1):
         for chosen in itertools.combinations(possible, count):
             other = replace(plan, inplace=chosen)

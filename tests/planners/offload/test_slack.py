@@ -10,9 +10,9 @@ from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan, Swap
 from autotune.ir.schedule import lower
-from autotune.planners.offload.slack import stretched
+from autotune.planners.offload.slack import stretch_transfers
 from autotune.predict.simulate import peak_bytes, simulate
-from tests.graphs import Builder, random_graph, random_plan
+from autotune.testing.graphs import Builder, random_graph, random_plan
 
 SSD = StoreCost(50.0, 25.0, 20.0, 10.0)
 
@@ -39,7 +39,7 @@ def test_a_load_begins_as_early_as_it_takes_where_memory_is_free():
     # the read takes 4 of the 9 s between: at the window's single layer 3 of them would be waited for
     graph = long_gap(*(0,) * 9)
     costs = with_store(graph, dataclasses.replace(SSD, write_bytes_per_second=1e9))
-    made = stretched(graph, away_v0(graph), 100, costs)
+    made = stretch_transfers(graph, away_v0(graph), 100, costs)
     assert simulate(graph, lower(graph, away_v0(graph)), costs).stall_seconds == pytest.approx(3)
     assert made.offload == (Swap(0, 0, 0, 3),)
     assert simulate(graph, lower(graph, made), costs).stall_seconds == pytest.approx(0)
@@ -49,7 +49,7 @@ def test_a_save_may_last_as_long_as_it_takes_where_memory_is_free():
     # written in 5 s, from 1 to 6: beside op1 to op5
     graph = long_gap(*(0,) * 9)
     costs = with_store(graph, dataclasses.replace(SSD, write_bytes_per_second=20.0, read_bytes_per_second=1e9))
-    made = stretched(graph, away_v0(graph), 100, costs)
+    made = stretch_transfers(graph, away_v0(graph), 100, costs)
     assert simulate(graph, lower(graph, away_v0(graph)), costs).stall_seconds == pytest.approx(4)
     assert made.offload[0].late in (4, 5)
     assert simulate(graph, lower(graph, made), costs).stall_seconds == pytest.approx(0)
@@ -59,9 +59,9 @@ def test_neither_goes_where_another_needs_the_memory():
     # 50 bytes at op2 stop the save, 50 at op8 the load: in between it is away as before
     graph = long_gap(0, 50, 0, 0, 0, 0, 50, 50, 0)
     costs = with_store(graph)
-    made = stretched(graph, away_v0(graph), 100, costs)
+    made = stretch_transfers(graph, away_v0(graph), 100, costs)
     assert made == away_v0(graph)
-    roomy = stretched(graph, away_v0(graph), 200, costs)
+    roomy = stretch_transfers(graph, away_v0(graph), 200, costs)
     assert simulate(graph, lower(graph, roomy), costs).seconds < simulate(graph, lower(graph, made), costs).seconds
 
 
@@ -75,7 +75,9 @@ def test_a_load_never_overtakes_one_that_is_needed_earlier():
         built.op(f"use_{name}", [name], [(f"end_{name}", 0)])
     graph = built.graph("end_a", "end_b")
     costs = with_store(graph)
-    a, b = stretched(graph, Plan(Plan.traced(graph).order, (Swap(0, 0), Swap(1, 0)), 1, "ssd"), 200, costs).offload
+    a, b = stretch_transfers(
+        graph, Plan(Plan.traced(graph).order, (Swap(0, 0), Swap(1, 0)), 1, "ssd"), 200, costs
+    ).offload
     assert 12 - 1 - a.early <= 13 - 1 - b.early
     assert a.early > b.early - 1
 
@@ -89,7 +91,7 @@ def test_a_stretched_plan_is_valid_no_slower_and_keeps_the_limit(rng: random.Ran
         return
     costs = with_store(graph, StoreCost(rate, rate, rate / 2, rate / 2, 0.1, contention=1.2, slowed=1.3))
     limit = peak_bytes(graph, bare, costs) + more
-    made = stretched(graph, bare, limit, costs)
+    made = stretch_transfers(graph, bare, limit, costs)
     check(graph, made)
     assert peak_bytes(graph, made, costs) <= limit
     assert simulate(graph, lower(graph, made), costs).seconds <= simulate(graph, lower(graph, bare), costs).seconds

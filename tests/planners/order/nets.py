@@ -3,7 +3,7 @@
 import random
 
 from autotune.ir.graph import Phase, TrainGraph
-from tests.graphs import Builder
+from autotune.testing.graphs import Builder
 
 
 def bottleneck() -> TrainGraph:
@@ -20,7 +20,8 @@ def bottleneck() -> TrainGraph:
 
 def small_world(seed: int, nodes: int = 32, neighbours: int = 4, rewired: float = 0.75) -> list[list[int]]:
     """Per node the nodes that it reads: a Watts-Strogatz graph, its edges led from the lower number to the higher
-    (Xie et al. 2019, "Exploring randomly wired neural networks": 32 nodes, K = 4, P = 0.75)."""
+    (Xie et al. 2019, "Exploring randomly wired neural networks": 32 nodes, K = 4, P = 0.75).
+    """
     rng = random.Random(seed)
     edges = {
         frozenset((node, (node + step) % nodes)) for step in range(1, neighbours // 2 + 1) for node in range(nodes)

@@ -9,10 +9,10 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Role, TrainGraph
 from autotune.ir.plan import Plan, Swap
 from autotune.planners.order.list_by_bytes import ListByBytes
-from autotune.planners.order.traced import Traced
+from autotune.planners.order.traced import TracedOrder
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder, chain, random_graph, training_chain
-from tests.test_bounds import topological_orders
+from autotune.testing.graphs import Builder, chain, random_graph, training_chain
+from tests.predict.test_bounds import topological_orders
 
 
 def listed(graph: TrainGraph, costs: Costs | None = None) -> Plan:
@@ -37,7 +37,7 @@ def test_a_chain_stays_as_it_is():
 
 
 def test_the_fork_of_nntrainer_1126_takes_225_bytes():
-    """Traced, the wide branch waits beside the other one and takes 300: nnstreamer/nntrainer#1126."""
+    """TracedOrder, the wide branch waits beside the other one and takes 300: nnstreamer/nntrainer#1126."""
     built = Builder("nntrainer1126")
     built.op("input", makes=[("in", 100)])
     built.op("L", ["in"], [("l", 100)])
@@ -131,13 +131,13 @@ def test_the_best_order_is_kept_when_it_comes_in(rng: random.Random):
 
 def test_the_traced_order_comes_back_whatever_came_in():
     graph = binary_tree(3)
-    assert Traced().plan(graph, listed(graph), 0, Costs.unit(graph)) == Plan.traced(graph)
+    assert TracedOrder().plan(graph, listed(graph), 0, Costs.unit(graph)) == Plan.traced(graph)
 
 
-@pytest.mark.parametrize("planner", [Traced(), ListByBytes()])
-def test_order_comes_before_recompute_and_offload(planner: Traced | ListByBytes):
+@pytest.mark.parametrize("planner", [TracedOrder(), ListByBytes()])
+def test_order_comes_before_recompute_and_offload(planner: TracedOrder | ListByBytes):
     graph = chain(6)
-    with pytest.raises(PlanError, match="already runs op0 again"):
+    with pytest.raises(PlanError, match="already recomputes op0"):
         planner.plan(graph, Plan((0, 1, 0, 2, 3, 4, 5)), 0, Costs.unit(graph))
     with pytest.raises(PlanError, match="already offloads v0"):
         planner.plan(graph, Plan((0, 1, 2, 3, 4, 5), (Swap(0, 0),), 1, "ssd"), 0, Costs.unit(graph))

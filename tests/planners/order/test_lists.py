@@ -12,12 +12,12 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan, Swap
 from autotune.planners.order import ORDERS
-from autotune.planners.order.beam import Beam, beam
-from autotune.planners.order.depth_first import DepthFirst, depth_first
-from autotune.planners.order.longest_path import longest_first
-from autotune.predict.ordering import ordering
+from autotune.planners.order.beam import Beam, search_beam
+from autotune.planners.order.depth_first import DepthFirst, order_depth_first
+from autotune.planners.order.longest_path import order_longest_chain_first
+from autotune.predict.ordering import ordering_problem
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder, chain, random_graph
+from autotune.testing.graphs import Builder, chain, random_graph
 from tests.planners.order.nets import bottleneck, randwire
 from tests.planners.order.test_list_by_bytes import binary_tree
 
@@ -42,7 +42,7 @@ def copies(*chains: str) -> TrainGraph:
     ],
 )
 def test_the_longest_chain_goes_first_and_others_when_it_waits(graph: TrainGraph, order: tuple[int, ...]):
-    assert longest_first(ordering(graph, Costs.unit(graph))) == order
+    assert order_longest_chain_first(ordering_problem(graph, Costs.unit(graph))) == order
 
 
 def test_depth_first_makes_the_large_branch_first_or_the_small_one():
@@ -50,9 +50,9 @@ def test_depth_first_makes_the_large_branch_first_or_the_small_one():
     built.op("small", makes=[("a", 1)])
     built.op("large", makes=[("b", 9)])
     built.op("join", ["a", "b"], [("c", 1)])
-    problem = ordering(graph := built.graph("c"), Costs.unit(graph))
-    assert next(depth_first(problem, large=True)) == (1, 0, 2)
-    assert next(depth_first(problem, large=False)) == (0, 1, 2)
+    problem = ordering_problem(graph := built.graph("c"), Costs.unit(graph))
+    assert next(order_depth_first(problem, large=True)) == (1, 0, 2)
+    assert next(order_depth_first(problem, large=False)) == (0, 1, 2)
 
 
 def test_depth_first_is_not_limited_by_how_deep_a_graph_is():
@@ -89,15 +89,15 @@ def test_a_beam_finds_on_random_wires_what_a_list_does_not():
 @given(st.randoms(use_true_random=False), st.sampled_from([1, 2, 30]))
 def test_a_beam_of_any_width_ends_with_every_op(rng: random.Random, width: int):
     graph = random_graph(rng, 10)
-    problem = ordering(graph, Costs.unit(graph))
-    check(graph, Plan(beam(problem, width, 0)))
-    check(graph, Plan(beam(problem, width, problem.peak(problem.traced))))
+    problem = ordering_problem(graph, Costs.unit(graph))
+    check(graph, Plan(search_beam(problem, width, 0)))
+    check(graph, Plan(search_beam(problem, width, problem.peak(problem.traced))))
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_order_comes_before_recompute_and_offload(name: str):
     graph, planner = chain(6), ORDERS[name]()
-    with pytest.raises(PlanError, match="already runs op0 again"):
+    with pytest.raises(PlanError, match="already recomputes op0"):
         planner.plan(graph, Plan((0, 1, 0, 2, 3, 4, 5)), 0, Costs.unit(graph))
     with pytest.raises(PlanError, match="already offloads v0"):
         planner.plan(graph, Plan((0, 1, 2, 3, 4, 5), (Swap(0, 0),), 1, "ssd"), 0, Costs.unit(graph))

@@ -4,9 +4,9 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, Role, TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.order import ORDERS
-from autotune.predict.ordering import ordering
+from autotune.predict.ordering import ordering_problem
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder
+from autotune.testing.graphs import Builder
 
 
 def normalized(statistic_bytes: int) -> TrainGraph:
@@ -48,5 +48,5 @@ def test_an_order_that_nobody_betters_is_left_alone():
     costs = Costs.unit(graph)
     best = ORDERS["exact"]().plan(graph, Plan.traced(graph), 0, costs)
     early = Plan((0, 6, *(op for op in best.order if op not in (0, 6))))
-    assert ordering(graph, costs).peak(early.order) <= ordering(graph, costs).peak(best.order)
+    assert ordering_problem(graph, costs).peak(early.order) <= ordering_problem(graph, costs).peak(best.order)
     assert ORDERS["exact"]().plan(graph, early, 0, costs) == early

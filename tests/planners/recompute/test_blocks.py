@@ -9,14 +9,14 @@ from autotune.ir.check import check
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.planners.recompute.block_options import Piece, options
-from autotune.planners.recompute.blocks import Blocks, Chain, by_chain
-from autotune.planners.recompute.editable_order import Runs
-from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.repeats import Places, find
+from autotune.planners.recompute.block_options import Piece, solve_options
+from autotune.planners.recompute.blocks import Blocks, Chain, plan_by_chain
+from autotune.planners.recompute.editable_order import EditableOrder
+from autotune.planners.recompute.greedy import GreedyEviction
+from autotune.planners.recompute.repeats import Positions, find_blocks
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import chain, random_graph, random_order, training_chain
+from autotune.testing.graphs import chain, random_graph, random_order, training_chain
 from tests.planners import synthetic
 
 
@@ -46,13 +46,13 @@ SMALL = {
 def test_what_stands_beside_a_block_is_the_same_at_each_of_its_ops(net: str, end: bool):
     graph, costs = NETS[net]
     plan = Plan.traced(graph) if end else placed(graph, costs)
-    places, bytes_ = Places.make(graph, plan.order), Runs(graph, plan.order, costs).bytes
-    blocks = find(graph, plan.order)
+    positions, bytes_ = Positions.from_order(graph, plan.order), EditableOrder(graph, plan.order, costs).bytes
+    blocks = find_blocks(graph, plan.order)
     for block in blocks:
-        piece = Piece.cut(graph, places, costs, (block.forward, block.backward))
-        inside = piece.start().bytes
-        ahead = {int(bytes_[places.of[op]] - inside[at]) for at, op in enumerate(block.forward, 1)}
-        behind = {int(bytes_[places.of[op]] - inside[at]) for at, op in enumerate(block.backward, piece.gap + 2)}
+        piece = Piece.from_block(graph, positions, costs, (block.forward, block.backward))
+        inside = piece.edit().bytes
+        ahead = {int(bytes_[positions.by_op[op]] - inside[at]) for at, op in enumerate(block.forward, 1)}
+        behind = {int(bytes_[positions.by_op[op]] - inside[at]) for at, op in enumerate(block.backward, piece.gap + 2)}
         assert len(ahead) <= 1
         assert len(behind) <= 1
 
@@ -61,17 +61,17 @@ def test_what_stands_beside_a_block_is_the_same_at_each_of_its_ops(net: str, end
 def test_options_of_a_block_are_bought_with_seconds(net: str):
     graph, costs = NETS[net]
     plan = placed(graph, costs)
-    places, blocks = Places.make(graph, plan.order), find(graph, plan.order)
+    positions, blocks = Positions.from_order(graph, plan.order), find_blocks(graph, plan.order)
     block = blocks[len(blocks) // 2]
-    given, *others = options(Piece.cut(graph, places, costs, (block.forward, block.backward)), 1.5)
-    assert given.seconds == 0.0
-    assert (given.forward, given.backward) == (block.forward, block.backward)
+    unchanged, *others = solve_options(Piece.from_block(graph, positions, costs, (block.forward, block.backward)), 1.5)
+    assert unchanged.seconds == 0.0
+    assert (unchanged.forward, unchanged.backward) == (block.forward, block.backward)
     for option in others:
         assert option.seconds > 0.0
         lower = [
-            option.kept_bytes < given.kept_bytes,
-            option.forward_bytes < given.forward_bytes,
-            option.backward_bytes < given.backward_bytes,
+            option.kept_bytes < unchanged.kept_bytes,
+            option.forward_bytes < unchanged.forward_bytes,
+            option.backward_bytes < unchanged.backward_bytes,
         ]
         assert any(lower)
 
@@ -83,7 +83,7 @@ def test_the_flattened_order_stays_within_the_budget_that_the_chain_was_chosen_f
     plan = placed(graph, costs)
     before = peak_bytes(graph, plan, costs)
     budget = graph.static_bytes + (before - graph.static_bytes) * percent // 100
-    order = Chain(graph, plan.order, find(graph, plan.order), costs, 1.5).order(budget)
+    order = Chain(graph, plan.order, find_blocks(graph, plan.order), costs, 1.5).order(budget)
     assert order is not None
     assert len(order) > len(plan.order)
     check(graph, Plan(order))
@@ -95,7 +95,7 @@ def test_a_deep_chain_is_run_again_in_groups_from_where_they_begin():
     graph = training_chain(24)
     costs = Costs.unit(graph)
     plan = placed(graph, costs)
-    order = Chain(graph, plan.order, find(graph, plan.order), costs, 1.5).lowest()
+    order = Chain(graph, plan.order, find_blocks(graph, plan.order), costs, 1.5).lowest()
     assert order is not None
     assert peak_bytes(graph, Plan(order), costs) - graph.static_bytes <= 130
 
@@ -108,7 +108,8 @@ def test_at_one_budget_it_is_no_worse_than_the_greedy_of_the_whole(net: str, per
     plan = placed(graph, costs)
     budget = graph.static_bytes + (peak_bytes(graph, plan, costs) - graph.static_bytes) * percent // 100
     ours, theirs = (
-        Runs(graph, planner.plan(graph, plan, budget, costs).order, costs) for planner in (Blocks(), Greedy())
+        EditableOrder(graph, planner.plan(graph, plan, budget, costs).order, costs)
+        for planner in (Blocks(), GreedyEviction())
     )
     assert max(ours.peak, budget) <= max(theirs.peak, budget)
     if theirs.peak <= budget or ours.peak == theirs.peak:
@@ -120,17 +121,17 @@ def test_without_repeats_it_answers_as_the_greedy_does():
         rng = random.Random(seed)
         graph = random_graph(rng, 12)
         plan, costs = Plan.traced(graph), Costs.unit(graph)
-        if len({block.kind for block in find(graph)}) == len(find(graph)):
-            assert Blocks().plan(graph, plan, 0, costs) == Greedy().plan(graph, plan, 0, costs)
-            assert by_chain(graph, plan, 0, costs, 1.5) == plan
+        if len({block.kind for block in find_blocks(graph)}) == len(find_blocks(graph)):
+            assert Blocks().plan(graph, plan, 0, costs) == GreedyEviction().plan(graph, plan, 0, costs)
+            assert plan_by_chain(graph, plan, 0, costs, 1.5) == plan
 
 
 def test_a_block_keeps_what_its_ops_may_overwrite():
     graph, costs = NETS["chain"]
     graph = replace(graph, ops=tuple(replace(op, inplace=op.inputs[-1:]) for op in graph.ops))
-    places = Places.make(graph, Plan.traced(graph).order)
-    for block in find(graph):
-        piece = Piece.cut(graph, places, costs, (block.forward, block.backward))
+    positions = Positions.from_order(graph, Plan.traced(graph).order)
+    for block in find_blocks(graph):
+        piece = Piece.from_block(graph, positions, costs, (block.forward, block.backward))
         inner = [op for op in piece.graph.ops if op.inplace]
         assert [op.inplace for op in inner] == [op.inputs[-1:] for op in inner]
         assert len(inner) == sum(bool(graph.ops[op].inputs) for op in (*block.forward, *block.backward))
@@ -152,6 +153,6 @@ def test_any_order_of_any_chain_gets_a_valid_plan(rng: random.Random):
     plan = Plan(random_order(graph, rng) if rng.random() < 0.5 else Plan.traced(graph).order)
     before = peak_bytes(graph, plan, costs)
     limit = rng.randint(0, before)
-    made = by_chain(graph, plan, limit, costs, 1.5)
+    made = plan_by_chain(graph, plan, limit, costs, 1.5)
     check(graph, made)
     assert peak_bytes(graph, Blocks().plan(graph, plan, limit, costs), costs) <= before

@@ -11,11 +11,11 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, Role, TrainGraph
 from autotune.ir.plan import Plan, Swap
 from autotune.ir.schedule import lower
-from autotune.planners.recompute.greedy import Greedy
+from autotune.planners.recompute.greedy import GreedyEviction
 from autotune.planners.recompute.segments import Segments
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
-from tests.graphs import Builder, chain, random_graph, training_chain
+from autotune.testing.graphs import Builder, chain, random_graph, training_chain
 from tests.planners import synthetic
 from tests.planners.recompute.oracle import least_seconds, lowest_peak
 
@@ -36,7 +36,7 @@ def test_at_the_peak_of_segments_it_computes_less_again(net: str, count: int):
     graph, costs = NETS[net]
     theirs = estimate(graph, Segments(count).plan(graph, Plan.traced(graph), 0, costs), costs)
     assert theirs.recompute_seconds > 0
-    ours = estimate(graph, Greedy().plan(graph, Plan.traced(graph), theirs.peak_bytes, costs), costs)
+    ours = estimate(graph, GreedyEviction().plan(graph, Plan.traced(graph), theirs.peak_bytes, costs), costs)
     assert ours.peak_bytes <= theirs.peak_bytes
     assert ours.recompute_seconds < 0.8 * theirs.recompute_seconds
 
@@ -45,7 +45,7 @@ def test_at_the_peak_of_segments_it_computes_less_again(net: str, count: int):
 def test_it_goes_lower_than_any_count_of_segments(net: str):
     graph, costs = NETS[net]
     theirs = min(peak_bytes(graph, Segments(n).plan(graph, Plan.traced(graph), 0, costs), costs) for n in range(2, 17))
-    assert peak_bytes(graph, Greedy().plan(graph, Plan.traced(graph), 0, costs), costs) < theirs
+    assert peak_bytes(graph, GreedyEviction().plan(graph, Plan.traced(graph), 0, costs), costs) < theirs
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -53,27 +53,27 @@ def test_it_goes_lower_than_any_count_of_segments(net: str):
 def test_a_budget_that_can_be_met_is_met(net: str, percent: int):
     graph, costs = NETS[net]
     budget = peak_bytes(graph, Plan.traced(graph), costs) * percent // 100
-    assert peak_bytes(graph, Greedy().plan(graph, Plan.traced(graph), budget, costs), costs) <= budget
+    assert peak_bytes(graph, GreedyEviction().plan(graph, Plan.traced(graph), budget, costs), costs) <= budget
 
 
 def test_a_share_of_one_half_removes_half_of_what_is_over_the_budget():
     graph, costs = SMALL_RESNET
     traced = peak_bytes(graph, Plan.traced(graph), costs)
     budget = traced * 60 // 100
-    made = peak_bytes(graph, Greedy(share=0.5).plan(graph, Plan.traced(graph), budget, costs), costs)
+    made = peak_bytes(graph, GreedyEviction(share=0.5).plan(graph, Plan.traced(graph), budget, costs), costs)
     assert budget < made <= (traced + budget) // 2
-    assert Greedy(share=0.0).plan(graph, Plan.traced(graph), budget, costs) == Plan.traced(graph)
+    assert GreedyEviction(share=0.0).plan(graph, Plan.traced(graph), budget, costs) == Plan.traced(graph)
 
 
 def test_an_impossible_budget_gets_the_lowest_peak_instead_of_an_error():
     graph = training_chain(8)
-    made = peak_bytes(graph, Greedy().plan(graph, Plan.traced(graph), 1, Costs.unit(graph)), Costs.unit(graph))
+    made = peak_bytes(graph, GreedyEviction().plan(graph, Plan.traced(graph), 1, Costs.unit(graph)), Costs.unit(graph))
     assert made < peak_bytes(graph, Plan.traced(graph), Costs.unit(graph))
 
 
 def test_nothing_is_gained_on_a_chain_that_frees_as_it_goes():
     graph = chain(6)
-    assert Greedy().plan(graph, Plan.traced(graph), 0, Costs.unit(graph)) == Plan.traced(graph)
+    assert GreedyEviction().plan(graph, Plan.traced(graph), 0, Costs.unit(graph)) == Plan.traced(graph)
 
 
 def test_an_rnn_cell_whose_mirroring_would_double_the_storage_is_left_alone():
@@ -87,7 +87,7 @@ def test_an_rnn_cell_whose_mirroring_would_double_the_storage_is_left_alone():
     built.op("loss", ["top"], [("loss", 1)])
     built.op("cell_back", ["h", "loss"], [("g", 1)], phase=Phase.BACKWARD)
     graph = built.graph("loss")
-    assert Greedy().plan(graph, Plan.traced(graph), 0, Costs.unit(graph)) == Plan.traced(graph)
+    assert GreedyEviction().plan(graph, Plan.traced(graph), 0, Costs.unit(graph)) == Plan.traced(graph)
 
 
 def test_a_feature_map_is_computed_again_without_the_layer_behind_it():
@@ -102,7 +102,7 @@ def test_a_feature_map_is_computed_again_without_the_layer_behind_it():
     built.op("back", ["features", "loss", "wide"], [("g", 1)], phase=Phase.BACKWARD)
     graph = built.graph("loss")
     costs = Costs((100.0, 1.0, 1.0, 1.0, 1.0, 1.0), (0,) * 6)
-    made = Greedy().plan(graph, Plan.traced(graph), 70, costs)
+    made = GreedyEviction().plan(graph, Plan.traced(graph), 70, costs)
     assert [graph.ops[op].name for op in made.order].count("map") == 2
     assert estimate(graph, made, costs).recompute_seconds == 1.0
 
@@ -122,7 +122,7 @@ def test_an_input_that_several_results_share_is_counted_once():
     graph = built.graph("loss", "g0", "g1", "g2")
     costs = Costs.unit(graph)
     traced = peak_bytes(graph, Plan.traced(graph), costs)
-    made = Greedy().plan(graph, Plan.traced(graph), traced - 30, costs)
+    made = GreedyEviction().plan(graph, Plan.traced(graph), traced - 30, costs)
     assert peak_bytes(graph, made, costs) == traced - 30
     assert sorted(graph.ops[op].name for op in set(made.order) if made.order.count(op) > 1) == [
         "score0", "score1", "score2",
@@ -131,7 +131,7 @@ def test_an_input_that_several_results_share_is_counted_once():
 
 def test_masks_of_dropout_are_drawn_once_and_kept():
     graph, costs = SMALL_GPT
-    made = Greedy().plan(graph, Plan.traced(graph), 0, costs)
+    made = GreedyEviction().plan(graph, Plan.traced(graph), 0, costs)
     assert made.recomputed
     assert all(made.order.count(op.id) == 1 for op in graph.ops if op.random)
 
@@ -139,7 +139,7 @@ def test_masks_of_dropout_are_drawn_once_and_kept():
 def test_no_forward_op_runs_again_after_its_weight_was_updated():
     graph, costs = SMALL_RESNET
     placed = WithGradient().plan(graph, Plan.traced(graph), 0, costs)
-    made = Greedy().plan(graph, placed, 0, costs)
+    made = GreedyEviction().plan(graph, placed, 0, costs)
     assert made.recomputed
     updated: set[int] = set()
     for op in map(graph.ops.__getitem__, made.order):
@@ -152,7 +152,7 @@ def test_a_plan_that_offloads_is_refused_by_name_of_the_next_move():
     graph = training_chain(4)
     plan = dataclasses.replace(Plan.traced(graph), offload=(Swap(graph.ops[0].outputs[0], 0),), store="ssd")
     with pytest.raises(PlanError, match="recompute before offload"):
-        Greedy().plan(graph, plan, 0, Costs.unit(graph))
+        GreedyEviction().plan(graph, plan, 0, Costs.unit(graph))
 
 
 def test_against_brute_force_it_is_never_better_and_mostly_equal():
@@ -165,11 +165,11 @@ def test_against_brute_force_it_is_never_better_and_mostly_equal():
             tuple(float(rng.choice([1, 2, 5])) for _ in graph.ops), tuple(rng.choice([0, 7]) for _ in graph.ops)
         )
         traced = Plan.traced(graph)
-        made = peak_bytes(graph, Greedy().plan(graph, traced, 0, costs), costs)
+        made = peak_bytes(graph, GreedyEviction().plan(graph, traced, 0, costs), costs)
         assert made >= lowest_peak(graph, costs)
         equal += made <= lowest_peak(graph, costs, traced.order)
         budget = rng.randint(made, peak_bytes(graph, traced, costs))
-        cheap = Greedy().plan(graph, traced, budget, costs)
+        cheap = GreedyEviction().plan(graph, traced, budget, costs)
         if peak_bytes(graph, cheap, costs) <= budget:
             least = least_seconds(graph, budget, costs)
             assert least is not None
@@ -184,6 +184,6 @@ def test_any_plan_is_valid_and_the_same_each_time(rng: random.Random, share: flo
     costs = Costs(tuple(rng.choice([0.0, 1.0, 3.0]) for _ in graph.ops), tuple(rng.choice([0, 9]) for _ in graph.ops))
     before = peak_bytes(graph, Plan.traced(graph), costs)
     budget = rng.randint(0, before)
-    made = Greedy(share=share).plan(graph, Plan.traced(graph), budget, costs)
+    made = GreedyEviction(share=share).plan(graph, Plan.traced(graph), budget, costs)
     assert estimate(graph, made, costs).peak_bytes <= before
-    assert made == Greedy(share=share).plan(graph, Plan.traced(graph), budget, costs)
+    assert made == GreedyEviction(share=share).plan(graph, Plan.traced(graph), budget, costs)

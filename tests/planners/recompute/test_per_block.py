@@ -7,11 +7,11 @@ from autotune.ir.check import check
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import Plan
-from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.recompute.per_block import PerBlock, named_blocks
+from autotune.planners.recompute.greedy import GreedyEviction
+from autotune.planners.recompute.per_block import PerBlock, group_by_block
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder, training_chain
+from autotune.testing.graphs import Builder, training_chain
 
 
 def stacked(layers: int, name: str = "encoder.layer.{}") -> TrainGraph:
@@ -63,10 +63,10 @@ def test_a_step_without_numbered_blocks_that_have_sisters_stays_as_it_is(name: s
 
 def test_nested_numbers_are_nested_blocks_and_the_lowest_peak_decides_between_them():
     graph = stacked(4)
-    ops = [graph.ops[op] for found in named_blocks(graph, Plan.traced(graph).order, 1).values() for op in found]
-    assert len(named_blocks(graph, Plan.traced(graph).order, 1)) == 4
+    ops = [graph.ops[op] for found in group_by_block(graph, Plan.traced(graph).order, 1).values() for op in found]
+    assert len(group_by_block(graph, Plan.traced(graph).order, 1)) == 4
     assert {op.phase for op in ops} == {Phase.FORWARD}
-    assert named_blocks(graph, Plan.traced(graph).order, 2) == {}
+    assert group_by_block(graph, Plan.traced(graph).order, 2) == {}
     costs = Costs.unit(graph)
     lowest = peak_bytes(graph, PerBlock().plan(graph, Plan.traced(graph), 0, costs), costs)
     assert lowest == peak_bytes(graph, PerBlock(1).plan(graph, Plan.traced(graph), 0, costs), costs)
@@ -93,6 +93,6 @@ def test_the_search_is_no_dearer_at_the_peak_of_blocks(layers: int):
     costs = Costs(tuple(1.0 + op.id % 5 for op in graph.ops), (0,) * len(graph.ops))
     theirs = PerBlock().plan(graph, Plan.traced(graph), 0, costs)
     budget = peak_bytes(graph, theirs, costs)
-    ours = Greedy().plan(graph, Plan.traced(graph), budget, costs)
+    ours = GreedyEviction().plan(graph, Plan.traced(graph), budget, costs)
     assert peak_bytes(graph, ours, costs) <= budget
     assert sum(costs.seconds[op] for op in ours.order) <= sum(costs.seconds[op] for op in theirs.order)

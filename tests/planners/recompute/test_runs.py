@@ -9,9 +9,9 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Run, lower
-from autotune.planners.recompute.editable_order import Runs
+from autotune.planners.recompute.editable_order import EditableOrder
 from autotune.predict.simulate import timeline
-from tests.graphs import random_graph, random_plan
+from autotune.testing.graphs import random_graph, random_plan
 
 
 def during(graph: TrainGraph, order: tuple[int, ...], costs: Costs) -> list[int]:
@@ -25,27 +25,27 @@ def test_what_a_change_says_is_what_the_simulator_says_after_it(rng: random.Rand
     """Evictions and their reverse, one after the other, on orders that repeat already."""
     graph = random_graph(rng, 14)
     costs = Costs(tuple(rng.choice([0.5, 1.0]) for _ in graph.ops), tuple(rng.choice([0, 9]) for _ in graph.ops))
-    runs = Runs(graph, random_plan(graph, rng, offload=False).order, costs)
+    runs = EditableOrder(graph, random_plan(graph, rng, offload=False).order, costs)
     assert runs.bytes.tolist() == during(graph, runs.order, costs)
     for _ in range(8):
         runs.limit = rng.randint(graph.static_bytes, max(runs.peak, graph.static_bytes))
         over, seconds = int(np.maximum(runs.bytes - runs.limit, 0).sum()), runs.seconds
         if rng.random() < 0.7:
             reader = rng.choice(runs.sequence.tolist())
-            makers = [op for op in runs.sources[runs.op_of[reader]] if runs.may_run_before(op, runs.at(reader))]
+            makers = [op for op in runs.sources[runs.op_of[reader]] if runs.may_run_before(op, runs.position(reader))]
             if not makers:
                 continue
-            change = runs.change(reader, (rng.choice(makers),))
+            edit = runs.weigh_edit(reader, (rng.choice(makers),))
         else:
             repeats = runs.repeats()
             if not repeats:
                 continue
-            change = runs.change(removed=[rng.choice(repeats)])
-        if change is None:
+            edit = runs.weigh_edit(removed=[rng.choice(repeats)])
+        if edit is None:
             continue
-        runs.apply(change)
+        runs.apply(edit)
         check(graph, Plan(runs.order))
         assert runs.bytes.tolist() == during(graph, runs.order, costs)
-        assert int(np.maximum(runs.bytes - runs.limit, 0).sum()) == over + change.area
-        assert abs(runs.seconds - seconds - change.seconds) < 1e-9
-        assert runs.runs == [sorted(own, key=runs.at) for own in runs.runs]
+        assert int(np.maximum(runs.bytes - runs.limit, 0).sum()) == over + edit.area
+        assert abs(runs.seconds - seconds - edit.seconds) < 1e-9
+        assert runs.runs == [sorted(own, key=runs.position) for own in runs.runs]

@@ -5,7 +5,7 @@ from autotune.ir.plan import Plan
 from autotune.planners.recompute.segments import Segments
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import training_chain
+from autotune.testing.graphs import training_chain
 from tests.planners import synthetic
 
 

@@ -11,10 +11,10 @@ from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.planners.recompute import cpsat as windows
 from autotune.planners.recompute import greedy
-from autotune.planners.recompute.cpsat import Window, refine
-from autotune.planners.recompute.greedy import Greedy
+from autotune.planners.recompute.cpsat import OpWindow, refine
+from autotune.planners.recompute.greedy import GreedyEviction
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder, random_graph, random_plan, training_chain
+from autotune.testing.graphs import Builder, random_graph, random_plan, training_chain
 
 
 def detour():
@@ -36,7 +36,7 @@ def test_an_order_put_together_from_its_own_window_is_valid_and_runs_as_much(rng
     graph = random_graph(rng, 14)
     order = random_plan(graph, rng, offload=False).order
     free = [op.id for op in graph.ops if op.repeatable and not op.random and not op.writes and op.outputs]
-    window = Window(graph, order, Costs.unit(graph), tuple(rng.sample(free, min(len(free), 4))))
+    window = OpWindow(graph, order, Costs.unit(graph), tuple(rng.sample(free, min(len(free), 4))))
     if all(at < window.slots[-1] for at in window.loose):
         chains: list[list[int]] = [[] for _ in window.slots]
         for at in window.loose:
@@ -44,11 +44,11 @@ def test_an_order_put_together_from_its_own_window_is_valid_and_runs_as_much(rng
         assert sorted(window.order_with(chains)) == sorted(order)
         assert set(window.order_with([[] for _ in window.slots])) == set(order)
     live = [
-        sum(graph.values[value].nbytes for value in window.values if window.runs.live(value, at))
+        sum(graph.values[value].nbytes for value in window.values if window.runs.is_live(value, at))
         for at in range(len(order))
     ]
     for slot, at in enumerate(window.slots):
-        assert window.before(slot) + live[at] == window.runs.bytes[at] - window.runs.own[order[at]]
+        assert window.before(slot) + live[at] == window.runs.bytes[at] - window.runs.op_bytes[order[at]]
 
 
 def test_without_ortools_the_order_stays_and_the_log_says_so(monkeypatch: pytest.MonkeyPatch):
@@ -57,7 +57,7 @@ def test_without_ortools_the_order_stays_and_the_log_says_so(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     graph, order = detour()
     assert refine(graph, order, Costs.unit(graph), 100, 4) == order
-    assert said == ["recompute: 4 windows not solved, ortools is not installed; pip install autotune[cpsat]"]
+    assert said == ["recompute: 4 windows not solved, ortools is not installed; pip install 'autotune-training[cpsat]'"]
 
 
 def test_a_result_that_could_stay_is_not_made_twice():
@@ -85,7 +85,7 @@ def test_a_plan_with_windows_is_what_they_make_of_the_plan_without(monkeypatch: 
     graph = training_chain(8)
     costs = Costs.unit(graph)
     budget = peak_bytes(graph, Plan.traced(graph), costs) - 20
-    plain = Greedy().plan(graph, Plan.traced(graph), budget, costs)
+    plain = GreedyEviction().plan(graph, Plan.traced(graph), budget, costs)
     assert plain.recomputed
     asked: list[object] = []
 
@@ -94,5 +94,5 @@ def test_a_plan_with_windows_is_what_they_make_of_the_plan_without(monkeypatch: 
         return Plan.traced(graph).order
 
     monkeypatch.setattr(greedy, "refine", refined)
-    assert Greedy(windows=2).plan(graph, Plan.traced(graph), budget, costs) == Plan.traced(graph)
+    assert GreedyEviction(windows=2).plan(graph, Plan.traced(graph), budget, costs) == Plan.traced(graph)
     assert asked == [(graph, plain.order, costs, max(budget, peak_bytes(graph, plain, costs)), 2)]

@@ -10,11 +10,11 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, Role
 from autotune.ir.plan import Plan, Swap
 from autotune.ir.schedule import lower
-from autotune.planners.recompute.greedy import Greedy
-from autotune.planners.reorder.again import Again
+from autotune.planners.recompute.greedy import GreedyEviction
+from autotune.planners.reorder.again import ReorderRuns
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
-from tests.graphs import Builder, random_graph, random_plan, training_chain
+from autotune.testing.graphs import Builder, random_graph, random_plan, training_chain
 from tests.planners import synthetic
 
 
@@ -35,7 +35,7 @@ def test_a_recomputation_that_another_order_makes_needless_is_taken_back():
     plan = Plan((0, 1, 2, 3, 0, 4))
     costs = Costs((1.0,) * 5, (0, 0, 30, 0, 0))
     assert peak_bytes(graph, plan, costs) == 1 + 1 + 50
-    made = Again().plan(graph, plan, 1 + 51, costs)
+    made = ReorderRuns().plan(graph, plan, 1 + 51, costs)
     check(graph, made)
     assert made.recomputed == 0
     assert peak_bytes(graph, made, costs) <= 1 + 51
@@ -46,8 +46,8 @@ def test_after_greedy_it_is_never_slower_nor_above_the_budget(percent: int):
     graph, costs = synthetic.gpt(3, 64, 4, 32, batch=4, vocabulary=64)
     placed = WithGradient().plan(graph, Plan.traced(graph), 0, costs)
     budget = peak_bytes(graph, placed, costs) * percent // 100
-    plan = Greedy().plan(graph, placed, budget, costs)
-    made = Again().plan(graph, plan, budget, costs)
+    plan = GreedyEviction().plan(graph, placed, budget, costs)
+    made = ReorderRuns().plan(graph, plan, budget, costs)
     check(graph, made)
     after, before = (simulate(graph, lower(graph, one), costs) for one in (made, plan))
     assert rank(after, budget) <= rank(before, budget)
@@ -61,9 +61,9 @@ def test_any_plan_that_repeats_becomes_a_valid_one_that_is_no_worse(rng: random.
     plan = Plan(random_plan(graph, rng, offload=False).order)
     before = simulate(graph, lower(graph, plan), costs)
     budget = rng.randint(0, before.peak_bytes + 5)
-    made = Again().plan(graph, plan, budget, costs)
+    made = ReorderRuns().plan(graph, plan, budget, costs)
     check(graph, made)
-    assert made == Again().plan(graph, plan, budget, costs)
+    assert made == ReorderRuns().plan(graph, plan, budget, costs)
     assert rank(simulate(graph, lower(graph, made), costs), budget) <= rank(before, budget)
 
 
@@ -71,4 +71,4 @@ def test_a_plan_that_offloads_is_refused():
     graph = training_chain(4)
     plan = Plan(Plan.traced(graph).order, (Swap(graph.ops[0].outputs[0], 0),), 1, "ssd")
     with pytest.raises(PlanError, match="recompute before offload"):
-        Again().plan(graph, plan, 0, Costs.unit(graph))
+        ReorderRuns().plan(graph, plan, 0, Costs.unit(graph))

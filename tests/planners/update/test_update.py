@@ -8,7 +8,7 @@ from autotune.ir.plan import Plan
 from autotune.planners.update.at_end import AtEnd
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import peak_bytes
-from tests.graphs import Builder, training_chain
+from autotune.testing.graphs import Builder, training_chain
 
 
 def names(graph: TrainGraph, plan: Plan) -> str:
@@ -136,5 +136,5 @@ def test_updates_are_placed_before_recompute(planner: AtEnd | WithGradient):
     graph = training_chain(2)
     order = list(Plan.traced(graph).order)
     order.insert(4, 0)
-    with pytest.raises(PlanError, match="already runs fwd0 again: place ops before recompute"):
+    with pytest.raises(PlanError, match="already recomputes fwd0; place ops before recompute"):
         planner.plan(graph, Plan(tuple(order)), 0, Costs.unit(graph))

@@ -1,0 +1,49 @@
+"""Types of the public names, which `__init__.py` imports on first use."""
+
+from autotune.api import estimate, load_plan, load_run, plan, resume, tune
+from autotune.errors import (
+    AutotuneError,
+    CaptureError,
+    ConfigError,
+    InfeasibleError,
+    LockedError,
+    NumericsError,
+    PlanError,
+    StoreError,
+    StudyInterruptedError,
+)
+from autotune.records.config import Config
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.train_step import TrainStep
+from autotune.study.offline.memory_estimate import MemoryEstimate
+from autotune.study.outcome import StudyResult
+from autotune.study.recorded_run import RecordedRun
+from autotune.workloads.workload import Workload
+
+__version__: str
+
+__all__ = [
+    "AutotuneError",
+    "CaptureError",
+    "Config",
+    "ConfigError",
+    "InfeasibleError",
+    "LockedError",
+    "MemoryEstimate",
+    "NumericsError",
+    "PlanError",
+    "PlanFile",
+    "RecordedRun",
+    "StoreError",
+    "StudyInterruptedError",
+    "StudyResult",
+    "TrainStep",
+    "Workload",
+    "__version__",
+    "estimate",
+    "load_plan",
+    "load_run",
+    "plan",
+    "resume",
+    "tune",
+]

@@ -1,0 +1,206 @@
+"""Start a study or a measurement from a config: directories, child processes, and MLflow as a listener."""
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import ConfigError, PlanError, StoreError, StudyInterruptedError
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config, load_config
+from autotune.records.measurement import Measurement
+from autotune.records.plan_file import PlanFile, match_plan
+from autotune.records.run_dir import RunDir, RunsDir, find_runs_dir, remove_empty_run
+from autotune.study.events import Event, Logged, Progress
+
+if TYPE_CHECKING:
+    from autotune.measure.harness import Harness
+    from autotune.measure.survey import WorkloadSurvey
+    from autotune.report.mlflow_log import Tracker
+    from autotune.study.outcome import StudyResult
+    from autotune.study.runner import Runner
+
+# optuna and mlflow are imported by the functions that need them: `autotune --help` must not wait for them
+
+
+def ignore_note(text: str) -> None:
+    """Ignore a line about the progress of a measurement."""
+    del text
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMeasurement:
+    """A plan and the baseline, measured interleaved on this machine."""
+
+    file: PlanFile
+    measurement: Measurement
+    baseline: Measurement
+
+
+def start_study(config: Config, name: str | None, progress: Progress) -> "StudyResult":
+    """Run a config's study in the run directory of that name; a new directory without a trial is removed in the end.
+
+    Raises ConfigError for a name that is a path, and what `run_study` raises.
+    """
+    run_dir = choose_run_dir(config, name)
+    is_new = not run_dir.exists()
+    try:
+        return run_study(config, run_dir, progress)
+    finally:
+        if is_new and run_dir.exists():
+            remove_empty_run(run_dir)
+
+
+def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult":
+    """Run a config's study in child processes, log it to MLflow and write its report.
+
+    Raises StudyInterruptedError where a signal came before the budget was known, and what
+    `autotune.study.session.tune` raises.
+    """
+    try:
+        with open_harness(config, RunDir(run_dir).logs) as runner:
+            return run_tracked(config, runner, run_dir, progress)
+    except SystemExit as stopped:
+        signal = int(stopped.code or 130) - 128
+        if RunDir(run_dir).trials.exists():
+            raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", signal) from None
+        message = f"{run_dir}: interrupted before the baseline was measured; nothing is kept"
+        raise StudyInterruptedError(message, signal) from None
+
+
+def run_tracked(
+    config: Config, runner: "Runner", run_dir: Path, progress: Progress, tracker: "Tracker | None" = None
+) -> "StudyResult":
+    """Run a study on a runner; MLflow receives its events as well, and the last event states where the run was logged.
+
+    `tracker` is the connection to MLflow, by default a new one.
+    """
+    from autotune.report.html import write_report
+    from autotune.report.mlflow_log import Tracker
+    from autotune.study import session as study
+
+    tracker = tracker or Tracker(config, run_dir)
+    signal = 0
+
+    def notify(event: Event) -> None:
+        progress(event)
+        tracker(event)
+
+    try:
+        result = study.tune(config, runner, run_dir, progress=notify, write_report=write_report)
+        signal = result.interrupted
+    except SystemExit as stopped:
+        signal = int(stopped.code or 130) - 128
+        raise
+    finally:
+        if message := tracker.finish(interrupted=signal):
+            progress(Logged(message))
+    return result
+
+
+def survey(config: Config, notify: Callable[[str], None] = ignore_note) -> "WorkloadSurvey":
+    """Capture a config's step and profile its ops, without running the step; `notify` receives a line before that."""
+    with open_harness(config) as runner:
+        notify(f"capturing {config.ref} and profiling its ops; nothing is trained")
+        return runner.survey()
+
+
+def measure_plan(
+    path: Path,
+    *,
+    arguments: Mapping[str, Any],
+    stores: Mapping[str, str],
+    limit: str | None,
+    notify: Callable[[str], None] = ignore_note,
+) -> PlanMeasurement:
+    """Measure a plan file on this machine, interleaved with the baseline; `notify` receives a line before that.
+
+    `arguments` override those that the plan was made with. Raises StoreError where the plan's store has no directory, and
+    PlanError where the plan belongs to another graph or another kind of device.
+    """
+    file = planfile.read(path)
+    if file.plan.offload and file.plan.store not in stores:
+        raise StoreError(f"{path}: the plan offloads to {file.plan.store}; add --store {file.plan.store}=DIR")
+    overrides = {
+        "arguments": {**file.workload.arguments, **arguments},
+        "device": file.device.kind if file.device else None,
+        "stores": stores or None,
+        "limit": limit,
+        "memory_format": file.plan.memory_format or None,
+    }
+    config = load_config(file.workload.reference, overrides=overrides)
+    with open_harness(config) as runner:
+        notify(f"measuring {config.ref}: the baseline, then the plan")
+        try:
+            surveyed = runner.survey()
+        except ConfigError as error:
+            if file.device is None or file.device.kind == "cpu":
+                raise
+            raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
+        match_plan(path, file, surveyed)
+        baseline = runner.baseline()
+        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.budget_bytes), baseline)
+
+
+@contextlib.contextmanager
+def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harness"]:
+    """Open the harness of a config for the time of a `with` block; without `log_dir` its logs are temporary."""
+    from autotune.measure.harness import Harness
+    from autotune.measure.spec import Spec
+
+    stores = {str(name): Path(directory) for name, directory in config.stores.items()}
+    check_store_directories(stores)
+    with contextlib.ExitStack() as stack:
+        spec = Spec(
+            workload=config.ref,
+            log_dir=log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))),
+            stores=stores,
+            device_kind=config.device,
+            memory_format=config.memory_format,
+            seed=config.seed,
+            samples=config.samples,
+            limit_bytes=config.limit_bytes,
+            profile_cache=RunsDir(Path(config.runs)).op_profile,
+        )
+        yield stack.enter_context(Harness(spec))
+
+
+def check_store_directories(stores: Mapping[str, Path]) -> None:
+    """Raise StoreError for a store's directory that is missing, is a file or is read-only."""
+    for name, directory in stores.items():
+        remedy = f"name another directory with --store {name}=DIR"
+        if not directory.exists():
+            raise StoreError(f"{name} store: no directory {directory}; create it, or {remedy}")
+        if not directory.is_dir():
+            raise StoreError(f"{name} store: {directory} is no directory; {remedy}")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise StoreError(f"{name} store: {directory} is read-only; {remedy}")
+
+
+def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
+    """Return the config that a run recorded, with `overrides`, for the `runs` directory where it lies now.
+
+    Raises ConfigError where no run is recorded.
+    """
+    path = RunDir(run_dir).config
+    if not path.exists():
+        raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
+    return load_config(str(path), overrides={**overrides, "runs": find_runs_dir(run_dir)})
+
+
+def choose_run_dir(config: Config, name: str | None) -> Path:
+    """Return the directory of a new run; with the name of an existing run, that run's directory.
+
+    Raises ConfigError for a name that is a path.
+    """
+    if name is None:
+        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
+    if Path(name).name != name or name in (".", ".."):
+        raise ConfigError(f"--name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
+    return Path(config.runs) / name

@@ -1,0 +1,60 @@
+"""Model the seconds of captured ops from their flops and bytes; nothing is measured."""
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from autotune.capture.program import Program, Read, View
+from autotune.ir.costs import Costs
+from autotune.ir.graph import Op, TrainGraph
+
+FLOPS_PER_SECOND = 100e9
+BYTES_PER_SECOND = 8e9
+LAUNCH_SECONDS = 5e-6
+"""Rates of the modelled device. An op takes its launch, its flops, and the bytes that it reads and writes, in sequence."""
+
+
+def model_costs(program: Program) -> Costs:
+    """Return modelled seconds for every op of a captured step; workspaces count as zero bytes."""
+    graph = program.graph
+    flops: dict[str, float] = {}
+    for op in graph.ops:
+        if op.signature not in flops:
+            flops[op.signature] = _count_flops(program, op.id)
+    seconds = [model_seconds(graph, op, flops[op.signature]) for op in graph.ops]
+    return Costs.from_measurements(graph, seconds, [0] * len(graph.ops))
+
+
+def model_seconds(graph: TrainGraph, op: Op, flops: float) -> float:
+    """Return the modelled seconds of one op."""
+    moved = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
+    return LAUNCH_SECONDS + flops / FLOPS_PER_SECOND + moved / BYTES_PER_SECOND
+
+
+def _count_flops(program: Program, op: int) -> float:
+    """Count the flops of a matrix product or convolution, as torch does; 0 for all other ops."""
+    call = program.calls[op]
+    count = flop_registry.get(getattr(call.target, "overloadpacket", None))
+    if count is None:
+        return 0.0
+    args = _on_meta(program, call.args)
+    kwargs = {key: _on_meta(program, part) for key, part in call.kwargs}
+    return float(count(*args, **kwargs, out_val=call.target(*args, **kwargs)))
+
+
+def _on_meta(program: Program, argument: Any) -> Any:
+    """Return an argument with tensors of the meta device for the values in it."""
+    match argument:
+        case Read(value):
+            meta = program.metas[value]
+            assert meta is not None
+            return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+        case View(target, args, kwargs):
+            return target(*_on_meta(program, args), **{key: _on_meta(program, part) for key, part in kwargs})
+        case tuple():
+            return tuple(_on_meta(program, part) for part in argument)
+        case list():
+            return [_on_meta(program, part) for part in argument]
+        case _:
+            return argument

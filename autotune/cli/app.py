@@ -1,0 +1,365 @@
+"""The commands of the command line: names, options and help; `autotune.cli.commands` does their work."""
+# ruff: noqa: ARG001 - `-v` is read by `main`, which needs it even where a command's own options are wrong
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import (
+    Arguments,
+    BudgetOption,
+    DeviceOption,
+    Json,
+    Limit,
+    MemoryFormat,
+    Objective,
+    OptionalRun,
+    PlanPath,
+    RunName,
+    SeedFrom,
+    Stores,
+    Target,
+    Time,
+    TrackingUri,
+    Trials,
+    Verbose,
+    parse_pairs,
+)
+
+if TYPE_CHECKING:
+    from autotune.records.config import Config
+
+# each function imports its command when it runs: torch and pydantic take seconds, `autotune --help` must not
+
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        import autotune
+
+        print(f"autotune {autotune.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def describe_package(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Fit a training step into a memory budget at the least cost in time, by measuring, not guessing."""
+
+
+@app.command(short_help="Check what this machine can measure.")
+def doctor(*, store: Stores = None, json: Json = False, verbose: Verbose = False) -> None:
+    """Check what this machine can measure, and how to fix what it cannot."""
+    from autotune.cli.commands.doctor import run
+
+    run(stores=parse_pairs(store, "--store"), json=json)
+
+
+devices = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    devices, name="device", help="Profile this device, or compare two.", short_help="Profile or compare devices."
+)
+
+
+@devices.command("probe", short_help="Write a profile of this device.")
+def probe(
+    *,
+    store: Stores = None,
+    device: DeviceOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="File for the profile; under runs/devices/ by default."),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure this device: its matmul rate, its copy and store bandwidth, and the noise of its timings."""
+    from autotune.cli.commands.device import probe as run
+
+    run(device or "cpu", parse_pairs(store, "--store"), out, json=json)
+
+
+@devices.command("diff", short_help="Compare two device profiles.")
+def diff(
+    first: Annotated[Path, typer.Argument(help="Profile of the device on which plans were made.")],
+    second: Annotated[Path, typer.Argument(help="Profile of the other device.")],
+    *,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare two device profiles, and explain what each difference means for plans made on the first."""
+    from autotune.cli.commands.device import diff as run
+
+    run(first, second, json=json)
+
+
+@app.command(short_help="Search for the fastest plan within the budget.")
+def tune(
+    workload: Target,
+    *,
+    budget: BudgetOption = None,
+    set_: Arguments = None,
+    store: Stores = None,
+    device: DeviceOption = None,
+    limit: Limit = None,
+    time: Time = None,
+    trials: Trials = None,
+    objective: Objective = None,
+    memory_format: MemoryFormat = None,
+    seed_from: SeedFrom = None,
+    tracking_uri: TrackingUri = None,
+    name: RunName = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only predict the Pareto front, the number of trials and the time.")
+    ] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search for the fastest plan within the budget; every number is measured. Ctrl-C ends the search and keeps all results."""
+    fields = {
+        "budget": budget,
+        "device": device,
+        "limit": limit,
+        "time": time,
+        "trials": trials,
+        "objective": objective,
+        "memory_format": memory_format,
+        "seed_from": seed_from,
+        "tracking_uri": tracking_uri,
+    }
+    config = _load_config(workload, fields, set_, store)
+    if dry_run:
+        from autotune.cli.commands.dry_run import run as predict
+
+        predict(config, json=json)
+        return
+    from autotune.cli.commands.tune import run
+
+    run(config, name=name, json=json)
+
+
+@app.command(short_help="Continue an interrupted run.")
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run directory under runs/.")],
+    *,
+    time: Time = None,
+    trials: Trials = None,
+    tracking_uri: TrackingUri = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Continue an interrupted run. --trials counts those of the whole run; --time starts from zero."""
+    from autotune.cli.commands.tune import resume as continue_run
+
+    continue_run(run, {"time": time, "trials": trials, "tracking_uri": tracking_uri}, json=json)
+
+
+@app.command(short_help="Test samplers on a recorded run, without a device.")
+def replay(
+    run: Annotated[
+        Path,
+        typer.Argument(help="Run directory under runs/, or a landscape file: the recorded measurements of a study."),
+    ],
+    *,
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sampler", metavar="NAME", help="auto, gp, random or tpe; repeatable; auto and random by default."
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of measured trials in each search.")] = 25,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Number of searches by each sampler, each from another seed.")
+    ] = 5,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Test samplers on the trials of a recorded run: how close each comes to the best plan, and how many trials fail."""
+    from autotune.cli.commands.replay import run as replay_samplers
+
+    replay_samplers(run, sampler or [], trials=trials, seeds=seeds, json=json)
+
+
+@app.command(short_help="Make a plan from estimates alone.")
+def plan(
+    workload: Target,
+    *,
+    budget: BudgetOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="File for the plan; required unless --json is set."),
+    ] = None,
+    set_: Arguments = None,
+    store: Stores = None,
+    device: DeviceOption = None,
+    limit: Limit = None,
+    memory_format: MemoryFormat = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make one plan from estimates alone, without training. A budget in percent is a share of the traced step's predicted peak."""
+    from autotune.cli.commands.plan import run
+
+    fields = {"budget": budget, "device": device, "limit": limit, "memory_format": memory_format}
+    run(_load_config(workload, fields, set_, store), out=out, json=json)
+
+
+@app.command(short_help="Measure a plan interleaved with the baseline.")
+def measure(
+    plan: PlanPath,
+    *,
+    set_: Arguments = None,
+    store: Stores = None,
+    limit: Limit = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure a plan on this machine, interleaved with the baseline: results, bytes and seconds."""
+    from autotune.cli.commands.measure import run
+
+    run(plan, parse_pairs(set_, "--set"), parse_pairs(store, "--store"), limit, json=json)
+
+
+@app.command(short_help="Verify and improve champions, and detect regressions.")
+def nightly(
+    config: Annotated[Path, typer.Argument(help="File of entries, such as configs/nightly.yaml.")],
+    *,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Run only the entries that the last night did not reach, and begin no new night."
+        ),
+    ] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Verify every entry's champion against plain eager, search for a better plan, and report regressions with their causes."""
+    from autotune.cli.commands.nightly import run
+
+    run(config, resume=resume, json=json)
+
+
+@app.command(short_help="Regenerate the report of a run.")
+def report(
+    run: OptionalRun = None,
+    *,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="DIR", help="Directory for the report's pictures as SVG.")
+    ] = None,
+    log: Annotated[bool, typer.Option("--log", help="Also log the records that MLflow lacks.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Regenerate the report of a run from its records."""
+    from autotune.cli.commands.report import run as write
+
+    write(run, pictures=pictures, log=log, json=json)
+
+
+@app.command(short_help="Lay buffers out in as few bytes as possible.")
+def layout(
+    file: Annotated[
+        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan in its run directory.")
+    ],
+    *,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            "--capacity", metavar="BYTES", help="Stop at a layout of at most this size; exit code 4 if none is found."
+        ),
+    ] = None,
+    alignment: Annotated[int, typer.Option("--alignment", min=1, help="Alignment of every offset, for a CSV.")] = 1,
+    effort: Annotated[int, typer.Option("--effort", min=1, help="Approximate maximum search time, in seconds.")] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="File for the layout: a CSV of the buffers with their offsets."
+        ),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Lay buffers of known size and lifetime out in one block, as small as possible or within a capacity."""
+    from autotune.cli.commands.layout import run
+
+    run(file, capacity=capacity, alignment=alignment, effort=effort, out=out, json=json)
+
+
+@app.command(short_help="Describe the decisions of a plan.")
+def show(
+    plan: PlanPath,
+    *,
+    table: Annotated[bool, typer.Option("--table", help="Also list the live tensors of each op.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Describe the decisions of a plan, its estimate and its measurement."""
+    from autotune.cli.commands.show import run
+
+    run(plan, json=json, table=table)
+
+
+@app.command(short_help="Reproduce published claims beside our results.")
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of the experiments to run; --list shows them.")
+    ] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="Run all experiments.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print the last results without running anything.")] = False,
+    experiments: Annotated[
+        Path | None,
+        typer.Option(
+            "--experiments",
+            metavar="DIR",
+            help="Directory of the experiments; experiments/claims of this checkout by default.",
+        ),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Reproduce published claims, each in its own process, and print our numbers beside the published ones."""
+    from autotune.cli.commands.reproduce import run
+
+    run(names or [], every=all_, listed=list_, root=experiments, json=json)
+
+
+@app.command(short_help="Show runs, plans and nights in a browser.")
+def dashboard(
+    *,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="DIR", help="Directory of the records; runs/ by default.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="P", min=1, max=65535, help="Port of the dashboard; 8501, or a free port."),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serve the dashboard on this machine only, with the pages of MLflow and optuna-dashboard, until Ctrl-C."""
+    from autotune.cli.commands.dashboard import run
+
+    run(runs, port, browser=not no_open, json=json)
+
+
+def _load_config(
+    target: str, fields: Mapping[str, object], arguments: list[str] | None, stores: list[str] | None
+) -> "Config":
+    """Return the config of a file or a workload reference, with the command line's options laid over it."""
+    from autotune.records.config import load_config
+
+    overrides = {**fields, **({"stores": parse_pairs(stores, "--store")} if stores else {})}
+    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"))

@@ -1,0 +1,103 @@
+"""Command-line options that several commands share, and parsers for their values."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.errors import ConfigError
+
+Target = Annotated[
+    str,
+    typer.Argument(help="Config file, zoo name, package.module:factory or file.py:factory."),
+]
+PlanPath = Annotated[Path, typer.Argument(help="Plan file.")]
+OptionalRun = Annotated[Path | None, typer.Argument(help="Run directory under runs/; the latest by default.")]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        "-b",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%), or bytes of the process (512MiB, 6GiB, 123456B).",
+    ),
+]
+Arguments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Argument of the workload's factory; repeatable.")
+]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store",
+        metavar="NAME=DIR",
+        help="Directory for offloaded bytes: ssd=DIR, ramdisk=DIR, or host=DIR on a GPU; repeatable.",
+    ),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="cpu|cuda", help="Device that runs the step; cpu by default.")
+]
+Limit = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        metavar="BYTES",
+        help="Hard memory limit on every process that runs the step, the baseline's included: 900MiB.",
+    ),
+]
+Time = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="TIME",
+        help="Time limit of the search: 90s, 10m, 1h. "
+        "The baseline, two plans and one re-measurement run even if that takes longer.",
+    ),
+]
+Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Maximum number of trials.")]
+MemoryFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-format",
+        metavar="channels_last",
+        help="Memory format in which plans run convolutions; the model's own by default.",
+    ),
+]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="time|pareto",
+        help="Objective to minimize: step time, or the time-memory Pareto front.",
+    ),
+]
+RunName = Annotated[
+    str | None, typer.Option("--name", help="Name of the run's directory under runs/; date and workload by default.")
+]
+SeedFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--seed-from", metavar="RUN|PLAN", help="Run directory or plan file whose settings are measured first."
+    ),
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        metavar="URI",
+        help="MLflow tracking server or database: http://server:5000, postgresql://user@server/name.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+
+
+def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Return the values of a repeatable KEY=VALUE option by key; ConfigError where one is malformed."""
+    pairs = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals or not value:
+            example = "ssd=/mnt/disk" if option == "--store" else "batch=8"
+            raise ConfigError(f"{option} {text!r}: write {option} {example}")
+        pairs[key] = value
+    return pairs

@@ -1,0 +1,171 @@
+"""Progress of a study on standard error: a live panel on a terminal, one line for each event elsewhere."""
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.output import print_note
+from autotune.records.config import Config
+from autotune.records.trial import Trial
+from autotune.report.tables import trial_verdict
+from autotune.study.events import (
+    Event,
+    Finished,
+    Logged,
+    Measuring,
+    PhaseStarted,
+    Progress,
+    Ready,
+    Resolved,
+    StudyPhase,
+)
+from autotune.units import fmt_bytes, fmt_seconds, mib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PHASES = {
+    StudyPhase.PREPARE: "capturing the step, profiling its ops, measuring the baseline: one to two minutes",
+    StudyPhase.BASELINE: "baseline: plain PyTorch eager",
+    StudyPhase.SMALLEST: "smallest plan",
+    StudyPhase.SEEDS: "settings of another run or plan",
+    StudyPhase.PLANNERS: "plans of the planners for the budget",
+    StudyPhase.SEARCH: "search",
+    StudyPhase.CONFIRM: "re-measuring the best plans, interleaved, in new processes",
+}
+"""Description of each phase of a study."""
+BUSY_RATIO = 1.5
+"""Ratio of the profiled ops' total time to the eager step, above which the profile ran beside other work."""
+
+
+@contextlib.contextmanager
+def show_progress(config: Config) -> Iterator[Progress]:
+    """Open a listener that shows the events of a study for the time of a `with` block."""
+    state = _StudyState(config)
+    if not sys.stderr.isatty():
+        yield lambda event: _print_event(state, event)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    # one refresh per second: rendering must not use the cores that are being measured
+    console = Console(stderr=True, highlight=False)
+    try:
+        with Live(console=console, refresh_per_second=1, transient=True, get_renderable=state.render):
+            yield state.update
+    finally:
+        if state.logged:
+            print_note(state.logged)
+
+
+class _StudyState:
+    """State of a study after the events so far."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.start = time.monotonic()
+        self.phase: StudyPhase | None = None
+        self.summary: list[str] = []
+        """Description of the workload, the device and the budget, as far as they are resolved."""
+        self.outcomes: Counter[str] = Counter()
+        self.best: Finished | None = None
+        self.last: Finished | None = None
+        self.running: Trial | None = None
+        self.warning = ""
+        self.logged = ""
+
+    def update(self, event: Event) -> None:
+        """Include an event in the state."""
+        match event:
+            case PhaseStarted(phase):
+                self.phase = phase
+            case Ready(graph, _, device):
+                self.summary.append(f"{graph.name}, {len(graph.ops)} ops")
+                self.summary.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
+            case Resolved(budget_bytes, floor_bytes, ratio):
+                step = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
+                self.summary.append(f"budget {self.config.budget}: {step}, floor {fmt_bytes(floor_bytes)}")
+                if ratio is not None and ratio > BUSY_RATIO:
+                    self.warning = (
+                        f"the profiled ops together take {ratio:.1f} times the eager step: the machine was busy, and predicted "
+                        "times are wrong; tune under another --name when it is idle"
+                    )
+            case Measuring(trial):
+                self.running = trial
+            case Finished(trial):
+                self.running = None
+                self.outcomes[trial_verdict(trial)] += 1
+                self.last = event
+                if event.leads:
+                    self.best = event
+            case Logged(message):
+                self.logged = f"mlflow  {message}"
+
+    @property
+    def elapsed(self) -> str:
+        """Elapsed time, with the time limit until that is reached: some measurements run in any case."""
+        seconds = time.monotonic() - self.start
+        limit = f" of {self.config.time}" if seconds <= self.config.time_seconds else ""
+        return (f"{seconds:.0f} s" if seconds < 120 else fmt_seconds(seconds)) + limit
+
+    def render(self) -> "RenderableType":
+        """Return the panel for a terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        count, trials = sum(self.outcomes.values()), self.config.trials
+        limit = f" of {trials}" if trials and count <= trials else ""
+        lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.summary]), style="bold", overflow="fold")]
+        phase = PHASES[self.phase] if self.phase else "starting"
+        lines.append(Text(f"  {phase}; {count}{limit} trials; {self.elapsed}"))
+        if self.warning:
+            lines.append(Text(f"  {self.warning}", style="yellow"))
+        if self.running is not None:
+            lines.append(Text(f"  now    {_format_running(self.running)}"))
+        if self.best is not None:
+            lines.append(Text(f"  best   {_format_finished(self.best)}", style="green"))
+        if self.last is not None:
+            lines.append(Text(f"  last   {_format_finished(self.last)}"))
+        if self.outcomes:
+            lines.append(Text("  " + "  ".join(f"{name} {n}" for name, n in self.outcomes.most_common()), style="dim"))
+        return Group(*lines)
+
+
+def _print_event(state: _StudyState, event: Event) -> None:
+    summarized = len(state.summary)
+    state.update(event)
+    match event:
+        case PhaseStarted(phase):
+            print_note(f"[{state.elapsed}] {PHASES[phase]}")
+        case Ready() | Resolved():
+            print_note("; ".join(state.summary[summarized:]))
+            if state.warning:
+                print_note(f"warning: {state.warning}")
+        case Measuring(trial):
+            print_note(f"[{state.elapsed}] {_format_running(trial)}")
+        case Finished(_, _, leads, resumed):
+            resumed_mark, best_mark = "resumed  " if resumed else "", "  best so far" if leads else ""
+            print_note(f"[{state.elapsed}] {resumed_mark}{_format_finished(event)}{best_mark}")
+        case Logged():
+            print_note(state.logged)
+
+
+def _format_running(trial: Trial) -> str:
+    """Return `trial 4  planner  measuring a plan of ~610.1 MiB`."""
+    return f"trial {trial.number}  {trial.kind}  measuring a plan of {_format_bytes(trial)}"
+
+
+def _format_finished(event: Finished) -> str:
+    """Return `trial 4  planner  612.0 MiB  1.043x  ok`."""
+    trial = event.trial
+    ratio = "" if event.ratio is None else f"  {event.ratio:.3f}x"
+    return f"trial {trial.number}  {trial.kind}  {_format_bytes(trial)}{ratio}  {trial_verdict(trial)}"
+
+
+def _format_bytes(trial: Trial) -> str:
+    if trial.step_charged_bytes is not None:
+        return f"{mib(trial.step_charged_bytes)} MiB"
+    return f"~{mib(trial.estimate.peak_bytes)} MiB" if trial.estimate else "-"

@@ -1,0 +1,35 @@
+"""The specification of a measurement: what runs, on which device, under which limits."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.workloads.reference import WorkloadRef
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A workload and the conditions under which it is measured; every child process receives it whole."""
+
+    workload: WorkloadRef
+    log_dir: Path
+    """Directory of the children's logs, and of their temporary files."""
+    stores: dict[str, Path] = field(default_factory=dict)
+    """Directory of each store, by the store's name."""
+    device_kind: str = "cpu"
+    memory_format: str = ""
+    """Memory format of plans and of their reference; the baseline keeps the factory's format."""
+    seed: int = 0
+    samples: int = 8
+    """Number of timed steps of one measurement."""
+    limit_bytes: int | None = None
+    """Memory limit of each child; a child that must not limit itself receives None."""
+    time_limit_seconds: float = 300.0
+    """Longest time of one request."""
+    prepare_limit_seconds: float = 1800.0
+    """Longest time for capture and profiling."""
+    profile_cache: Path | None = None
+    """File of op times measured before."""
+    scratch: Path = Path()
+    """Directory of a child's temporary files; `Children` sets it."""
+    return_memory: bool = False
+    """Make malloc return freed memory at once: for peaks, not for times. `Children` sets it."""

@@ -1,0 +1,203 @@
+"""Prepare a captured program to run under a plan: executors, arenas, the open store, and the adaptive window."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from autotune.capture.program import Program
+from autotune.errors import ConfigError, PlanError
+from autotune.ir.check import check
+from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan, early_updates
+from autotune.ir.schedule import lower
+from autotune.planners import make_plan
+from autotune.predict.simulate import peak_bytes
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.arena import StepArena
+from autotune.runtime.executor import Executor
+from autotune.runtime.keep_gradients import keep_gradients
+from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.stores import SwapStore, measure_stores, open_store
+from autotune.runtime.window_adapter import WindowAdapter, make_variants
+from autotune.units import fmt_bytes
+
+
+@dataclass(slots=True)
+class PreparedStep:
+    """A program ready to run, with an executor per plan: more than one if the offload window adapts."""
+
+    number: int
+    """Number of the capture within its training loop."""
+    program: Program
+    captured_plan: Plan
+    """Plan of the captured graph; `plan` may have other windows, or keep its gradients."""
+    plan: Plan
+    """Plan of the next step."""
+    executors: Mapping[Plan, tuple[Executor, StepArena | None]]
+    store: SwapStore | None
+    """Open store; None without offload, and while the step is suspended."""
+    open_store: Callable[[], SwapStore] | None
+    """Opens the store again; None without offload, and after `close`."""
+    adapter: WindowAdapter | None
+
+    @property
+    def executor(self) -> Executor:
+        """Executor of the current plan."""
+        return self.executors[self.plan][0]
+
+    @property
+    def arena(self) -> StepArena | None:
+        """Arena of the current plan."""
+        return self.executors[self.plan][1]
+
+    def suspend(self) -> None:
+        """Release the arena's memory and the store's space until `resume`."""
+        if self.arena is not None:
+            self.arena.release()
+        if self.store is not None:
+            self.store.close()
+            self.store = None
+
+    def resume(self) -> None:
+        """Open the store again after `suspend`."""
+        if self.store is None and self.open_store is not None:
+            self.store = self.open_store()
+            for executor, _ in self.executors.values():
+                executor.replace_store(self.store)
+
+    def adapt(self) -> None:
+        """Choose the window of the next step from the transfers of the last one."""
+        if self.adapter is None:
+            return
+        self.adapter.record(self.executor.transfer_trace)
+        if self.adapter.current.plan != self.plan:
+            if self.arena is not None:
+                self.arena.release()
+            self.plan = self.adapter.current.plan
+
+    def close(self) -> None:
+        """Release the store's space and the arenas permanently."""
+        self.open_store = None
+        if self.store is not None:
+            self.store.close()
+        for _, arena in self.executors.values():
+            if arena is not None:
+                arena.close()
+
+
+class StepPreparer:
+    """Preparation of all captured programs of one training loop.
+
+    Args:
+        plan: The plan, or a file with the plan and the settings it was made with; None to run steps as traced.
+        stores: Directory of each store, by its name.
+        accumulates: True if gradients add up over several steps.
+        adapts: True if plans that offload may change their window between steps.
+    """
+
+    def __init__(
+        self, plan: PlanFile | Plan | None, stores: Mapping[str, Path], *, accumulates: bool, adapts: bool
+    ) -> None:
+        self.file = plan if isinstance(plan, PlanFile) else None
+        self._plan = plan.plan if isinstance(plan, PlanFile) else plan
+        self._stores, self._accumulates, self._adapts = stores, accumulates, adapts
+        self._numbers = itertools.count()
+        self._has_warned = False
+
+    @property
+    def memory_format(self) -> str:
+        """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
+        return self._plan.memory_format if self._plan is not None else ""
+
+    def first_plan(self, graph: TrainGraph) -> Plan:
+        """Return the plan of the first captured graph. Raises PlanError if the plan file is for another graph."""
+        if self._plan is None:
+            return Plan.traced(graph)
+        if self.file is not None:
+            _refuse_other_graph(self.file, graph)
+        return self._plan
+
+    def make_plan(self, program: Program, gradient_users: str) -> Plan:
+        """Plan another graph with the file's settings; without a file keep its traced order."""
+        if self.file is None:
+            traced = Plan.traced(program.graph)
+            allocator = self._plan.allocator if self._plan is not None else "system"
+            return replace(traced, memory_format=self.memory_format, allocator=allocator)
+        settings = self.file.settings
+        if gradient_users:
+            settings = {**settings, "update": {"planner": "at_end"}}
+        costs = measure_stores(profile(program), self._stores, program.device.type)
+        plan = make_plan(program.graph, settings, self.file.budget_bytes, costs)
+        return replace(plan, memory_format=self.memory_format)
+
+    def prepare(self, program: Program, plan: Plan, gradient_users: str) -> PreparedStep:
+        """Check a plan, open its store and build its executors.
+
+        `gradient_users` names what needs every gradient before any update; if it is not empty, all updates wait for the
+        end of the step.
+
+        Raises:
+            PlanError: The plan does not fit the graph.
+            ConfigError: A store has no directory.
+            StoreError: A store cannot be opened.
+        """
+        check(program.graph, plan)
+        captured_plan = plan
+        if gradient_users and program.updates is not None:
+            self._warn_of_late_updates(program.graph, plan, gradient_users)
+            program, plan = keep_gradients(program, plan)
+        adapter = self._make_adapter(program, plan) if self._adapts and plan.offload else None
+        plans = [variant.plan for variant in adapter.variants] if adapter is not None else [plan]
+        schedules = [lower(program.graph, each) for each in plans]
+        opener = None
+        if plan.offload:
+            opener = partial(open_store, plan.store, self._directory(plan.store), slot_sizes(program, *schedules))
+        store = opener() if opener is not None else None
+        # gradients that add up over several steps live longer than the layout of one step
+        uses_arena = plan.allocator == "arena" and program.device.type == "cpu" and not self._accumulates
+        executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
+        for each, schedule in zip(plans, schedules, strict=True):
+            arena = StepArena() if uses_arena else None
+            executors[each] = Executor(program, schedule, store, arena=arena), arena
+        return PreparedStep(next(self._numbers), program, captured_plan, plan, executors, store, opener, adapter)
+
+    def _make_adapter(self, program: Program, plan: Plan) -> WindowAdapter:
+        costs = measure_stores(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)
+        budget = self.file.budget_bytes if self.file is not None else peak_bytes(program.graph, plan, costs)
+        return WindowAdapter(make_variants(program.graph, plan, budget, costs), budget)
+
+    def _warn_of_late_updates(self, graph: TrainGraph, plan: Plan, gradient_users: str) -> None:
+        early = [graph.ops[op] for op in early_updates(graph, plan.order)]
+        if early and not self._has_warned:
+            gradients = {value for op in early for value in op.inputs if value not in graph.static}
+            nbytes = sum(graph.values[value].nbytes for value in gradients)
+            warnings.warn(
+                f"{gradient_users}: all gradients are needed at once, so {len(early)} updates that the plan places "
+                f"beside their gradients wait for the end of the step, and {fmt_bytes(nbytes)} of gradients with them; "
+                f"{self._late_update_hint()}",
+                stacklevel=4,
+            )
+        self._has_warned |= bool(early)
+
+    def _late_update_hint(self) -> str:
+        settings = self.file.settings if self.file is not None else {}
+        if settings.get("update", {}).get("planner") == "at_end":
+            return "the planner of recomputation placed them there after update: at_end; leave that much memory free"
+        return "tune with planners: {update: [at_end]} to plan for that"
+
+    def _directory(self, name: str) -> Path:
+        if name not in self._stores:
+            raise ConfigError(f"the plan offloads to {name!r}; pass stores={{{name!r}: DIR}}")
+        return self._stores[name]
+
+
+def _refuse_other_graph(file: PlanFile, graph: TrainGraph) -> None:
+    if file.graph_digest != graph.digest:
+        raise PlanError(
+            f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops); this step is another graph"
+            f" ({graph.digest[:8]}, {len(graph.ops)} ops): check model, batch shape, dtype and optimizer, or tune it"
+        )

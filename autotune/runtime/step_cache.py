@@ -1,0 +1,68 @@
+"""Look up the prepared step for a call: by the batch's signature, then by the Python values that the step reads."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+
+from autotune.capture.python.guards import GuardFailure
+from autotune.capture.signature import Signature
+from autotune.capture.tracer import separate_aliases
+from autotune.runtime.prepared_step import PreparedStep
+
+MAX_CAPTURES = 8
+"""Number of captures kept per signature, which differ in Python values; the oldest is dropped first."""
+
+
+class StepCache:
+    """The prepared steps of one training loop. `trains` is False for inference, whose guards run without gradients."""
+
+    def __init__(self, *, trains: bool) -> None:
+        self._trains = trains
+        self.by_signature: dict[Signature, list[PreparedStep]] = {}
+        """Steps of each signature, oldest first."""
+
+    def __iter__(self) -> Iterator[PreparedStep]:
+        return itertools.chain.from_iterable(self.by_signature.values())
+
+    @property
+    def offloads(self) -> bool:
+        """True if any step offloads, so that the process has threads that a fork would lose."""
+        return any(step.plan.offload for step in self)
+
+    def find(self, call: Signature, tensors: list[torch.Tensor]) -> tuple[PreparedStep | None, GuardFailure | None]:
+        """Return the step whose guards hold for this call.
+
+        If there is none, the second part is the value that changed since the latest capture of this signature; it is None
+        if the signature is new.
+        """
+        change = None
+        distinct = separate_aliases(tensors)
+        with nullcontext() if self._trains else torch.no_grad():
+            for step in reversed(self.by_signature.get(call, ())):
+                if step.program.guards.hold(distinct):
+                    return step, None
+                change = change or step.program.guards.first_failure(distinct)
+        return None, change
+
+    def add(self, call: Signature, step: PreparedStep) -> None:
+        """Add the step of a signature's latest capture; close those beyond `MAX_CAPTURES`."""
+        steps = self.by_signature.setdefault(call, [])
+        steps.append(step)
+        while len(steps) > MAX_CAPTURES:
+            steps.pop(0).close()
+
+    def close(self) -> None:
+        """Close all steps."""
+        for step in self:
+            step.close()
+
+
+def describe_difference(call: Signature, first: Signature) -> str:
+    """Name in words what distinguishes a call from the first one, for messages."""
+    if (call.batch, call.structure) != (first.batch, first.structure):
+        return f"a batch of {call.shapes}"
+    if call.keeps_gradients != first.keeps_gradients:
+        return f"the step with {call.keeps_gradients or 'nothing'} that needs every gradient at once"
+    return "the model in another mode, or with other buffers or parameters to train,"

@@ -1,0 +1,138 @@
+"""Update parameters once per accumulation cycle, with all gradients at once: clipping, loss scaling, accumulation."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autotune.capture.optimizers.optimizer_copy import clear_gradients, collect_group_parameters, find_inner_optimizers
+from autotune.workloads.workload import LossFn, infer
+
+
+class UpdateCycle:
+    """The steps from one update to the next. Without an optimizer there is nothing to update."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        accumulate: int,
+        before_update: Callable[[], Any] | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.optimizer, self._accumulate = optimizer, accumulate
+        self._before_update, self.scaler = before_update, scaler
+        self._optimizers = [] if optimizer is None else [optimizer, *find_inner_optimizers(optimizer)]
+        self.steps = 0
+        """Steps so far; a multiple of `accumulate` right after an update."""
+
+    @property
+    def gradient_users(self) -> str:
+        """Names of what needs every gradient before any update; empty if each may be used at once."""
+        users = {
+            "accumulate": self._accumulate > 1,
+            "before_update": self._before_update is not None,
+            "scaler": self.scaler is not None,
+            "a hook before the optimizer's step": self.optimizer is not None
+            and bool(getattr(self.optimizer, "_optimizer_step_pre_hooks", None)),
+        }
+        return " and ".join(name for name, is_used in users.items() if is_used)
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The optimizer's parameters, those of wrapped optimizers included."""
+        return collect_group_parameters(self._optimizers)
+
+    @property
+    def parameter_ids(self) -> set[int]:
+        """Python ids of `parameters`."""
+        return {id(parameter) for parameter in self.parameters}
+
+    @property
+    def ends_with_next_step(self) -> bool:
+        """True if the next step ends with an update."""
+        return (self.steps + 1) % self._accumulate == 0
+
+    @property
+    def is_pending(self) -> bool:
+        """True if gradients of earlier steps wait for an update."""
+        return self.steps % self._accumulate > 0
+
+    def restart_if_cleared(self) -> None:
+        """Start a new cycle if the loop has cleared every gradient, as after an update of its own."""
+        if self.is_pending and all(parameter.grad is None for parameter in self.parameters):
+            self.steps = 0
+
+    def count_step(self) -> None:
+        """Count a step whose gradients are in `.grad`; update if it completes the cycle."""
+        self.steps += 1
+        if not self.is_pending:
+            self.update()
+
+    @contextmanager
+    def clear_on_failure(self) -> Iterator[None]:
+        """Clear all gradients and restart the cycle if the block raises."""
+        assert self.optimizer is not None
+        try:
+            yield
+        except BaseException:
+            clear_gradients(self.optimizer)
+            self.steps -= self.steps % self._accumulate
+            raise
+
+    def update(self) -> None:
+        """Unscale the gradients, call `before_update`, step the optimizer, and clear the gradients."""
+        assert self.optimizer is not None
+        try:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            if self._before_update is not None:
+                self._before_update()
+            if self.scaler is not None:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+        except BaseException:
+            if self.scaler is not None:  # it stores which gradients are unscaled until its own update
+                self.scaler.update(self.scaler.get_scale())
+            raise
+        clear_gradients(self.optimizer)
+
+
+class EagerStep:
+    """The step in plain eager, as a part of an update cycle."""
+
+    def __init__(self, model: torch.nn.Module, loss_fn: LossFn | None, cycle: UpdateCycle) -> None:
+        self._model, self._loss_fn, self._cycle = model, loss_fn, cycle
+
+    def run(self, batch: Any, on_gradient: Callable[[str, torch.Tensor], None] | None) -> Any:
+        """Run one step; return what the loss function returns, with every tensor detached.
+
+        `on_gradient` is called with each gradient of autograd's backward, before it is added to `.grad`.
+        """
+        if self._loss_fn is None or self._cycle.optimizer is None:
+            with torch.no_grad():
+                return infer(self._model, batch) if self._loss_fn is None else self._loss_fn(self._model, batch)
+        self._cycle.restart_if_cleared()
+        with self._cycle.clear_on_failure():
+            results = self._loss_fn(self._model, batch)
+            loss = results[0] if isinstance(results, tuple) else results
+            scaler = self._cycle.scaler
+            with self._gradient_hooks(on_gradient):
+                (scaler.scale(loss) if scaler is not None else loss).backward()
+            self._cycle.count_step()
+        return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, results)
+
+    @contextmanager
+    def _gradient_hooks(self, on_gradient: Callable[[str, torch.Tensor], None] | None) -> Iterator[None]:
+        with ExitStack() as hooks:
+            if on_gradient is not None:
+                trained = self._cycle.parameter_ids
+                for name, parameter in self._model.named_parameters():
+                    if parameter.requires_grad and id(parameter) in trained:
+                        hook = partial(on_gradient, name)
+                        hooks.enter_context(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+            yield

@@ -1,0 +1,211 @@
+"""Store the trials of a study: on disk first, then in Optuna, which is updated from the disk where it lags."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import DISTRIBUTION
+from autotune.measure.survey import PreparedWorkload
+from autotune.planners.space import Space
+from autotune.records import trial as trials_file
+from autotune.records.config import Config
+from autotune.records.run_dir import RunDir
+from autotune.records.trial import Trial, TrialKind
+from autotune.study import optuna_space as space
+from autotune.study.optuna_space import Parameters, to_parameters
+from autotune.study.verdicts.ranking import Rules, TrialScore, allocator_overheads, plan_hash, score_trial
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.samplers import BaseSampler
+
+
+@dataclass(frozen=True, slots=True)
+class StudyIdentity:
+    """Name, objectives and sampler of an Optuna study. A new name starts another study in the same file."""
+
+    name: str
+    objectives: tuple[str, ...]
+    """`time_ratio`, or `step_bytes` and `time_ratio`."""
+    attributes: dict[str, Any]
+    """User attributes for people who open the study: budget, seed, versions."""
+    sampler: "BaseSampler"
+    lasting: bool = True
+    """True if the study is kept on disk."""
+
+
+class TrialStore:
+    """Trials file and Optuna study of one run directory, kept in step. Trial numbers are the same in both."""
+
+    def __init__(self, run_dir: Path, identity: StudyIdentity, space: Space, rules: Rules, trials: list[Trial]) -> None:
+        self.trials = trials
+        self._path = RunDir(run_dir).trials
+        self._space, self._rules, self._objectives = space, rules, identity.objectives
+        self.study = _open(RunDir(run_dir).optuna, identity)
+        self._catch_up()
+
+    @property
+    def overheads(self) -> list[float]:
+        """Measured allocator overheads so far, as shares of the predicted peak."""
+        return allocator_overheads(self.trials)
+
+    def next_number(self) -> int:
+        """Return the number of the next trial, for one that Optuna does not suggest."""
+        return len(self.study.get_trials(deepcopy=False))
+
+    def ask(self, fixed: Parameters | None = None) -> "optuna.Trial":
+        """Return a new trial of Optuna's, at fixed parameters if there are any."""
+        if fixed:
+            self.study.enqueue_trial(fixed)
+        return self.study.ask()
+
+    def record(self, trial: Trial, request: "optuna.Trial | None" = None) -> TrialScore:
+        """Sync a trial to disk, then add it to Optuna: as the result of its `request`, or as a trial of our own."""
+        trials_file.append_trial(self._path, trial)
+        self.trials.append(trial)
+        return self._add_to_optuna(trial, request)
+
+    def retry(self, request: "optuna.Trial") -> None:
+        """Fail a trial that a signal ended; the next session starts with its parameters."""
+        import optuna
+
+        self.study.tell(request, state=optuna.trial.TrialState.FAIL)
+        self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
+
+    def _add_to_optuna(self, trial: Trial, request: "optuna.Trial | None") -> TrialScore:
+        import optuna
+
+        score = score_trial(trial, self._rules, self.overheads)
+        values = [getattr(score, objective) for objective in self._objectives]
+        # every trial has the same constraints: the Gaussian process sampler refuses anything else
+        constraints = {"memory": score.memory, "numerics": score.numerics}
+        attributes = _attributes(trial, score)
+        if request is None:
+            # the smallest plan was made for a budget of zero: for another budget its settings make another plan
+            params, distributions = (
+                ({}, {}) if trial.kind == TrialKind.SMALLEST else to_parameters(trial.settings, self._space)
+            )
+            self.study.add_trial(
+                optuna.trial.create_trial(
+                    values=values,
+                    params=params,
+                    distributions=distributions,
+                    user_attrs=attributes,
+                    constraints=constraints,
+                )
+            )
+            return score
+        for key, value in attributes.items():
+            request.set_user_attr(key, value)
+        for key, violation in constraints.items():
+            if key not in request.constraints:
+                request.set_constraint(key, violation)
+        self.study.tell(request, values)
+        return score
+
+    def _catch_up(self) -> None:
+        """Add every trial on disk that Optuna lacks, and fail those that are still marked as running."""
+        import optuna
+
+        states = optuna.trial.TrialState
+        recorded = {trial.number for trial in self.trials}
+        for trial in self.trials:
+            stored = self.study.get_trials(deepcopy=False)
+            for _ in range(trial.number - len(stored)):
+                self.study.add_trial(optuna.trial.create_trial(state=states.FAIL, user_attrs={"lost": True}))
+            if trial.number >= len(stored):
+                self._add_to_optuna(trial, None)
+            elif not stored[trial.number].state.is_finished():
+                self._add_to_optuna(trial, optuna.trial.Trial(self.study, stored[trial.number]._trial_id))
+        for running in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            if running.number not in recorded:
+                self.study.tell(running.number, state=states.FAIL)
+
+
+def _attributes(trial: Trial, score: TrialScore) -> dict[str, Any]:
+    """Return the user attributes of a trial, for people who open the study in another program."""
+    attributes: dict[str, Any] = {"kind": trial.kind.value, "imputed": score.imputed}
+    if trial.plan is not None:
+        attributes["plan_hash"] = plan_hash(trial.plan)
+    if trial.estimate is not None:
+        attributes |= {"estimate_peak_bytes": trial.estimate.peak_bytes, "estimate_seconds": trial.estimate.seconds}
+    if trial.measurement is not None:
+        attributes |= {
+            "outcome": trial.measurement.outcome.value,
+            "detail": trial.measurement.detail[:500],
+            "peak_bytes": trial.measurement.peak_bytes,
+            "charged_bytes": trial.measurement.charged_bytes,
+        }
+    return attributes
+
+
+def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
+    """Open the study; a broken file is replaced, since the trials file has all of its trials."""
+    import optuna
+    from sqlalchemy.exc import DatabaseError
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = _load(path, identity)
+    except (DatabaseError, optuna.exceptions.StorageInternalError):
+        path.replace(path.with_suffix(".db.broken"))
+        study = _load(path, identity)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(list(identity.objectives))
+    for key, value in identity.attributes.items():
+        study.set_user_attr(key, value)
+    return study
+
+
+def _load(path: Path, identity: StudyIdentity) -> "optuna.Study":
+    import optuna
+
+    return optuna.create_study(
+        storage=_storage(path) if identity.lasting else optuna.storages.InMemoryStorage(),
+        study_name=identity.name,
+        directions=["minimize"] * len(identity.objectives),
+        sampler=identity.sampler,
+        load_if_exists=True,
+    )
+
+
+def _storage(path: Path) -> "optuna.storages.RDBStorage":
+    import optuna
+    import sqlalchemy
+
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
+    # a trial is thirty small transactions, and each would wait for the disk; after a power cut, trials.jsonl has all
+    sqlalchemy.event.listen(
+        storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF")
+    )
+    storage.engine.dispose()  # close connections without the setting
+    return storage
+
+
+def make_identity(
+    config: Config, prepared: PreparedWorkload, rules: Rules, searched: Space, trials: Sequence[Trial]
+) -> StudyIdentity:
+    """Return the identity of a study, which depends on workload, device, objective and search space."""
+    seed = config.seed + len(trials)  # a resumed study must not draw the same trials again
+    digest = space.short_digest([config.objective, sorted(searched.items())])
+    return StudyIdentity(
+        name=f"autotune.{prepared.graph.name}.{prepared.device.key}.{config.objective}.{digest}",
+        objectives=("step_bytes", "time_ratio") if config.objective == "pareto" else ("time_ratio",),
+        attributes={
+            "workload": str(config.ref),
+            "graph_digest": prepared.graph.digest,
+            "budget": config.budget,
+            "budget_bytes": rules.budget_bytes,
+            "floor_bytes": rules.floor_bytes,
+            "sampler": config.sampler,
+            "seed": seed,
+            "autotune": version(DISTRIBUTION),
+            "optuna": version("optuna"),
+            "note": "imputed trials were told the simulator's numbers; a constraint above 0 is violated",
+        },
+        sampler=space.make_sampler(config.sampler, searched, config.trials or 0, seed),
+    )

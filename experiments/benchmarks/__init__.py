@@ -1,0 +1,1 @@
+"""Measurements of our own, one folder each: `python -m experiments.benchmarks.NAME`."""

@@ -1,0 +1,149 @@
+"""Measurements of one model in child processes: bytes and results in fresh ones, seconds in one per variant, interleaved."""
+
+import math
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.ir.plan import Plan
+from autotune.measure.child import Child
+from autotune.measure.interleaving import ProcessVariant, RoundLimits, interleave
+from autotune.measure.messages import EagerPeakRequest, Expects, MemoryPeak, ReplyT
+from autotune.measure.spec import Spec
+from autotune.measure.worker.reference import Reference
+from autotune.workloads.reference import WorkloadRef
+from experiments.benchmarks.frontier.peers import PEERS, ROUNDED, Compiled
+from experiments.common.turns import remove_paths
+
+HERE = Path(__file__).parent
+NEGLIGIBLE = 1e-4
+"""Share of the norm of all gradients; a smaller gradient is compared with that norm, since it may be rounding alone."""
+KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
+"""Prefix of the names of each kind of result."""
+
+
+class ModelBench:
+    """One model's workload, in eager or run by a peer."""
+
+    def __init__(self, name: str, model: str, arguments: dict[str, Any], scratch: Path) -> None:
+        self.name, self.model, self.arguments, self.scratch = name, model, arguments, scratch
+
+    def workload(self, peer: str, *, still: bool = False) -> WorkloadRef:
+        if peer == "eager" and not still:
+            return WorkloadRef(self.model, self.arguments)
+        arguments = {"peer": peer, "model": self.model, "still": still, **self.arguments}
+        return WorkloadRef(f"{HERE / 'peers.py'}:workload", arguments)
+
+    def child(self, peer: str, scratch: Path, *, return_memory: bool, still: bool = False) -> Child:
+        """Start a child process, which keeps malloc's default behaviour or returns memory at once.
+
+        The latter measures bytes alone: it need not wait by spinning, and may run beside others.
+        """
+        spec = Spec(self.workload(peer, still=still), scratch, scratch=scratch, return_memory=return_memory)
+        environment = {"OMP_WAIT_POLICY": "PASSIVE"} if return_memory else None
+        return Child.start(spec, scratch / f"{peer}-{return_memory}.log", environment)
+
+    def peer(self, name: str, seconds: float) -> dict[str, Any]:
+        """Return the peak above the floor while malloc returns memory at once, and the errors against eager."""
+        memory = self.eager(seconds) if name == "eager" else self.results(name, seconds, still=True)
+        peak = {
+            "step_peak_bytes": memory.peak_bytes - memory.floor_bytes,
+            "floor_bytes": memory.floor_bytes,
+            "meter": memory.meter,
+        }
+        return peak if name == "eager" else peak | {"errors": self.errors(name, seconds)}
+
+    def rounding_errors(self, seconds: float) -> dict[str, dict[str, Any]]:
+        """Return the errors of eager with every parameter off by at most one ulp."""
+        self.results(ROUNDED, seconds, still=True)
+        return self.errors(ROUNDED, seconds)
+
+    def eager(self, seconds: float) -> MemoryPeak:
+        """Measure eager's bytes; its results after updates are the bit-exact reference of plans."""
+        return self.results("eager", seconds, still=False)
+
+    def eager_results(self, seconds: float) -> Path:
+        """Return the path of eager's results after updates, and measure them if they are missing."""
+        if not self.results_path("eager", still=False).exists():
+            self.eager(seconds)
+        return self.results_path("eager", still=False)
+
+    def errors(self, name: str, seconds: float) -> dict[str, dict[str, Any]]:
+        """Return the errors of a peer's kept results against eager without updates, and delete them."""
+        if not self.results_path("eager", still=True).exists():
+            self.results("eager", seconds, still=True)
+        path = self.results_path(name, still=True)
+        errors = compare_results(Reference(path), Reference(self.results_path("eager", still=True)))
+        shutil.rmtree(path)
+        return errors
+
+    def results_path(self, name: str, *, still: bool) -> Path:
+        """Return the path of kept results."""
+        return self.scratch / f"results-{name}-{'still' if still else 'updated'}"
+
+    def results(self, name: str, seconds: float, *, still: bool) -> MemoryPeak:
+        """Run the compared steps in a child process, keep their results and return the peak."""
+        request = EagerPeakRequest(self.results_path(name, still=still))
+        return self.ask(name, request, return_memory=True, seconds=seconds, still=still)
+
+    def ask(
+        self, peer: str, request: Expects[ReplyT], *, return_memory: bool, seconds: float, still: bool = False
+    ) -> ReplyT:
+        """Send one request to a fresh child process and return its reply."""
+        self.log(f"{type(request).__name__} of {peer}")
+        with tempfile.TemporaryDirectory(dir=self.scratch) as own:
+            child = self.child(peer, Path(own), return_memory=return_memory, still=still)
+            try:
+                return child.ask(request, seconds)
+            finally:
+                child.end()
+
+    def interleave_variants(self, variants: dict[str, Plan | None], limits: RoundLimits) -> dict[str, Any]:
+        """Measure seconds and charged bytes of peers (None, and eager) and of plans, interleaved."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as scratch:
+            ready = {
+                name: ProcessVariant(
+                    partial(self.child, name if plan is None else "eager", Path(scratch), return_memory=False),
+                    plan,
+                    compiles=isinstance(PEERS.get(name), Compiled),
+                )
+                for name, plan in variants.items()
+            }
+            times = asdict(interleave(ready, limits, self.log))
+        return times | {"failed": {name: remove_paths(text) for name, text in times["failed"].items()}}
+
+    def log(self, what: str) -> None:
+        print(f"{self.name}: {what}", file=sys.stderr, flush=True)
+
+
+def compare_results(results: Reference, expected: Reference) -> dict[str, dict[str, Any]]:
+    """Return the largest relative error by norm, its tensor, and bit-equality, for each kind of result."""
+    errors = {}
+    for kind, prefix in KINDS.items():
+        names = {name for name in expected.names if name.startswith(prefix)}
+        others = {name for name in results.names if name.startswith(prefix)}
+        if names != others:
+            errors[kind] = {"error": math.inf, "worst": min(names ^ others), "equal": False}
+            continue
+        whole = math.hypot(*(float(expected.load(name).double().norm()) for name in names))
+        worst, error = "", 0.0
+        for name in sorted(names):
+            result, reference = results.load(name).double(), expected.load(name).double()
+            if results.equals(name, expected.load(name)):
+                continue
+            size = max(float(reference.norm()), NEGLIGIBLE * whole)
+            off = float((result - reference).norm()) / size if size else math.inf
+            if not off <= error:
+                worst, error = name, math.inf if math.isnan(off) else off
+        errors[kind] = {"error": error, "worst": worst, "equal": not worst}
+    return errors
+
+
+def exact_errors(check: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the errors of a plan, whose results were compared with eager's bit for bit and all together."""
+    errors = {"error": check["max_error"], "worst": check["differs"], "equal": check["max_error"] == 0.0}
+    return dict.fromkeys(KINDS, errors)

@@ -1,0 +1,173 @@
+"""Time of the traced step in the arena beside eager with tcmalloc, in alternating blocks."""
+
+import argparse
+import ctypes.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from experiments.common.facts import collect_facts, exact_median_interval, format_origin
+
+ROOT = Path(__file__).parents[3]
+
+TCMALLOC = "libtcmalloc_minimal.so.4"
+HERE = Path(__file__).parent
+
+SIZES = {
+    "usual": {
+        "resnet18": {"batch": 4}, "resnet50": {"batch": 2}, "resnet152": {"batch": 1}, "mobilenet_v2": {"batch": 4},
+        "segformer": {"batch": 1}, "vit": {"batch": 2}, "gpt2": {"batch": 1}, "bert": {"batch": 1}, "lstm": {"batch": 8},
+        "lstm_fused": {"batch": 8}, "unet": {"size": 64}, "gru": {"size": 32}, "rnn": {"size": 32},
+    },
+    "small": {
+        "resnet18": {"batch": 4, "size": 64}, "resnet50": {"batch": 2, "size": 64}, "resnet152": {"batch": 1, "size": 64},
+        "mobilenet_v2": {"batch": 4, "size": 64}, "segformer": {"batch": 1, "size": 64}, "vit": {"batch": 1, "depth": 4},
+        "gpt2": {"batch": 1, "tokens": 64, "depth": 2}, "bert": {"batch": 1, "tokens": 64, "depth": 2},
+        "lstm": {"batch": 8, "tokens": 32}, "lstm_fused": {"batch": 8, "tokens": 32},
+        "unet": {"size": 16}, "gru": {"size": 16}, "rnn": {"size": 16},
+    },
+}  # fmt: skip
+"""Arguments of each workload: usual sizes take 100 to 500 ms a step on two cores, small ones 15 to 150."""
+MEAN, WORST = 1.02, 1.05
+"""Largest accepted geometric mean of the ratios, and largest accepted single ratio."""
+
+
+def make_workload(name: str, sizes: str):
+    """Make a workload of the zoo or of the tests at the named sizes."""
+    import torch
+    from torch import nn
+
+    from autotune.workloads.workload import Workload
+    from autotune.workloads.zoo import ZOO
+    from tests.support.kernel_models import UNet, square_loss
+    from tests.workloads.zoo.tiny import TINY
+
+    torch.manual_seed(0)
+    if name in ZOO:
+        return ZOO[name](**(TINY[name] if sizes == "tiny" else SIZES[sizes][name]))
+    size = 1 if sizes == "tiny" else SIZES[sizes][name]["size"]
+    models = {
+        "unet": lambda: (UNet("nearest"), (2, 3, 16 * size, 16 * size)),
+        "gru": lambda: (nn.GRU(8 * size, 16 * size, 2, dropout=0.1), (2 * size, 2 * size, 8 * size)),
+        "rnn": lambda: (nn.RNN(8 * size, 16 * size, 2, dropout=0.1), (4 * size, 2 * size, 8 * size)),
+    }
+    model, shape = models[name]()
+    batch = (torch.randn(shape), torch.zeros(shape[0], dtype=torch.int64))
+    return Workload(model, square_loss, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batch)
+
+
+def time_model(name: str, sizes: str, blocks: int, seconds: float) -> None:
+    """Time eager and the traced step of one model in alternating blocks, and print the medians of the blocks as JSON."""
+    from autotune.capture.tracer import capture
+    from autotune.ir.plan import Plan
+    from autotune.runtime.train_step import TrainStep
+
+    eager, traced = make_workload(name, sizes), make_workload(name, sizes)
+
+    def run_eager() -> None:
+        output = eager.loss_fn(eager.model, eager.batch)
+        (output[0] if isinstance(output, tuple) else output).backward()
+        eager.optimizer.step()
+        eager.optimizer.zero_grad(set_to_none=True)
+
+    plan = Plan(Plan.traced(capture(traced).graph).order, allocator="arena")
+    with TrainStep(traced.model, traced.loss_fn, traced.optimizer, traced.batch, plan) as step:
+        sides = {"eager": run_eager, "traced": lambda: step(traced.batch)}
+        for run in sides.values():
+            for _ in range(3):
+                run()
+        start = time.perf_counter()
+        run_eager()
+        steps = max(1, math.ceil(seconds / blocks / 2 / max(1e-4, time.perf_counter() - start)))
+        seconds_by_side: dict[str, list[float]] = {side: [] for side in sides}
+        sides_in_order = list(sides)
+        for _ in range(blocks):
+            for side in sides_in_order:
+                samples = []
+                for _ in range(steps):
+                    start = time.perf_counter()
+                    sides[side]()
+                    samples.append(time.perf_counter() - start)
+                seconds_by_side[side].append(statistics.median(samples))
+            sides_in_order.reverse()
+    print(json.dumps(seconds_by_side))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default="usual", choices=[*SIZES, "tiny"], help="tiny shows that the script runs")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=40.0, help="per model")
+    parser.add_argument("--models", nargs="*", default=list(SIZES["usual"]))
+    parser.add_argument("--child", default="")
+    arguments = parser.parse_args()
+    if arguments.child:
+        time_model(arguments.child, arguments.sizes, arguments.blocks, arguments.seconds)
+        return
+    library = ctypes.util.find_library("tcmalloc_minimal")
+    if library is None:
+        sys.exit(f"{TCMALLOC} is missing; install it: apt-get install libtcmalloc-minimal4")
+    document = collect_facts() | {"sizes": arguments.sizes, "preloaded": library, "models": {}}
+    for name in arguments.models:
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.benchmarks.kernels",
+            "--child",
+            name,
+            "--blocks",
+            str(arguments.blocks),
+        ]
+        command += ["--seconds", str(arguments.seconds), "--sizes", arguments.sizes]
+        environment = {**os.environ, "LD_PRELOAD": library, "PYTHONPATH": str(ROOT)}
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if process.returncode:
+            sys.exit(f"{name} failed: {process.stderr.strip().splitlines()[-1]}")
+        document["models"][name] = json.loads(process.stdout.strip().splitlines()[-1])
+        print(row(name, document["models"][name]), flush=True)
+    out = HERE / "results" / ("tiny-kernels" if arguments.sizes == "tiny" else arguments.sizes)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    (out / "summary.md").write_text(summary(document))
+    print((out / "summary.md").read_text().splitlines()[-1])
+
+
+def block_ratios(seconds_by_side: dict[str, list[float]]) -> list[float]:
+    """Return the ratio of each block's median step, traced over eager."""
+    return [traced / eager for traced, eager in zip(seconds_by_side["traced"], seconds_by_side["eager"], strict=True)]
+
+
+def row(name: str, seconds_by_side: dict[str, list[float]]) -> str:
+    ratios = block_ratios(seconds_by_side)
+    interval_bounds = exact_median_interval(ratios)
+    interval = f" ({interval_bounds[0]:.3f} to {interval_bounds[1]:.3f})" if interval_bounds else ""
+    return f"| {name} | {1e3 * statistics.median(seconds_by_side['eager']):.1f} | {statistics.median(ratios):.3f}{interval} |"
+
+
+def summary(document: dict[str, Any]) -> str:
+    """Format a table of all models."""
+    medians = {
+        name: statistics.median(block_ratios(seconds_by_side)) for name, seconds_by_side in document["models"].items()
+    }
+    mean = math.exp(statistics.fmean(map(math.log, medians.values())))
+    worst = max(medians, key=lambda name: medians[name])
+    verdict = "kept" if mean <= MEAN and medians[worst] <= WORST else "missed"
+    lines = [
+        "| workload | eager with tcmalloc, ms | traced in the arena over eager (95 %) |",
+        "|---|--:|--:|",
+        *(row(name, seconds_by_side) for name, seconds_by_side in document["models"].items()),
+        "",
+        f"Geometric mean {mean:.3f}, worst {worst} {medians[worst]:.3f}; at most {MEAN} and {WORST} were asked: {verdict}. "
+        f"{format_origin(document)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Record a landscape: settings drawn at random over the whole space, each plan measured once, in one small file."""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.harness import Harness
+from autotune.measure.spec import Spec
+from autotune.measure.survey import PreparedWorkload, WorkloadSurvey
+from autotune.predict.plan_layout import add_layout
+from autotune.predict.simulate import Estimate, simulate
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.report.tables import trial_verdict
+from autotune.study import session as study
+from autotune.study.events import Event, Finished
+from autotune.study.offline import landscape
+from autotune.study.verdicts.ranking import plan_hash
+from autotune.units import mib
+
+HERE = Path(__file__).parent
+FRONTIER = HERE.parent / "frontier" / "results"
+PLANNERS = {
+    "order": ["traced", "list_by_bytes", "depth_first", "longest_path", "beam"],
+    "recompute": ["keep", "segments", "per_block", "greedy", "blocks"],
+}
+"""All planners except the two orders that search by themselves, for up to minutes per plan."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", nargs="?", default="resnet18", help="a zoo name, or file.py:factory")
+    parser.add_argument(
+        "--set", nargs="*", default=["batch=16", "size=112", "width=32"], metavar="KEY=VALUE", help="the factory's"
+    )
+    parser.add_argument("--budget", default="75%")
+    parser.add_argument("--time", default="18m", help="for everything")
+    parser.add_argument("--trials", type=int, default=150, help="at most")
+    parser.add_argument("--samples", type=int, default=6, help="timed steps of a trial")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--simulated", action="store_true", help="run no step: the simulator, with recorded noise")
+    parser.add_argument("--out", type=Path, help="the file; under results/ by default")
+    options = parser.parse_args()
+    sys.modules["ortools"] = None  # type: ignore[assignment]  # no windows by CP-SAT either, of up to 3 s each
+    name = Path(options.workload.partition(":")[0]).stem + ("-simulated" if options.simulated else "")
+    out = options.out or HERE / "results" / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "-m", "experiments.benchmarks.landscape", *sys.argv[1:]])
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        config = build_config(options, Path(folder))
+        spec = Spec(config.ref, Path(folder) / "logs", samples=config.samples, seed=config.seed)
+        with Harness(spec) as harness:
+            runner: Any = SimulatedRunner(harness.survey(), config.samples) if options.simulated else harness
+            study.tune(config, runner, Path(folder) / "run", progress=print_trial)
+        method = "simulated, with the errors and the noise of experiments/frontier" if options.simulated else "measured"
+        recorded = landscape.landscape_from_run(Path(folder) / "run", f"{method}: {command}; load {load:.1f} before")
+    landscape.write_landscape(out, recorded)
+    ran = {point.plan for point in recorded.points if point.measurement.step_seconds}
+    print(f"{out}: {len(recorded.points)} settings, {len(ran)} plans that ran, the best at {recorded.best_ratio:.3f}x")
+
+
+def build_config(options: argparse.Namespace, folder: Path) -> Config:
+    """Return the config of a study that draws at random, does not stop early and aborts no slow plan."""
+    arguments = {key: json.loads(value) for key, _, value in (text.partition("=") for text in options.set)}
+    return Config.model_validate(
+        {
+            "workload": options.workload,
+            "arguments": arguments,
+            "budget": options.budget,
+            "time": options.time,
+            "trials": options.trials,
+            "samples": options.samples,
+            "seed": options.seed,
+            "sampler": "random",
+            "objective": "pareto",
+            "patience": 10**6,
+            "planners": PLANNERS,
+            "runs": str(folder),
+            "plans": str(folder / "plans"),
+        }
+    )
+
+
+def print_trial(event: Event) -> None:
+    match event:
+        case Finished(trial, ratio):
+            charged = trial.measurement.step_charged_bytes if trial.measurement else None
+            pace = "-" if ratio is None else f"{ratio:.3f}x"
+            print(f"trial {trial.number}  {trial.kind}  {mib(charged)} MiB  {pace}  {trial_verdict(trial)}", flush=True)
+
+
+@dataclass
+class SimulatedRunner:
+    """Runner that returns the simulator's predictions, with the recorded errors of such predictions."""
+
+    surveyed: WorkloadSurvey
+    samples: int
+    recorded: "RecordedNoise" = field(default_factory=lambda: RecordedNoise.from_results(FRONTIER))
+    measured: int = 0
+
+    def prepare(self) -> PreparedWorkload:
+        survey = self.surveyed
+        return PreparedWorkload(survey.graph, survey.costs, survey.device, survey.floor_bytes, True, 0.0)
+
+    def baseline(self) -> Measurement:
+        traced = self._estimate(Plan.traced(self.surveyed.graph))
+        return self._measurement(traced.peak_bytes, traced.peak_bytes, traced.seconds, random.Random("eager"))
+
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        """Simulate a plan with an error in bytes of its own; the errors in seconds are per kind of op."""
+        del budget_bytes, beat
+        expected, dice = self._estimate(plan), random.Random(plan_hash(plan))
+        factor = 1 + dice.choice(self.recorded.bytes_off)
+        charged = expected.charged_bytes or expected.peak_bytes
+        self.measured += 1
+        noise = random.Random(self.measured)
+        return self._measurement(int(expected.peak_bytes * factor), int(charged * factor), expected.seconds, noise)
+
+    def renew(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Costs with the recorded errors: the simulated truth."""
+        costs = self.surveyed.costs
+        factors = [random.Random(op.target).choice(self.recorded.seconds_off) for op in self.surveyed.graph.ops]
+        return replace(
+            costs, seconds=tuple(seconds * factor for seconds, factor in zip(costs.seconds, factors, strict=True))
+        )
+
+    def _estimate(self, plan: Plan) -> Estimate:
+        graph = self.surveyed.graph
+        return add_layout(graph, plan, self.costs, simulate(graph, lower(graph, plan), self.costs))
+
+    def _measurement(self, peak: int, charged: int, seconds: float, dice: random.Random) -> Measurement:
+        floor = self.surveyed.floor_bytes
+        eager = self._estimate(Plan.traced(self.surveyed.graph)).seconds
+        noise = [factor for factor in self.recorded.draw_turns(dice, self.samples // 2) for _ in range(2)]
+        return Measurement(
+            Outcome.OK,
+            peak_bytes=floor + peak,
+            charged_bytes=floor + charged,
+            floor_bytes=floor,
+            step_seconds=tuple(seconds * factor for factor in noise),
+            baseline_seconds=(eager,) * len(noise),
+            max_error=0.0,
+            meter="simulated",
+            device=self.surveyed.device,
+        )
+
+
+@dataclass(frozen=True)
+class RecordedNoise:
+    """Measurements of experiments/benchmarks/frontier over their predictions, and rounds over their median."""
+
+    bytes_off: tuple[float, ...]
+    """Peak over the predicted one, less 1."""
+    seconds_off: tuple[float, ...]
+    """Seconds over the predicted ones, divided by the median of the model's plans."""
+    ratios: tuple[tuple[float, ...], ...]
+    """Rounds over eager's, divided by their median, in order of time, for each plan."""
+
+    @classmethod
+    def from_results(cls, results: Path) -> "RecordedNoise":
+        """Read all models with timed plans."""
+        paths = [path for path in sorted(results.glob("*/*.json")) if not path.name.endswith(".plans.json")]
+        documents = (json.loads(path.read_text()) for path in paths)
+        plans_by_model = [list(_noise_of_model(document)) for document in documents if document["sessions"]]
+        plans = [plan for model in plans_by_model for plan in model]
+        return cls(
+            tuple(plan[0] for plan in plans),
+            tuple(
+                plan[1] / statistics.median(other[1] for other in model) for model in plans_by_model for plan in model
+            ),
+            tuple(plan[2] for plan in plans),
+        )
+
+    def draw_turns(self, dice: random.Random, count: int) -> list[float]:
+        """Draw this number of rounds; rounds of one plan stay together."""
+        turns: list[float] = []
+        while len(turns) < count:
+            turns += dice.choice(self.ratios)
+        return turns[:count]
+
+
+def _noise_of_model(document: dict[str, Any]) -> Iterator[tuple[float, float, tuple[float, ...]]]:
+    """Yield (bytes off, seconds over predicted, rounds) of each plan of ours that was timed beside eager."""
+    blocks: dict[str, dict[int, float]] = {}
+    for block in document["sessions"][0]["blocks"]:
+        blocks.setdefault(block["variant"], {})[block["round"]] = statistics.fmean(block["seconds"])
+    for name, plan in document["ours"].items():
+        expected, seconds_by_round = plan.get("estimate"), blocks.get(name, {})
+        common_rounds = sorted(seconds_by_round.keys() & blocks["eager"].keys())
+        if expected is None or not common_rounds:
+            continue
+        ratios = [seconds_by_round[turn] / blocks["eager"][turn] for turn in common_rounds]
+        middle = statistics.median(ratios)
+        yield (
+            plan["step_peak_bytes"] / expected["peak_bytes"] - 1,
+            statistics.median(seconds_by_round.values()) / expected["seconds"],
+            tuple(ratio / middle for ratio in ratios),
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Layouts of minimalloc's hard instances and of real training steps: bytes above the peak of live bytes, and seconds.
+
+`python -m experiments.benchmarks.layout [--minimalloc DIR] [--models resnet50 ...] [--repeats 3] [--out results]`
+"""
+
+import argparse
+import csv
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from autotune.capture.tracer import capture
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.layout import WORK, Buffers, Layout, check_layout, lay_out
+from autotune.layout import csv_file as csvfile
+from autotune.measure.device.this_device import this_device
+from autotune.planners import make_plan
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import peak_bytes, simulate
+from autotune.records.json_codec import to_json
+from autotune.records.plan_file import PlanFile
+from autotune.runtime import arena
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load_workload
+from autotune.workloads.reference import WorkloadRef
+
+HERE = Path(__file__).parent
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 8}, "resnet152": {"batch": 2}, "mobilenet_v2": {"batch": 8}, "gpt2": {"batch": 8},
+    "bert": {"batch": 8}, "lstm": {"batch": 32},
+}  # fmt: skip
+SHARES = (None, 0.5, 0.0)
+"""Budgets as shares of the bytes beside the static ones; None is the traced plan."""
+PLANNED: Settings = {
+    "update": {"planner": "with_gradient"}, "recompute": {"planner": "greedy"}, "inplace": {"planner": "greedy"},
+}  # fmt: skip
+HARD_WORK = 10_000_000_000
+"""Work limit of a minimalloc instance; four searches on two cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRow:
+    """One problem, its layout and the planning time."""
+
+    part: str
+    name: str
+    buffers: int
+    max_live_bytes: int
+    capacity_bytes: int | None
+    layout_bytes: int
+    gap: float
+    seconds: float
+    slowest_seconds: float
+
+
+def time_layout(part: str, name: str, buffers: Buffers, capacity: int | None, *, work: int, repeats: int) -> LayoutRow:
+    """Lay out the buffers repeatedly, check the layout, and return its figures."""
+    durations: list[float] = []
+    layouts: list[Layout] = []
+    for _ in range(repeats):
+        fresh = replace(buffers)  # nothing that is known of it already
+        start = time.perf_counter()
+        layouts.append(lay_out(fresh, capacity, work=work))
+        durations.append(time.perf_counter() - start)
+    assert len({layout.offsets for layout in layouts}) == 1
+    check_layout(buffers, layouts[0])
+    layout = layouts[0]
+    return LayoutRow(
+        part,
+        name,
+        len(buffers),
+        layout.max_live,
+        capacity,
+        layout.bytes,
+        layout.gap,
+        statistics.median(durations),
+        max(durations),
+    )
+
+
+def read_instances(folder: Path) -> Iterator[tuple[str, Buffers, int]]:
+    """Yield minimalloc's instances; the capacity is the second part of a file's name."""
+    for path in sorted(folder.glob("*.csv")):
+        name, capacity, _ = path.name.split(".")
+        yield name, csvfile.read(path)[1], int(capacity)
+
+
+def record_buffers(model: str, **arguments: Any) -> Iterator[tuple[str, Buffers]]:
+    """Yield the buffers that the arena records of a step under each plan."""
+    workload = load_workload(model, arguments)
+    program = capture(workload)
+    graph, costs = program.graph, profile(program)
+    traced = Plan.traced(graph)
+    traced_peak = peak_bytes(graph, traced, costs)
+    for share in SHARES:
+        budget = traced_peak if share is None else int(graph.static_bytes + share * (traced_peak - graph.static_bytes))
+        plan = traced if share is None else make_plan(graph, PLANNED, budget, costs)
+        file = PlanFile(
+            WorkloadRef(model, arguments), graph.digest, f"{budget}B", budget, 0, {}, replace(plan, allocator="arena"),
+            simulate(graph, lower(graph, plan), costs),
+        )  # fmt: skip
+        buffers_of_steps: list[Buffers] = []
+
+        def keep(buffers: Buffers, *rest: Any, recorded: list[Buffers] = buffers_of_steps, **more: Any) -> Layout:
+            recorded.append(buffers)
+            return lay_out(buffers, *rest, **more)
+
+        with (
+            mock.patch.object(arena, "lay_out", keep),
+            TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, file) as step,
+        ):
+            for _ in range(3):
+                step(workload.batch)
+        yield f"{model}, {'as traced' if share is None else f'{share:.0%}'}", buffers_of_steps[-1]
+
+
+def summary(rows: list[LayoutRow], facts: dict[str, Any]) -> str:
+    """Format a table per part."""
+    device = facts["device"]
+    lines = [
+        f"{device['silicon']}, cores: {device['cores']}; `{facts['command']}`, load {facts['load']:.2f}",
+        "",
+    ]
+    for part in dict.fromkeys(row.part for row in rows):
+        rows_of_part = [row for row in rows if row.part == part]
+        unit = 1 if part == "minimalloc" else 2**20
+        lines += [
+            f"## {part}",
+            "",
+            f"| | buffers | live at once{'' if unit == 1 else ', MiB'} | layout | above it | capacity | seconds | slowest |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|",
+        ]
+        for row in rows_of_part:
+            verdict = (
+                "" if row.capacity_bytes is None else "kept" if row.layout_bytes <= row.capacity_bytes else "not kept"
+            )
+            live, top = ((f"{n}" if unit == 1 else f"{n / unit:.2f}") for n in (row.max_live_bytes, row.layout_bytes))
+            lines.append(
+                f"| {row.name} | {row.buffers} | {live} | {top} | {row.gap:.2%} | {verdict} | {row.seconds:.2f} |"
+                f" {row.slowest_seconds:.2f} |"
+            )
+        lines += [
+            "",
+            f"All: {sum(row.seconds for row in rows_of_part):.1f} s; the widest gap {max(row.gap for row in rows_of_part):.2%}.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minimalloc", type=Path, help="a folder of NAME.CAPACITY.csv")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    arguments = ["DIR" if part in {str(options.minimalloc), str(options.out)} else part for part in sys.argv[1:]]
+    facts = {
+        "command": shlex.join(["python", "-m", "experiments.benchmarks.layout", *arguments]),
+        "device": to_json(this_device("cpu")),
+        "load": os.getloadavg()[0],
+    }
+    rows: list[LayoutRow] = []
+    for name, buffers, capacity in read_instances(options.minimalloc) if options.minimalloc else ():
+        rows.append(time_layout("minimalloc", name, buffers, capacity, work=HARD_WORK, repeats=options.repeats))
+        print(rows[-1], flush=True)
+    for model in options.models:
+        for name, buffers in record_buffers(model, **MODELS[model]):
+            rows.append(time_layout("models", name, buffers, None, work=WORK, repeats=options.repeats))
+            print(rows[-1], flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results.json").write_text(
+        json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
+    with (options.out / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(LayoutRow)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+    (options.out / "summary.md").write_text(summary(rows, facts))
+    print(summary(rows, facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Tune real training steps with the command line, and compare every prediction with its measurement."""
+
+import argparse
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.records.json_codec import from_json
+from autotune.records.measurement import Measurement
+
+HERE = Path(__file__).parent
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "resnet18": ("resnet18", []),
+    "resnet50": ("resnet50", []),
+    "gpt2": ("gpt2", []),
+    "gpt2-ssd": ("gpt2", ["--budget", "60%", "--store", "ssd={ssd}"]),
+    "lstm": ("lstm", []),
+}
+"""Config of `configs/` and extra options by run."""
+COLUMNS = (
+    "trial", "kind", "outcome", "predicted_peak_bytes", "measured_peak_bytes", "error_percent", "charged_bytes",
+    "time_ratio", "transfer_bytes", "stall_seconds", "max_error",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--time", default="8m", help="for each search")
+    parser.add_argument("--ssd", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.runs:
+        start, load = time.perf_counter(), os.getloadavg()
+        model, extra_options = RUNS[name]
+        extra_options = [argument.format(ssd=options.ssd.resolve()) for argument in extra_options]
+        document = tune(model, ["--time", options.time, *extra_options])
+        rows = trial_rows(document)
+        with (options.out / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        record = summarize_run(document, rows) | {
+            "budget": extra_options[1 + extra_options.index("--budget")]
+            if "--budget" in extra_options
+            else read_budget(model),
+            "device": document["best"]["measurement"]["device"],
+            "kernel": platform.release(),
+            "load": {"began": load, "ended": os.getloadavg()},
+            "seconds": round(time.perf_counter() - start),
+            "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
+        }
+        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (options.out / "summary.md").write_text(summary(options.out))
+
+
+def config_path(model: str) -> Path:
+    return (HERE.parents[2] / "configs" / f"{model}.yaml").resolve()
+
+
+def read_budget(model: str) -> str:
+    return next(line.split()[1] for line in config_path(model).read_text().splitlines() if line.startswith("budget:"))
+
+
+def tune(model: str, options: list[str]) -> dict[str, Any]:
+    """Return the JSON document of the command, which runs in a temporary directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "autotune", "tune", str(config_path(model)), *options, "--json"]
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode:
+        sys.exit(f"{model}: exit {process.returncode}\n{process.stderr[-2000:]}")
+    document: dict[str, Any] = json.loads(process.stdout)
+    return document
+
+
+def trial_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each trial that ran a plan."""
+    rows = []
+    for trial in document["trials"]:
+        measurement, predicted = trial["measurement"], trial["estimate"]
+        if trial["kind"] == "repeat" or not predicted or not measurement or measurement["peak_bytes"] is None:
+            continue
+        measured = measurement["peak_bytes"] - measurement["floor_bytes"]
+        rows.append(
+            {
+                "trial": trial["number"],
+                "kind": trial["kind"],
+                "outcome": measurement["outcome"],
+                "predicted_peak_bytes": predicted["peak_bytes"],
+                "measured_peak_bytes": measured,
+                "error_percent": round(100 * (predicted["peak_bytes"] / measured - 1), 3),
+                "charged_bytes": None
+                if measurement["charged_bytes"] is None
+                else measurement["charged_bytes"] - measurement["floor_bytes"],
+                "time_ratio": time_ratio(measurement),
+                "transfer_bytes": measurement["transfer_bytes"],
+                "stall_seconds": measurement["stall_seconds"],
+                "max_error": measurement["max_error"],
+            }
+        )
+    return rows
+
+
+def time_ratio(measurement: dict[str, Any]) -> float | None:
+    """Return the tool's ratio: the median step over eager's of the same round."""
+    ratio = from_json(Measurement, measurement, where="measurement").time_ratio
+    return None if ratio is None else round(ratio, 4)
+
+
+def summarize_run(document: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the main figures of a run."""
+    eager, best = (document[name]["measurement"] for name in ("baseline", "best"))
+    smallest = next((row for row in rows if row["kind"] == "smallest"), {})
+    return {
+        "eager_peak_bytes": eager["peak_bytes"] - eager["floor_bytes"],
+        "eager_charged_bytes": eager["charged_bytes"] - eager["floor_bytes"],
+        "best_peak_bytes": best["peak_bytes"] - best["floor_bytes"],
+        "best_charged_bytes": best["charged_bytes"] - best["floor_bytes"],
+        "best_time_ratio": time_ratio(best),
+        "best_max_error": best["max_error"],
+        "smallest": {key: smallest.get(key) for key in ("charged_bytes", "time_ratio", "transfer_bytes")},
+        "trials_that_ran": len(rows),
+        "largest_error_percent": max(abs(row["error_percent"]) for row in rows),
+    }
+
+
+def summary(folder: Path) -> str:
+    """Format one table of all runs with a result."""
+    lines = [
+        "| run | eager: peak, charged MiB | budget | best: charged MiB | time | results | smallest: charged MiB | time "
+        "| through the disk, MiB a step | trials that ran | largest error of the predicted peak |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        results = "bit for bit" if record["best_max_error"] == 0 else f"off by {record['best_max_error']:.1e}"
+        small = record["smallest"]
+        cells = [
+            path.stem,
+            f"{mib(record['eager_peak_bytes'])}, {mib(record['eager_charged_bytes'])}",
+            record["budget"],
+            mib(record["best_charged_bytes"]),
+            f"{record['best_time_ratio']:.3f}x",
+            results,
+            mib(small["charged_bytes"]),
+            "-" if small["time_ratio"] is None else f"{small['time_ratio']:.3f}x",
+            mib(small["transfer_bytes"]),
+            str(record["trials_that_ran"]),
+            f"{record['largest_error_percent']:.2f} %",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def mib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:.1f}"
+
+
+if __name__ == "__main__":
+    main()

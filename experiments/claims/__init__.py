@@ -1,0 +1,1 @@
+"""Published claims, one folder each: `python -m experiments.claims.NAME`."""

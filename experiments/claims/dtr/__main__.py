@@ -1,0 +1,130 @@
+"""DTR: the overhead of four of its models at its budgets.
+
+`python -m experiments.claims.dtr [--parts simulated measured]` writes `results/result.json`, `points.csv` and the picture.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from autotune.report.claims import Claim, Figure
+from autotune.workloads.workload import Workload
+from experiments.claims.dtr.models import Pair, Recurrent, cifar_resnet, densenet121
+from experiments.common.paper_frontier import PaperFrontier, SmallRun
+from experiments.common.simulated import FrontierPoint, draw_frontiers, image_workload
+
+HERE = Path(__file__).parent
+SOURCE = "uwsampl/dtr-prototype, data_files (Kirisame et al. 2021)"
+GB = 1e9
+BATCH = 2
+"""Batch of the measured network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Network of the paper with pairs of (GB, time over plain PyTorch's) at its budgets."""
+
+    make: Callable[[], Workload]
+    label: str
+    published: tuple[tuple[float, float], ...]
+
+
+def _make_workload(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Workload:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Workload(model, _sum_output, optimizer, tuple(torch.randn(shape) for shape in shapes))
+
+
+def _sum_output(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return model(*batch).sum()
+
+
+MODELS = {
+    "resnet1202": Model(
+        image_workload(partial(cifar_resnet, 1202), 64, 32, 32, momentum=0.9), "ResNet-1202, batch 64, 32 x 32",
+        ((6.0, 1.35), (4.0, 1.42), (2.0, 1.47)),
+    ),
+    "densenet121": Model(
+        image_workload(densenet121, 84, momentum=0.9), "DenseNet-121, batch 84", ((8.0, 1.22), (4.0, 1.52))
+    ),
+    "transformer": Model(
+        partial(_make_workload, Pair, (512, 10, 512), (20, 10, 512)), "Transformer, batch 10", ((4.0, 1.19), (2.0, 1.59))
+    ),
+    "lstm": Model(
+        partial(_make_workload, partial(Recurrent, 512, 1700), (256, 512, 512)), "LSTM, 256 steps", ((6.0, 1.29), (4.0, 1.41))
+    ),
+}  # fmt: skip
+
+
+def claims_of(name: str, points: Sequence[FrontierPoint]) -> list[Claim]:
+    """Return the overhead at each budget, or the bytes of the smallest plan where none fits the budget."""
+    label, plain = MODELS[name].label, points[0].peak_bytes / GB
+    how = (
+        "its own sizes and budgets, float32, SGD with momentum: parameters, momentum, gradients, feature maps, "
+        f"{plain:.2f} GB as traced; time by modelled costs, theirs measured on a GPU"
+    )
+    about = partial(Claim, source=SOURCE, conditions=how, sense="at most")
+    claims = []
+    for (budget, ratio), point in zip(MODELS[name].published, points[1:], strict=True):
+        if point.peak_bytes > budget * GB:
+            ours = Figure(point.peak_bytes / GB)
+            claims.append(about(f"{label}: bytes", unit="GB", published=Figure(budget), ours=ours))
+            continue
+        why = f"our traced step takes {plain:.2f} GB: next to nothing is to be done" if plain <= 1.05 * budget else ""
+        claim = about(
+            f"{label}: overhead at {budget:g} GB", unit="%", published=Figure(100 * (ratio - 1)),
+            ours=Figure(point.overhead_percent), tolerance=0.1, transferred=True, why_not=why, headline=point is points[-1],
+            kind="modelled",
+        )  # fmt: skip
+        claims.append(claim)
+    return claims
+
+
+def all_claims(points: Mapping[str, Sequence[FrontierPoint]]) -> list[Claim]:
+    """Return the claims of every network."""
+    return [claim for name in MODELS for claim in claims_of(name, points[name])]
+
+
+def make_small(batch: int) -> Workload:
+    """Make the network that is measured."""
+    return image_workload(densenet121, batch, momentum=0.9)()
+
+
+def small_run() -> SmallRun:
+    """Return DenseNet-121 at a small batch, at the paper's smaller budget as a share of the traced step at its batch."""
+    budget, ratio = MODELS["densenet121"].published[-1]
+    plain = FRONTIER.read_points("densenet121")[0].peak_bytes / GB
+    return SmallRun(
+        "experiments.claims.dtr.__main__:make_small", {"batch": BATCH}, budget / plain,
+        Claim(
+            f"DenseNet-121, batch {BATCH}: overhead at {budget:g} of {plain:.2f} GB", SOURCE,
+            f"its batch is 84, ours {BATCH}, at 224; the bytes without its evictions are ours, simulated at 84", "%",
+            Figure(100 * (ratio - 1)), None, headline=True,
+        ),
+    )  # fmt: skip
+
+
+def draw(measured: Sequence[Claim]) -> None:
+    """Draw overhead against bytes, one network beside the other."""
+    published = {
+        name: (model.label, [(budget, 100 * (ratio - 1)) for budget, ratio in model.published])
+        for name, model in MODELS.items()
+    }
+    budget = MODELS["densenet121"].published[-1][0]
+    rows = [("densenet121", budget, claim.ours.value) for claim in measured if claim.ours]
+    draw_frontiers(FRONTIER.picture("frontier"), FRONTIER.read_points(), published, GB, by="DTR", measured=rows)
+
+
+FRONTIER = PaperFrontier(
+    HERE, __doc__, {name: model.make for name, model in MODELS.items()},
+    lambda name, _: [int(budget * GB) for budget, _ in MODELS[name].published], all_claims, small_run, draw,
+)  # fmt: skip
+claims = FRONTIER.claims
+
+
+if __name__ == "__main__":
+    FRONTIER.main()

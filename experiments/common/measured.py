@@ -1,0 +1,116 @@
+"""A plan measured beside plain eager steps in one run, so that its overhead is a ratio within that run."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.ir.plan import Plan
+from autotune.measure.device.this_device import this_device
+from autotune.measure.harness import Harness
+from autotune.measure.spec import Spec
+from autotune.records.measurement import Measurement, Outcome
+from autotune.report.claims import RESULT, Claim, Figure, read, write
+from autotune.workloads.reference import WorkloadRef
+from experiments.common.simulated import plan_for_budget
+
+SAMPLES = 4
+"""Measured steps of each variant, in alternating blocks."""
+AIM = 0.997
+"""Share of the budget to plan for, since predicted peaks are off by a few parts in a thousand."""
+SLACK = 1.005
+"""Ratio of the measured peak to the budget up to which the plan fits."""
+PARTS = ("simulated", "measured")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOverhead:
+    """Plan of one workload beside its plain eager steps; bytes are above the process's floor."""
+
+    share: float
+    """Budget of the plan, as a share of eager's peak."""
+    eager_bytes: int
+    peak_bytes: int
+    overhead_percent: float
+    traced_percent: float
+    """Overhead of the traced step in the same kind of arena, without recomputation."""
+    samples: int
+    device: str
+
+
+def measure_plan(reference: str, arguments: dict[str, Any], share: float) -> MeasuredOverhead:
+    """Measure a plan for a share of eager's peak, and the traced step, interleaved with eager.
+
+    Results are compared bit for bit. SystemExit: eager or a plan does not run here.
+    """
+    print(f"{reference.rpartition('/')[2]} {arguments} at {share:.0%} of eager's peak", file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="measured-") as logs,
+        Harness(Spec(WorkloadRef(reference, arguments), Path(logs), samples=SAMPLES)) as harness,
+    ):
+        prepared, eager = harness.prepare(), harness.baseline().step_peak_bytes
+        if eager is None:
+            raise SystemExit(f"plain eager steps do not run here: {harness.baseline().detail}")
+        graph = prepared.graph
+        plan = plan_for_budget(graph, prepared.costs, int(AIM * share * eager))[0]
+        measurement, traced = (
+            _require_ok(harness.measure(replace(variant, allocator="arena"))) for variant in (plan, Plan.traced(graph))
+        )
+        assert measurement.step_peak_bytes is not None
+        device = this_device("cpu")
+        return MeasuredOverhead(
+            share, eager, measurement.step_peak_bytes, _overhead_percent(measurement), _overhead_percent(traced), len(measurement.step_seconds),
+            f"{device.silicon}, cores: {device.cores}, torch {device.torch}",
+        )  # fmt: skip
+
+
+def _require_ok(measurement: Measurement) -> Measurement:
+    if measurement.outcome is not Outcome.OK:
+        raise SystemExit(f"a plan ended as {measurement.outcome}: {measurement.detail}")
+    return measurement
+
+
+def _overhead_percent(measurement: Measurement) -> float:
+    assert measurement.time_ratio is not None
+    return 100 * (measurement.time_ratio - 1)
+
+
+def build_measured_claim(claim: Claim, overhead: MeasuredOverhead) -> Claim:
+    """Return a published overhead with the measured one, at the same share of the bytes."""
+    conditions = (
+        f"{claim.conditions}; a plan for {overhead.share:.1%} of eager's peak: {overhead.eager_bytes / 2**20:.0f} -> "
+        f"{overhead.peak_bytes / 2**20:.0f} MiB above the process's floor; seconds beside plain eager's in turns, median of "
+        f"{overhead.samples}, on {overhead.device}; the plan lies in an arena, in which the step as traced takes "
+        f"{overhead.traced_percent:+.1f} %"
+    )
+    fits = overhead.peak_bytes <= SLACK * overhead.share * overhead.eager_bytes
+    why = "" if fits else f"at this size no plan of ours goes below {overhead.peak_bytes / overhead.eager_bytes:.1%}"
+    return replace(
+        claim, conditions=conditions, unit="%", ours=Figure(overhead.overhead_percent), tolerance=0.1, sense="at most",
+        transferred=True, why_not=why, kind="measured",
+    )  # fmt: skip
+
+
+def run_parts(
+    folder: Path,
+    text: str | None,
+    simulated: Callable[[], Sequence[Claim]],
+    measure: Callable[[], Sequence[Claim]],
+    draw: Callable[[Sequence[Claim]], None],
+) -> None:
+    """Regenerate the parts of an experiment that the command line names, then draw the picture.
+
+    Claims of a part that is not named stay as they are stored.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="nothing: the picture alone")
+    parts = parser.parse_args().parts
+    stored = read(folder) if (folder / RESULT).exists() else ()
+    rows = simulated() if "simulated" in parts else [claim for claim in stored if claim.kind != "measured"]
+    write(folder, [*rows, *(claim for claim in stored if claim.kind == "measured")])
+    if "measured" in parts:
+        write(folder, [*rows, *measure()])
+    draw([claim for claim in read(folder) if claim.kind == "measured"])

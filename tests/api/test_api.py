@@ -1,0 +1,195 @@
+"""The public functions: their examples run, and what they refuse names the next step."""
+
+import ast
+import doctest
+import importlib.machinery
+import importlib.util
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.errors import ConfigError, StudyInterruptedError
+from autotune.records.config import Config
+from autotune.study.events import Event, Finished
+from autotune.workloads.reference import name_factory
+from autotune.workloads.zoo.resnet import resnet18
+from tests.system.test_cli import FakeHarness, FakeTracker
+
+TINY = """
+import torch
+import autotune
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+def make(width=32, rows=64):
+    layers = [part for _ in range(4) for part in (torch.nn.Linear(width, width), torch.nn.Tanh())]
+    model = torch.nn.Sequential(*layers)
+    return autotune.Workload(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(rows, width))
+"""
+
+FUNCTIONS = [name for name in autotune.__all__ if inspect.isfunction(getattr(autotune, name))]
+
+
+class QuietHarness(FakeHarness):
+    """A fake harness without output."""
+
+    def __init__(self, *workload: object, **options: object) -> None:
+        pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with `tiny.py`; children are fake, their measurements those of the simulator."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autotune.measure.harness.Harness", QuietHarness)
+    monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
+    (tmp_path / "tiny.py").write_text(TINY)
+    return tmp_path
+
+
+def test_the_public_names_are_the_documented_ones():
+    assert set(FUNCTIONS) == {"estimate", "load_plan", "load_run", "plan", "resume", "tune"}
+    for name in autotune.__all__:
+        assert getattr(autotune, name) is not None
+        assert name == "__version__" or (getattr(autotune, name).__doc__ or "").strip(), name
+    assert dir(autotune) == sorted(autotune.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'tunes'; it has AutotuneError, "):
+        _ = autotune.tunes  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.usefixtures("folder")
+def test_the_example_of_a_function_runs(name: str):
+    function = getattr(autotune, name)
+    (example,) = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
+    assert example.examples
+    output: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=output.append)
+    assert not output, "".join(output)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_documents_its_arguments_results_and_errors(name: str):
+    function = getattr(autotune, name)
+    text = inspect.getdoc(function) or ""
+    sections = {section: text.partition(f"\n{section}:\n")[2] for section in ("Args", "Returns", "Raises", "Examples")}
+    assert all(sections.values())
+    for argument in inspect.signature(function).parameters:
+        assert f"    {argument}: " in sections["Args"], argument
+
+
+def test_a_config_a_name_and_a_function_are_the_same_workload(folder: Path):
+    events: list[Event] = []
+    from_config = autotune.tune(
+        Config(workload="tiny.py:make"),
+        budget="90%",
+        trials=4,
+        stores={"ssd": folder},
+        name="a",
+        progress=events.append,
+    )
+    tiny = importlib.util.spec_from_file_location("tiny", "tiny.py")
+    assert tiny is not None
+    assert tiny.loader is not None
+    module = importlib.util.module_from_spec(tiny)
+    tiny.loader.exec_module(module)
+    from_function = autotune.tune(module.make, budget="90%", trials=4, stores={"ssd": folder}, name="b")
+    assert from_config.plan is not None
+    assert from_function.plan is not None
+    assert from_config.plan.workload == from_function.plan.workload
+    assert from_config.time_ratio is not None
+    assert from_config.run_dir == Path("runs/a")
+    assert sum(isinstance(event, Finished) for event in events) == len(from_config.trials)
+
+
+def test_a_function_of_a_package_is_named_by_its_module_and_one_of_a_file_by_its_path():
+    assert name_factory(resnet18) == "autotune.workloads.zoo.resnet:resnet18"
+
+
+def test_what_a_fresh_process_cannot_import_is_refused_with_the_next_step():
+    def inner() -> Any:
+        return None
+
+    shell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def cell(): pass", "<ipython-input-1>", "exec"), shell)
+    cases = ((lambda: None, "a lambda"), (inner, "inside a function"), (shell["cell"], "a notebook"))
+    for factory, reason in cases:
+        with pytest.raises(ConfigError, match=f"{reason}.*put it into a file"):
+            name_factory(factory)
+    with pytest.raises(ConfigError, match="a workload cannot be made from a partial"):
+        autotune.tune(__import__("functools").partial(resnet18, batch=2))
+
+
+def test_a_script_that_tunes_while_a_child_imports_it_is_refused(monkeypatch: pytest.MonkeyPatch):
+    worker = type(sys)("worker")
+    worker.__spec__ = importlib.machinery.ModuleSpec("autotune.measure.worker.main", None)
+    monkeypatch.setitem(sys.modules, "__main__", worker)
+    with pytest.raises(ConfigError, match="put the call under: if __name__ == '__main__':"):
+        autotune.tune("resnet18")
+
+
+@pytest.mark.usefixtures("folder")
+def test_numbers_have_the_unit_of_their_option():
+    file = autotune.plan("tiny.py:make", budget=2**30)
+    assert (file.budget, file.budget_bytes) == (f"{2**30}B", 2**30 - file.floor_bytes)
+
+
+@pytest.mark.usefixtures("folder")
+def test_bytes_of_a_step_are_counted_without_a_child_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("autotune.api.launch.open_harness", None)
+    small, large = (autotune.estimate("tiny.py:make", arguments={"rows": rows}) for rows in (64, 2**20))
+    assert small.ops == large.ops
+    # four results of tanh and the batch
+    assert large.eager_bytes - small.eager_bytes >= 5 * (2**20 - 64) * 32 * 4
+    assert large.lower_bound_bytes <= large.lowest_bytes <= large.traced_bytes
+
+
+def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Interrupted(QuietHarness):
+        def prepare(self) -> Any:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+            return super().prepare()
+
+    monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
+    with pytest.raises(StudyInterruptedError, match="nothing is kept") as raised:
+        autotune.tune("tiny.py:make", name="none")
+    assert raised.value.exit_code == 130
+    assert not (folder / "runs/none").exists()
+
+
+def test_a_run_directory_of_an_earlier_version_is_readable(folder: Path):
+    result = autotune.tune("tiny.py:make", budget="90%", trials=4, name="old")
+    for name in ("confirmed.json", "study.json", "plan.json", "graph.json"):
+        (folder / "runs/old" / name).unlink()
+    run = autotune.load_run("runs/old")
+    assert [trial.number for trial in run.trials] == [trial.number for trial in result.trials]
+    assert run.baseline == result.baseline
+    assert run.plan_path is None
+
+
+def test_importing_a_light_name_imports_no_framework():
+    code = "import sys, autotune; autotune.tune; autotune.load_plan; print(*{'torch', 'optuna', 'mlflow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_the_package_is_typed():
+    assert (Path(autotune.__file__).parent / "py.typed").is_file()
+
+
+def test_the_stub_declares_the_names_that_the_package_exports():
+    stub = ast.parse((Path(autotune.__file__).parent / "__init__.pyi").read_text())
+    imported = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported | {"__version__"} == set(autotune.__all__)

@@ -1,0 +1,262 @@
+"""What a step changes in Python is refused where the next step would read it, and reported once elsewhere."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError
+from autotune.runtime.train_step import TrainStep
+from tests.support.eager import assert_equals_eager, eager_step
+from tests.support.small import make
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+        self.count, self.decayed, self.on = 0, 0.0, False
+        self.log: list[Any] = []
+        self.queue: list[Any] = [torch.zeros(6, 4)]
+        self.table: dict[str, Any] = {}
+        self.state: Tensor | None = None
+        self.register_buffer("mean", torch.zeros(4))
+
+
+# The next step reads it.
+
+
+class CounterInTheLoss(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count += 1
+        return self.head(inputs) * min(1.0, self.count / 4)
+
+
+class CounterInABranch(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count += 1
+        made = self.head(inputs)
+        return made * 2 if self.count > 1000 else made
+
+
+class DecayedNumber(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.decayed = 0.9 * self.decayed + 1
+        return self.head(inputs) * self.decayed
+
+
+class BufferAssigned(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.mean = 0.9 * self.mean + made.mean(0).detach()
+        return made - self.mean
+
+
+class BufferForLater(Base):
+    """Nothing in the step reads the buffer, but evaluation and checkpoints do."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.mean = 0.9 * self.mean + made.mean(0).detach()
+        return made
+
+
+class StateMadeInTheFirstStep(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        if self.state is None:
+            self.state = torch.zeros_like(made)
+        self.state = (0.9 * self.state + made).detach()
+        return made + self.state
+
+
+class AttributeMadeInTheFirstStep(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        if hasattr(self, "ready"):
+            made = made * 2
+        self.ready = 1
+        return made
+
+
+class Flag(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs) * (2 if self.on else 1)
+        self.on = True
+        return made
+
+
+class ListOfTensors(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.log.append(made.detach())
+        return made - torch.stack(self.log).mean(0)
+
+
+class LengthOfAList(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.log.append(1)
+        return self.head(inputs) * len(self.log)
+
+
+class Queue(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        read = made + self.queue[0]
+        self.queue[0] = made.detach()
+        return read
+
+
+class Table(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        before = self.table.get("made")
+        self.table["made"] = made.detach()
+        return made if before is None else made + before
+
+
+READ = {
+    CounterInTheLoss: "count", CounterInABranch: "count", DecayedNumber: "decayed", BufferAssigned: "mean",
+    BufferForLater: "mean", StateMadeInTheFirstStep: "state", AttributeMadeInTheFirstStep: "ready", Flag: "on",
+    ListOfTensors: "log", LengthOfAList: "log", Queue: "queue", Table: "table",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", READ)
+def test_a_side_effect_that_the_next_step_reads_is_refused_with_its_line(model: Any):
+    workload = make(model)
+    before = {name: repr(value) for name, value in vars(workload.model).items()}
+    with pytest.raises(CaptureError) as caught:
+        capture(workload)
+    said = str(caught.value)
+    lines = Path(__file__).read_text().splitlines()
+    assert said.startswith(f"model.{READ[model]} is changed in the step at ")
+    assert any(f"test_side_effects.py:{number} ({text.strip()})" in said for number, text in enumerate(lines, 1))
+    assert "\n" not in said
+    assert {name: repr(value) for name, value in vars(workload.model).items()} == before
+
+
+def test_the_refusal_of_a_buffer_names_the_spelling_that_works():
+    with pytest.raises(CaptureError, match=r"change it in place: model\.mean\.copy_\(\.\.\.\)"):
+        capture(make(BufferAssigned))
+    with pytest.raises(CaptureError, match=r"as in model\.count\.add_\(1\), or pass it in the batch as a tensor"):
+        capture(make(CounterInTheLoss))
+
+
+class ProblemType(Base):
+    """As classifiers of `transformers`, which find out their kind of problem in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = ""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.kind:
+            self.kind = "single_label"
+        made = self.head(inputs)
+        return made if self.kind == "single_label" else made.sigmoid()
+
+
+def test_what_the_first_step_settles_is_refused_with_the_assignment_that_settles_it():
+    with pytest.raises(CaptureError, match=r"assign it before the first step, model\.kind = 'single_label'$"):
+        capture(make(ProblemType))
+    workload, other = make(ProblemType), make(ProblemType)
+    workload.model.kind = "single_label"
+    assert_equals_eager(workload, other)
+
+
+class BufferInPlace(Base):
+    """The spelling that the refusals name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.steps.add_(1)
+        self.mean.copy_(0.9 * self.mean + made.mean(0).detach())
+        return (made - self.mean) * torch.clamp(self.steps / 4, max=1.0)
+
+
+def test_the_spelling_that_works_equals_eager_step_after_step():
+    assert_equals_eager(make(BufferInPlace), make(BufferInPlace), steps=6)
+
+
+# Nobody in the step reads it.
+
+
+class Counter(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count += 1
+        return self.head(inputs)
+
+
+class Average(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.decayed = 0.9 * self.decayed + 1
+        return self.head(inputs)
+
+
+class LastOutput(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.last = self.head(inputs)
+        return self.last * 2
+
+
+class LogOfTensors(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.log.append(made.detach())
+        return made
+
+
+class LogOfNumbers(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.log.append(3)
+        return self.head(inputs)
+
+
+UNREAD = {Counter: "count", Average: "decayed", LastOutput: "last", LogOfTensors: "log", LogOfNumbers: "log"}
+
+
+@pytest.mark.parametrize("model", UNREAD)
+def test_a_side_effect_that_nobody_reads_warns_once_and_changes_no_result(model: Any):
+    workload, other = make(model), make(model)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
+        for _ in range(3):
+            assert torch.equal(step(workload.batch), eager_step(other)[0])
+    said = [str(one.message) for one in seen]
+    assert len(said) == 1
+    assert said[0].startswith(f"model.{UNREAD[model]} changes in the step at ")
+    assert said[0].endswith("a captured step does not repeat that change, so do it between steps if anything reads it")
+
+
+def test_an_eager_evaluation_that_counts_on_is_no_reason_to_capture_again():
+    workload = make(Counter)
+    with pytest.warns(UserWarning, match="does not repeat that"):
+        step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, other_shapes="error")
+    for _ in range(3):
+        workload.model(workload.batch[0])
+        step(workload.batch)
+    assert workload.model.count == 3
+
+
+class FilledAndCleared(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.log.append(self.head(inputs))
+        made = self.log[-1] * 2
+        self.log.clear()
+        return made
+
+
+def test_a_list_that_every_step_leaves_as_it_was_is_no_side_effect():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_equals_eager(make(FilledAndCleared), make(FilledAndCleared))

@@ -1,0 +1,123 @@
+"""A step that writes to parts of tensors is eager's step, and its bytes are those that its kernels allocate."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError
+from autotune.ir.costs import Costs
+from autotune.planners import make_plan
+from autotune.runtime.op_profiler import profile, read_allocations
+from tests.support.eager import assert_equals_eager
+from tests.support.kernel_models import square_loss
+from tests.support.small import make, normalized
+from tests.support.value_bytes import too_small
+
+
+class Writes(nn.Module):
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.conv, self.write = nn.Conv2d(3, 16, 3, padding=1), write
+
+    def forward(self, data: Tensor) -> Tensor:
+        made = self.conv(data) * 1.0
+        self.write(made)
+        return made
+
+
+def scale(made: Tensor) -> None:
+    made[:, :8] = made[:, :8] * 0.3
+
+
+def fill(made: Tensor) -> None:
+    made[0, 2:4] = 1.0
+
+
+def multiply(made: Tensor) -> None:
+    made[:, 11] *= 2
+
+
+def diagonal(made: Tensor) -> None:
+    made.diagonal(0, 2, 3).copy_(made[:, :, :, 0] * 2)
+
+
+def strided(made: Tensor) -> None:
+    made[:, ::2, 1:, :3] = made[:, :8, :-1, 1:4] + 1
+
+
+WRITES = [scale, fill, multiply, diagonal, strided]
+SHAPE = (1, 3, 8, 8)
+
+
+def of(write):
+    return make(lambda: Writes(write), SHAPE, loss_fn=square_loss)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_no_value_is_smaller_than_the_storage_of_its_kernel(write):
+    assert too_small(capture(of(write))) == []
+
+
+@pytest.mark.parametrize("planner", ["keep", "greedy"])
+@pytest.mark.parametrize("write", WRITES)
+def test_parts_that_are_written_to_end_at_eagers_bits_under_plans(write, planner: str):
+    workload = of(write)
+    graph = capture(workload).graph
+    plan = make_plan(graph, {"recompute": {"planner": planner}}, 0, Costs.unit(graph))
+    assert_equals_eager(workload, of(write), plan, steps=3)
+
+
+def test_a_part_is_written_in_the_buffer_of_a_tensor_that_nothing_reads_later():
+    graph = capture(of(scale)).graph
+    (write,) = [op for op in graph.ops if "write_part" in op.target and op.phase == "forward"]
+    assert write.inplace
+
+
+def mixed_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(batch[0]).float(), batch[1])
+
+
+def test_mixed_precision_with_batch_norm_is_profiled_and_equals_eager():
+    one, other = (make(normalized, (2, 3, 8, 8), loss_fn=mixed_loss) for _ in range(2))
+    program = capture(one)
+    assert too_small(program) == []
+    profile(program)
+    assert_equals_eager(one, other, steps=3)
+
+
+def test_an_op_that_cannot_run_on_synthetic_tensors_is_named_and_estimated():
+    def unlikely(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        torch._assert_async((batch[0] > 5).any(), "unlikely")
+        return model(batch[0]).square().mean()
+
+    program = capture(make(normalized, (2, 3, 8, 8), loss_fn=unlikely))
+    original = program.graph.ops[0]
+
+    def broken(*arguments):
+        raise ArithmeticError("no such kernel")
+
+    object.__setattr__(program.calls[0], "target", broken)
+    with pytest.warns(UserWarning, match=rf"{original.name}.*no such kernel"):
+        costs = profile(program)
+    assert costs.seconds[0] > 0
+
+
+def test_a_foreign_exception_while_the_trace_is_read_names_the_op(monkeypatch):
+    def fail(*arguments):
+        raise KeyError("val")
+
+    monkeypatch.setattr("autotune.capture.joint_graph.JointTrace._add_op", fail)
+    with pytest.raises(CaptureError, match=r"Writes.*conv.*KeyError"):
+        capture(of(scale))
+
+
+def test_the_bytes_of_the_copy_behind_a_part_are_allocated_once():
+    program = capture(of(scale))
+    (index,) = [op.id for op in program.graph.ops if "write_part" in op.target and op.phase == "forward"]
+    call, base, part = program.calls[index], torch.ones(1, 16, 8, 8), torch.zeros(1, 8, 8, 8)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
+        call.target(base, part, call.args[2])
+    assert sum(nbytes for _, nbytes in read_allocations(recorded)[1] if nbytes > 0) == base.nbytes

@@ -1,0 +1,59 @@
+import dataclasses
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from autotune.cli.doctor import software
+from autotune.cli.doctor.software import TorchInfo
+
+QUIET = TorchInfo("2.13.0+cpu", "", 0, "", (1.0,) * 20)
+
+
+@pytest.mark.parametrize(("version", "status"), [("2.10.1", "bad"), ("2.11.0", "ok"), ("2.14.0a0+git", "bad")])
+def test_only_versions_of_torch_that_are_tried_are_ok(version: str, status: str) -> None:
+    assert software.check_torch(dataclasses.replace(QUIET, version=version, cuda="13.0")).status == status
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(software, "usable_cores", lambda: 4)
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval: SimpleNamespace(steal=0.0))
+
+
+@pytest.mark.usefixtures("idle")
+def test_work_that_varies_on_an_idle_machine_is_noise() -> None:
+    assert software.check_noise(QUIET).status == "ok"
+    assert "varies by 0.0 %" in software.check_noise(QUIET).detail
+    one_in_five_slow = dataclasses.replace(QUIET, noise_seconds=(1.0, 1.0, 1.0, 1.0, 1.5) * 4)
+    found = software.check_noise(one_in_five_slow)
+    assert (found.status, "varies by 50.0 %" in found.detail) == ("warn", True)
+    assert found.fix
+
+
+@pytest.mark.parametrize(("load", "stolen", "status"), [(1.9, 0, "ok"), (2.1, 0, "warn"), (0.1, 6, "warn")])
+@pytest.mark.usefixtures("idle")
+def test_load_of_others_and_stolen_time_are_noise_too(
+    load: float, stolen: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda interval: SimpleNamespace(steal=stolen))
+    assert software.check_noise(QUIET).status == status
+
+
+@pytest.mark.usefixtures("idle")
+def test_beside_other_work_spinning_threads_are_named_unless_they_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 0, 0))
+    assert "OMP_WAIT_POLICY=PASSIVE" in software.check_noise(QUIET).fix
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert "OMP_WAIT_POLICY" not in software.check_noise(QUIET).fix
+
+
+def test_without_a_compiler_the_cure_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert software.check_compiler().status == "warn"
+    assert "g++" in software.check_compiler().fix
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert (software.check_compiler().status, software.check_compiler().detail) == ("ok", "/usr/bin/g++")

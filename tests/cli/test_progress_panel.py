@@ -1,0 +1,67 @@
+"""What is shown of a study while it goes on."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autotune.cli import progress_panel
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.predict.simulate import simulate
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.events import Finished, Measuring, PhaseStarted, Resolved, StudyPhase
+from autotune.testing.graphs import training_chain
+
+GRAPH = training_chain(4, nbytes=2**20)
+PLAN = Plan.traced(GRAPH)
+EXPECTED = simulate(GRAPH, lower(GRAPH, PLAN), Costs.unit(GRAPH))
+RUNNING = Trial(1, TrialKind.SMALLEST, "net", GRAPH.digest, {}, plan=PLAN, estimate=EXPECTED)
+SEEN = Measurement(Outcome.OK, peak_bytes=2**23, charged_bytes=2**23, floor_bytes=2**22)
+EVENTS = [
+    PhaseStarted(StudyPhase.SMALLEST),
+    Measuring(RUNNING),
+    Finished(replace(RUNNING, measurement=SEEN), 1.25, leads=True, resumed=False),
+]
+CONFIG = Config(workload="resnet18")
+
+
+def test_elsewhere_than_on_a_terminal_a_plan_has_a_line_before_it_runs_and_one_after(
+    capsys: pytest.CaptureFixture[str],
+):
+    with progress_panel.show_progress(CONFIG) as progress:
+        for event in EVENTS:
+            progress(event)
+    phase, before, after = capsys.readouterr().err.splitlines()
+    assert phase.endswith("] smallest plan")
+    assert before.endswith(f"trial 1  smallest  measuring a plan of ~{EXPECTED.peak_bytes / 2**20:.1f} MiB")
+    assert after.endswith("trial 1  smallest  4.0 MiB  1.250x  ok  best so far")
+
+
+def test_a_terminal_shows_what_runs_until_it_has_run():
+    state = progress_panel._StudyState(CONFIG)
+    shown = []
+    for event in EVENTS:
+        state.update(event)
+        console = Console(width=120)
+        with console.capture() as captured:
+            console.print(state.render())
+        shown.append("now    trial 1  smallest  measuring" in captured.get())
+    assert shown == [False, True, False]
+
+
+@pytest.mark.parametrize("ratio", [1.2, 3.0, None])
+def test_a_profile_of_a_busy_machine_is_told_with_what_to_do(ratio: float | None, capsys: pytest.CaptureFixture[str]):
+    event = Resolved(2**30, 2**28, ratio)
+    with progress_panel.show_progress(CONFIG) as progress:
+        progress(event)
+    warned = "warning: the profiled ops together take 3.0 times the eager step" in capsys.readouterr().err
+    state = progress_panel._StudyState(CONFIG)
+    state.update(event)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(state.render())
+    assert warned == ("under another --name" in " ".join(captured.get().split())) == (ratio == 3.0)

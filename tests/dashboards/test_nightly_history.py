@@ -1,0 +1,26 @@
+from pathlib import Path
+
+from dashboards.nightly_history import HEAD, history_rows, latest_nights, list_regressions, load_history, night_points
+from tests.dashboards import sample_runs
+
+
+def test_regressions_are_told_with_their_causes_the_last_first(tmp_path: Path) -> None:
+    histories = {"chain": load_history(sample_runs.nights(tmp_path)), "none": []}
+    (red,) = list_regressions(histories)
+    assert (red.night, red.causes) == ("n4", ("environment",))
+    assert latest_nights(histories) == [red]
+
+
+def test_rows_have_every_column_the_last_night_first(tmp_path: Path) -> None:
+    table = history_rows(load_history(sample_runs.nights(tmp_path)))
+    assert [row[0] for row in table] == ["n4", "n3", "n2", "n1", "n0"]
+    first = dict(zip(HEAD, table[0], strict=True))
+    assert first["verdict"] == "regression"
+    assert first["cause"] == "environment"
+    assert first["vs. record"] == "+25.0 % [+20.0 %, +30.0 %]"
+
+
+def test_a_night_is_drawn_at_the_median_of_its_turns(tmp_path: Path) -> None:
+    points = night_points({"chain": load_history(sample_runs.nights(tmp_path))})
+    assert [point.ratio for point in points] == [0.96] * 4 + [1.2]
+    assert points[0].charged_mib == 800_000 / 2**20

@@ -1,0 +1,86 @@
+"""A captured step is compared with eager relative to eager's own rounding error.
+
+One case runs in processes of their own. The others ask the same questions in this process: to start four processes with
+torch and its tracer for each takes twenty times as long.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import NumericsError
+from autotune.ir.plan import Plan
+from autotune.measure.harness import Harness
+from autotune.measure.spec import Spec
+from autotune.records.measurement import Outcome
+from autotune.workloads.reference import WorkloadRef
+from tests.workloads.zoo.tiny import TINY
+
+SEEDED = str(Path(__file__).with_name("seeded.py"))
+SLOW = pytest.mark.slow
+
+
+def harness(tmp_path: Path, reference: str, arguments: dict[str, object]) -> Harness:
+    return Harness(Spec(WorkloadRef(reference, arguments), tmp_path / "logs", samples=2))
+
+
+def refuse(tmp_path: Path, factory: str, parameter: str, loss_scale: float) -> None:
+    wrong = {"factory": factory, "parameter": parameter, "loss_scale": loss_scale}
+    with (
+        harness(tmp_path, f"{SEEDED}:scaled", wrong) as runner,
+        pytest.raises(NumericsError, match=rf"step 0\.gradient {parameter} is off by \d+ of its bound"),
+    ):
+        runner.prepare()
+
+
+@SLOW
+def test_a_gradient_off_by_a_thousandth_is_refused_by_processes_of_their_own(tmp_path: Path) -> None:
+    refuse(tmp_path, "mlp", "3.weight", 1e-6)
+
+
+@pytest.mark.usefixtures("children_in_process")
+@pytest.mark.parametrize(
+    ("factory", "parameter", "loss_scale"),
+    [
+        ("mlp", "3.weight", 1e-6),
+        pytest.param("mlp", "3.weight", 1.0, marks=SLOW),
+        pytest.param("mlp", "0.bias", 1e6, marks=SLOW),
+        pytest.param("gpt2", "transformer.h.0.mlp.c_fc.weight", 1e-6, marks=SLOW),
+        pytest.param("gpt2", "transformer.h.0.attn.c_attn.weight", 1.0, marks=SLOW),
+        pytest.param("gpt2", "transformer.h.0.mlp.c_fc.weight", 1e6, marks=SLOW),
+    ],
+)
+def test_a_gradient_off_by_a_thousandth_is_refused_at_any_scale_of_the_loss(
+    tmp_path: Path, factory: str, parameter: str, loss_scale: float
+) -> None:
+    refuse(tmp_path, factory, parameter, loss_scale)
+
+
+@pytest.mark.usefixtures("children_in_process")
+@pytest.mark.parametrize(
+    ("reference", "arguments", "against"),
+    [
+        pytest.param("segformer", TINY["segformer"], "float64", id="segformer", marks=SLOW),
+        # other masks are drawn in float64, which is another computation then
+        pytest.param("segformer", {**TINY["segformer"], "dropout": 0.1}, "eager", id="dropout", marks=SLOW),
+        pytest.param(f"{SEEDED}:language_model", {"name": "Llama"}, "float64", id="llama", marks=SLOW),
+        pytest.param(f"{SEEDED}:language_model", {"name": "Qwen2"}, "float64", id="qwen2", marks=SLOW),
+        pytest.param(f"{SEEDED}:language_model", {"name": "Gemma"}, "float64", id="gemma", marks=SLOW),
+        pytest.param(f"{SEEDED}:transposed_volumes", {}, "float64", id="conv3d_transpose", marks=SLOW),
+        pytest.param(f"{SEEDED}:scaled_up", {}, "float64", id="bilinear", marks=SLOW),
+    ],
+)
+def test_rounding_is_admitted_and_plans_agree_with_the_captured_step_bit_for_bit(
+    tmp_path: Path, reference: str, arguments: dict[str, object], against: str
+) -> None:
+    with harness(tmp_path, reference, arguments) as runner:
+        prepared = runner.prepare()
+        seen = runner.measure(Plan.traced(prepared.graph))
+    assert prepared.capture_error is not None
+    assert (seen.outcome, seen.max_error, seen.verified) == (Outcome.OK, 0.0, prepared.verified)
+    if prepared.capture_error == 0.0:  # the kernels may agree on this machine
+        assert prepared.verified == "bit-equal to eager"
+    else:
+        assert 0.0 < prepared.capture_error <= 1.0
+        assert f"relative gate against {against}" in prepared.verified
+        assert f"worst {prepared.capture_error:.2g} of the bound" in prepared.verified

@@ -1,0 +1,154 @@
+"""A limit lets a process have what it says and no more, and a failure for want of memory is told from a fault."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.errors import StoreError
+from autotune.measure.limits import (
+    classify_error,
+    limit_cgroup,
+    limit_data,
+    limit_fraction,
+    oom_kills,
+    reports_no_memory,
+)
+from autotune.measure.meters.cgroup import Cgroup, OwnCgroup
+from autotune.records.measurement import Outcome
+
+MIB = 2**20
+
+
+def cgroups_are_writable() -> bool:
+    try:
+        OwnCgroup(f"{os.getpid()}-probe").remove()
+    except OSError:
+        return False
+    return True
+
+
+needs_cgroup = pytest.mark.skipif(not cgroups_are_writable(), reason="no writable memory cgroup")
+
+TAKE = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+
+
+def take(cgroup: Cgroup, nbytes: int) -> int:
+    """Exit code of a process that fills so many bytes in the cgroup."""
+    script = f"bytearray({nbytes})"
+    return subprocess.run(
+        ["/bin/sh", "-c", TAKE, str(cgroup.path), sys.executable, "-c", script], check=False
+    ).returncode
+
+
+@needs_cgroup
+def test_a_cgroup_kills_what_needs_more_and_counts_it() -> None:
+    own = OwnCgroup(f"{os.getpid()}-limit")
+    try:
+        limit_cgroup(own.cgroup, 100 * MIB)
+        assert take(own.cgroup, 40 * MIB) == 0
+        assert oom_kills(own.cgroup) == 0
+        assert take(own.cgroup, 140 * MIB) == -signal.SIGKILL
+        assert oom_kills(own.cgroup) == 1
+    finally:
+        own.remove()
+
+
+def test_v2_gets_no_swap_either(tmp_path: Path) -> None:
+    for name in ("memory.max", "memory.swap.max"):
+        (tmp_path / name).write_text("max")
+    limit_cgroup(Cgroup(tmp_path, 2), 7 * MIB)
+    assert (tmp_path / "memory.max").read_text() == str(7 * MIB)
+    assert (tmp_path / "memory.swap.max").read_text() == "0"
+
+
+def test_v1_without_swap_accounting_is_limited_all_the_same(tmp_path: Path) -> None:
+    limit_cgroup(Cgroup(tmp_path, 1), 7 * MIB)
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.limit_in_bytes"]
+
+
+def test_the_stores_bytes_are_taken_off_what_the_process_may_still_have(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("VmData:\t 51200 kB\n")
+    asked = []
+    process, stores = 200 * MIB, 30 * MIB
+    limit_data(300 * MIB, process + stores, tmp_path, lambda *arguments: asked.append(arguments))
+    assert asked == [(resource.RLIMIT_DATA, (50 * MIB + 70 * MIB,) * 2)]
+
+
+def test_a_process_gets_what_is_left_and_then_a_memory_error() -> None:
+    script = (
+        "import psutil\n"
+        "from autotune.measure.limits import limit_data\n"
+        "now = psutil.Process().memory_info().rss\n"
+        "limit_data(now + (100 << 20), now)\n"
+        "kept = bytearray(80 << 20)\n"
+        "try: bytearray(40 << 20)\n"
+        "except MemoryError: print('refused')\n"
+    )
+    seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert seen.stdout == "refused\n"
+
+
+def test_the_fraction_is_of_what_the_context_leaves() -> None:
+    asked = []
+    cuda = SimpleNamespace(
+        current_device=lambda: 0,
+        get_device_properties=lambda _: SimpleNamespace(total_memory=1000 * MIB),
+        set_per_process_memory_fraction=asked.append,
+    )
+    limit_fraction(600 * MIB, 100 * MIB, cuda)
+    limit_fraction(50 * MIB, 100 * MIB, cuda)
+    limit_fraction(5000 * MIB, 100 * MIB, cuda)
+    assert asked == [0.5, 0.0, 1.0]
+
+
+def test_kills_are_counted_on_the_machine_where_there_is_no_cgroup(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 5\noom_kill 3\n")
+    assert oom_kills(None, tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("memory.oom_control", "under_oom 0\noom_kill 4\n"), ("memory.events", "oom 9\noom_kill 4\n")]
+)
+def test_kills_are_read_in_both_versions(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert oom_kills(Cgroup(tmp_path, 1 if "control" in name else 2)) == 4
+
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (MemoryError(), Outcome.OUT_OF_MEMORY),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
+            Outcome.OUT_OF_MEMORY,
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), Outcome.OUT_OF_MEMORY),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.OUT_OF_MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
+        (chained(StoreError("ssd store: full"), OSError(errno.ENOSPC, "No space left")), Outcome.DISK_FULL),
+        (chained(RuntimeError("the user's own"), MemoryError()), Outcome.OUT_OF_MEMORY),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Outcome.CRASHED),
+        (OSError(errno.EACCES, "Permission denied"), Outcome.CRASHED),
+    ],
+)
+def test_an_error_is_the_outcome_that_it_says(error: Exception, outcome: Outcome) -> None:
+    assert classify_error(error) is outcome
+
+
+def test_a_c_librarys_last_words_tell_too() -> None:
+    assert reports_no_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    assert not reports_no_memory("Segmentation fault")

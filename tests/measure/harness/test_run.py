@@ -1,0 +1,353 @@
+"""Plans run for real, in processes that crash, hang, are killed and lie; and the harness goes on."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.errors import ConfigError, PlanError
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.child import Child
+from autotune.measure.children import ChildRole
+from autotune.measure.harness import Harness
+from autotune.measure.messages import BatchSize, BatchSizeRequest, ChildError, Expects, StopTiming, TimeBlock
+from autotune.measure.meters.cgroup import remove_stale
+from autotune.measure.spec import Spec
+from autotune.measure.worker.bench import Bench
+from autotune.planners import make_plan
+from autotune.planners.knobs import Settings
+from autotune.predict.simulate import simulate
+from autotune.records.measurement import Outcome
+from autotune.workloads.reference import WorkloadRef
+from tests.measure.harness.test_limit import needs_cgroup
+
+WORKLOADS = str(Path(__file__).with_name("workloads.py"))
+MIB = 2**20
+SPARING: Settings = {
+    "update": {"planner": "with_gradient"}, "recompute": {"planner": "segments"}, "allocator": {"planner": "arena"},
+}  # fmt: skip
+
+
+def harness(tmp_path: Path, factory: str, arguments: dict[str, object] | None = None, **options: object) -> Harness:
+    workload = WorkloadRef(f"{WORKLOADS}:{factory}", arguments or {})
+    return Harness(Spec(workload, tmp_path / "logs", samples=2, **options))
+
+
+@pytest.fixture(scope="module")
+def tripping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness, Path]]:
+    """A harness whose next step does what is written to the file."""
+    folder = tmp_path_factory.mktemp("tripping")
+    with harness(folder, "switched", {"switch": str(folder / "switch")}) as runner:
+        runner.prepare()
+        yield runner, folder / "switch"
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome", "said"),
+    [
+        ("raise", Outcome.CRASHED, "ValueError: the loss went through the roof"),
+        ("kill", Outcome.CRASHED, "killed by SIGKILL"),
+        pytest.param("abort", Outcome.CRASHED, "killed by SIGABRT: .*terminate called without", marks=pytest.mark.slow),
+        ("fill memory", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
+        pytest.param("fill disk", Outcome.DISK_FULL, "No space left", marks=pytest.mark.slow),
+        ("hang", Outcome.TIMEOUT, "no answer within 3 s"),
+        ("wrong", Outcome.WRONG_RESULT, "is off by"),
+    ],
+)
+def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
+    tripping: tuple[Harness, Path], word: str, outcome: Outcome, said: str
+) -> None:
+    runner, switch = tripping
+    plan = Plan.traced(runner.prepare().graph)
+    if word == "hang":
+        assert runner.measure(plan).outcome is Outcome.OK  # so that no process has yet to start within the limit
+        runner._children.time_limit_seconds = 3.0
+    switch.write_text(word)
+    try:
+        seen = runner.measure(plan)
+    finally:
+        runner._children.time_limit_seconds = 300.0
+    assert seen.outcome is outcome
+    assert re.search(said, seen.detail, re.DOTALL)
+    assert runner.measure(plan).outcome is Outcome.OK
+
+
+@pytest.mark.usefixtures("children_in_process")
+def test_a_plan_in_channels_last_is_compared_with_eager_in_channels_last(tmp_path: Path) -> None:
+    own = Bench(Spec(WorkloadRef(f"{WORKLOADS}:convolutions"), tmp_path, scratch=tmp_path))
+    with harness(tmp_path, "convolutions", memory_format="channels_last") as last:
+        graph = last.survey().graph
+        assert graph.digest != own._program.graph.digest
+        plan = make_plan(graph, SPARING, 0, last.survey().costs)
+        for one in (plan, replace(plan, memory_format="channels_last")):
+            seen = last.measure(one)
+            assert (seen.outcome, seen.max_error, last.prepare().capture_error) == (Outcome.OK, 0.0, 0.0)
+            assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
+    with pytest.raises(PlanError, match="the plan is in channels_last, the workload in its own format"):
+        own.check_plan(replace(plan, memory_format="channels_last"), None, 0.0)
+
+
+@pytest.mark.usefixtures("children_in_process")
+def test_a_model_that_leaves_no_choice_of_a_format_is_refused(tmp_path: Path) -> None:
+    with (
+        harness(tmp_path, "convolutions", {"flat": True}, memory_format="channels_last") as runner,
+        pytest.raises(ConfigError, match="leaves no choice of a memory format"),
+    ):
+        runner.survey()
+
+
+def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Path) -> None:
+    with harness(tmp_path, "wide") as runner:
+        prepared, baseline = runner.prepare(), runner.baseline()
+        plan = Plan.traced(prepared.graph)
+        seen = runner.measure(plan)
+        predicted = simulate(prepared.graph, lower(prepared.graph, plan), prepared.costs)
+    assert (prepared.baseline_fits, prepared.capture_error, seen.max_error) == (True, 0.0, 0.0)
+    assert seen.outcome is Outcome.OK
+    assert seen.step_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.01)
+    assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
+    assert baseline.step_peak_bytes is not None
+    assert baseline.step_peak_bytes > 8 * 8 * MIB
+
+
+def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "autotune.py").write_text("raise SystemExit(9)\n")
+    (tmp_path / "nets.py").write_text(Path(WORKLOADS).read_text())
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "work.py").write_text("from nets import wide\n")
+    monkeypatch.chdir(tmp_path)
+    child = Child.start(Spec(WorkloadRef("train/work.py:wide"), tmp_path, scratch=tmp_path), tmp_path / "log")
+    try:
+        assert child.ask(BatchSizeRequest(), 60.0) == BatchSize(1 << 17)
+    finally:
+        child.end()
+
+
+@pytest.mark.slow
+def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step_on(tmp_path: Path) -> None:
+    small = {"batch": 768, "depth": 400}  # tensors of 48 KiB, which malloc puts into a heap with holes
+    with harness(tmp_path, "wide", small) as runner:
+        prepared = runner.prepare()
+        plan = replace(Plan.traced(prepared.graph), allocator="arena")
+        seen = runner.measure(plan)
+        predicted = simulate(prepared.graph, lower(prepared.graph, plan), prepared.costs).peak_bytes
+    assert seen.step_peak_bytes == pytest.approx(predicted, abs=MIB / 2)  # Python's own is a third of a MiB
+    assert seen.step_charged_bytes == pytest.approx(predicted, abs=MIB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "arguments", "update"),
+    [
+        (f"{WORKLOADS}:wide", {"batch": 1024, "width": 1024}, "with_gradient"),
+        ("resnet18", {"batch": 10, "size": 160}, "at_end"),
+    ],
+    ids=["wide", "resnet18"],
+)
+def test_weights_leave_for_the_store_and_come_back_under_the_harness(
+    tmp_path: Path, reference: str, arguments: dict[str, int], update: str
+) -> None:
+    offload = {"planner": "window", "store": "ssd", "window": 1, "share": 1.0, "what": "all"}
+    workload = WorkloadRef(reference, arguments)
+    with Harness(Spec(workload, tmp_path / "logs", samples=2, stores={"ssd": tmp_path})) as runner:
+        prepared = runner.prepare()
+        graph = prepared.graph
+        planners = {"offload": offload, "update": {"planner": update}, "allocator": {"planner": "arena"}}
+        plan = make_plan(graph, planners, 0, prepared.costs)
+        predicted = simulate(graph, lower(graph, plan), prepared.costs)
+        # what a step leaves with malloc is there every time; what other work does to the page cache is not
+        for _ in range(3):
+            seen = runner.measure(plan)
+            if not seen.step_charged_bytes or seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB:
+                break
+    assert {swap.value for swap in plan.offload} & set(graph.static)
+    assert (seen.outcome, seen.max_error) == (Outcome.OK, 0.0)
+    assert seen.transfer_bytes == predicted.transfer_bytes
+    # a weight on its way back has memory that is not filled yet
+    assert 0.97 * predicted.peak_bytes < seen.step_peak_bytes < predicted.peak_bytes + MIB
+    # what they leave must not stay with malloc, nor with the arena what these need again
+    assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB
+
+
+def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:
+    runner, switch = tripping
+    switch.write_text("kill")
+    assert runner.measure(Plan.traced(runner.prepare().graph)).outcome is Outcome.CRASHED
+    living = {f"initial-{child.pid}" for child in runner._children.living.values()}
+    assert {copy.name for copy in runner._children.scratch.glob("initial-*")} <= living
+
+
+def kill_at_its_turn(monkeypatch: pytest.MonkeyPatch, runner: Harness, role: ChildRole, turn: int) -> None:
+    """End the process with this role just before it is asked for its block of this number."""
+    ask, turns = runner._children.ask, itertools.count(1)
+
+    def killing(asked: ChildRole, request: Expects[object], **options: object) -> object:
+        if asked == role and isinstance(request, TimeBlock) and next(turns) == turn:
+            os.kill(runner._children.living[role].pid, signal.SIGKILL)
+            runner._children.living[role]._process.wait()
+        return ask(asked, request, **options)
+
+    monkeypatch.setattr(runner._children, "ask", killing)
+
+
+def test_a_process_that_dies_while_the_other_has_its_turn_says_why(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    kill_at_its_turn(monkeypatch, runner, ChildRole.PLAN_SECONDS, 1)
+    seen = runner.measure(Plan.traced(runner.prepare().graph))
+    assert (seen.outcome, seen.detail.partition(":")[0]) == (Outcome.CRASHED, "killed by SIGKILL")
+
+
+def test_what_an_earlier_session_left_in_the_log_explains_no_death_of_this_one(tmp_path: Path) -> None:
+    log = tmp_path / "seconds-1.log"
+    log.write_text("DefaultCPUAllocator: can't allocate memory\n")
+    child = Child.start(Spec(WorkloadRef("zoo"), tmp_path), log)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildError) as caught:
+        child.ask(StopTiming(), 60.0)
+    assert (caught.value.outcome, caught.value.detail) == (Outcome.CRASHED, "killed by SIGKILL")
+    assert log.read_text() == "DefaultCPUAllocator: can't allocate memory\n"
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_plan_that_loses_plain_eager_beside_it_is_told_as_a_ratio_to_the_baseline(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    runner, _ = tripping
+    alone = runner.baseline().baseline_seconds
+    monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=4))
+    kill_at_its_turn(monkeypatch, runner, ChildRole.EAGER_SECONDS, turn)
+    seen = runner.measure(Plan.traced(runner.prepare().graph))
+    assert (seen.outcome, seen.baseline_seconds) == (Outcome.OK, alone)
+    assert len(seen.step_seconds) == len(alone) < 4  # a turn of one without one of the other's would be no ratio
+    assert seen.detail.startswith("plain eager ended beside it (killed by SIGKILL")
+
+
+def test_a_plan_that_cannot_beat_what_it_has_to_is_given_up_after_four_steps(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    plan = replace(Plan.traced(runner.prepare().graph), allocator="arena")
+    monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=8))
+    seen = runner.measure(plan, beat=1e-6)
+    assert (seen.outcome, len(seen.step_seconds), len(seen.baseline_seconds)) == (Outcome.STOPPED_EARLY, 4, 4)
+    assert seen.detail == "none of 4 steps took less than 0.000 of eager's time: no more were timed"
+    assert seen.charged_bytes is not None
+    whole = runner.measure(plan, beat=1e6)
+    assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 8)
+
+
+def test_over_the_budget_is_an_outcome_with_all_numbers(tripping: tuple[Harness, Path]) -> None:
+    runner, _ = tripping
+    seen = runner.measure(
+        Plan.traced(runner.prepare().graph), budget_bytes=-(2**30)
+    )  # two processes differ by some MiB
+    assert seen.outcome is Outcome.OVER_BUDGET
+    assert seen.charged_bytes is not None
+    assert seen.step_seconds
+
+
+def test_a_plan_of_another_graph_is_refused(tripping: tuple[Harness, Path]) -> None:
+    runner, _ = tripping
+    with pytest.raises(PlanError, match="another graph"):
+        runner.measure(Plan((999,)))
+
+
+def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a coordinator's thread count is not its children's
+    with (
+        harness(tmp_path, "tells_threads") as runner,
+        pytest.raises(ConfigError, match="OMP_NUM_THREADS is None") as caught,
+    ):
+        runner.prepare()
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["eager-1.log"]
+
+
+LIMIT = 580 * MIB
+TALL = {"depth": 48}  # 8 MiB a layer: eager needs 420 MiB beside the interpreter's
+
+
+@pytest.mark.slow
+@needs_cgroup
+def test_where_eager_does_not_fit_a_plan_still_does_and_is_checked_on_a_smaller_batch(tmp_path: Path) -> None:
+    with harness(tmp_path, "wide", TALL, limit_bytes=LIMIT) as runner:
+        prepared, baseline = runner.prepare(), runner.baseline()
+        plan = make_plan(prepared.graph, SPARING, 0, prepared.costs)
+        traced, seen = runner.measure(Plan.traced(prepared.graph)), runner.measure(plan)
+    assert baseline.outcome is traced.outcome is Outcome.OUT_OF_MEMORY
+    assert (prepared.baseline_fits, prepared.capture_error) == (False, 0.0)
+    assert re.fullmatch(r"bit-equal to eager; compared at batch \d+", seen.verified)
+    assert seen.outcome is Outcome.OK
+    assert (seen.max_error, seen.limit, seen.time_ratio) == (0.0, "cgroup", None)
+    assert "batch" in seen.detail
+    assert seen.charged_bytes is not None
+    assert seen.charged_bytes <= LIMIT
+
+
+@pytest.mark.slow
+@needs_cgroup
+def test_a_plan_that_nobody_could_check_says_so(tmp_path: Path) -> None:
+    with harness(tmp_path, "fixed", limit_bytes=LIMIT) as runner:
+        prepared = runner.prepare()
+        seen = runner.measure(make_plan(prepared.graph, SPARING, 0, prepared.costs))
+    assert prepared.capture_error is seen.max_error is None
+    assert prepared.verified == seen.verified == ""
+    assert "not compared" in seen.detail
+
+
+def test_without_cgroups_the_child_limits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.measure.child._create_cgroup", lambda _: None)
+    with harness(tmp_path, "wide", TALL, limit_bytes=LIMIT) as runner:
+        seen = runner.baseline()
+    assert (seen.outcome, seen.limit) == (Outcome.OUT_OF_MEMORY, "rlimit (emulated)")
+
+
+COORDINATOR = """
+import sys
+from pathlib import Path
+from autotune.measure.harness import Harness
+from autotune.measure.spec import Spec
+from autotune.workloads.reference import WorkloadRef
+folder = Path(sys.argv[2])
+(folder / "switch").write_text("hang")
+workload = WorkloadRef(sys.argv[1] + ":switched", {"switch": str(folder / "switch")})
+Harness(Spec(workload, folder / "logs")).baseline()
+"""
+
+
+def test_children_hear_no_ctrl_c_and_die_with_the_coordinator(tmp_path: Path) -> None:
+    script = subprocess.Popen([sys.executable, "-c", COORDINATOR, WORKLOADS, str(tmp_path)])
+    try:
+        coordinator = psutil.Process(script.pid)
+        wait_for(lambda: coordinator.children() and not (tmp_path / "switch").exists())
+        child = coordinator.children()[0]
+        assert os.getsid(child.pid) == child.pid != os.getsid(script.pid)
+        script.send_signal(signal.SIGKILL)
+        wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        script.kill()
+        script.wait()
+    remove_stale()
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)

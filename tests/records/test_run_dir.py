@@ -1,0 +1,44 @@
+"""Paths of a run directory, replacing a file in one step, and the lock."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import LockedError
+from autotune.records.run_dir import RunDir, find_active_process, lock_file, lock_run_dir, write_text
+
+
+def test_a_directory_is_recorded_once_it_has_a_config_or_a_trial(tmp_path: Path):
+    files = RunDir(tmp_path)
+    assert not files.is_recorded
+    files.trials.touch()
+    assert files.is_recorded
+
+
+def test_a_write_that_fails_leaves_the_old_text_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_second_lock_names_the_process_and_the_remedy(tmp_path: Path):
+    with lock_run_dir(tmp_path):
+        assert find_active_process(tmp_path) == os.getpid()
+        refused = pytest.raises(LockedError, match=f"process {os.getpid()} works here; wait for it or go elsewhere")
+        with refused, lock_run_dir(tmp_path, "go elsewhere"):
+            pass
+
+
+def test_a_lock_is_free_again_after_its_block(tmp_path: Path):
+    for _ in range(2):
+        with lock_file(tmp_path / "lock", wait=False):
+            pass

@@ -1,0 +1,518 @@
+"""A study in a real MLflow on SQLite: complete, logged once, and errors of an unreachable store."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as artifact_cache
+
+from autotune.cli import main as cli
+from autotune.errors import ConfigError
+from autotune.ir.plan import Plan
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind
+from autotune.report import tables
+from autotune.report.html import write_report
+from autotune.report.mlflow_log import Tracker, _trial_metrics, experiment_name, select_notable
+from autotune.report.mlflow_store import ENVIRONMENT
+from autotune.study.session import StudyResult, tune
+from autotune.study.verdicts.confirm import to_table
+from autotune.testing.fake_runner import DEVICE, FakeRunner
+from autotune.units import mib
+from tests.study.test_session import configured
+
+
+class Logged:
+    """One tuned and logged study, and MLflow's view of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.run_dir = directory, directory / "runs" / "first"
+        self.config = self.configured()
+        self.tracker = Tracker(self.config, self.run_dir)
+        self.result = self.tune(self.tracker)
+        self.message = self.tracker.finish()
+        self.client = MlflowClient(tracking_uri=self.tracker.uri)
+        self.experiment = self.client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
+
+    def configured(self, **fields: object) -> Config:
+        return configured(self.directory, runs=str(self.directory / "runs"), trials=8, **fields)
+
+    def tune(self, tracker: Tracker, run_dir: Path | None = None, config: Config | None = None) -> StudyResult:
+        report = lambda run_dir: (run_dir / "report.html").write_text("<html>") and run_dir / "report.html"  # noqa: E731
+        failing: list[Plan] = []
+
+        def fail_second(plan: Plan) -> Outcome:
+            failing.append(plan)
+            return Outcome.CRASHED if [plan] == failing[1:2] else Outcome.OK
+
+        return tune(
+            config or self.config, FakeRunner(outcome_of=fail_second), run_dir or self.run_dir,
+            progress=tracker, write_report=report,
+        )  # fmt: skip
+
+    def family(self, name: str) -> list[Run]:
+        """The run of that name, and its children."""
+        runs = self.client.search_runs([self.experiment.experiment_id])
+        (parent,) = (run for run in runs if run.info.run_name == f"{name} 65%")
+        return [run for run in runs if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))]
+
+    def runs(self) -> list[Run]:
+        return self.family("first")
+
+    @property
+    def parent(self) -> Run:
+        return next(run for run in self.runs() if run.data.tags["autotune.kind"] == "study")
+
+    @property
+    def children(self) -> dict[int, Run]:
+        return {int(run.data.tags["autotune.trial"]): run for run in self.runs() if "autotune.trial" in run.data.tags}
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield Logged(tmp_path_factory.mktemp("logged"))
+    patch.undo()
+
+
+def test_experiment_stands_for_workload_and_device_without_a_slash(logged):
+    assert logged.experiment.name == "autotune.resnet18.cpu-fake-9000-2"
+    assert experiment_name("models/net.py:tiny", "cpu-x") == "autotune.models-net.py-tiny.cpu-x"
+
+
+def test_what_is_said_of_a_logged_run_later_stands_on_its_parent(logged):
+    logged.tracker.tag({"autotune.nightly.verdict": "regression"})
+    tagged = [run for run in logged.runs() if run.data.tags.get("autotune.nightly.verdict") == "regression"]
+    assert [run.info.run_id for run in tagged] == [logged.parent.info.run_id]
+
+
+def test_every_notable_trial_is_one_child_of_one_parent(logged):
+    children = logged.children
+    assert set(children) == {trial.number for trial in select_notable(logged.result.trials)}
+    assert len(logged.runs()) == len(children) + 1
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {logged.parent.info.run_id}
+    failed = [number for number, run in children.items() if run.info.status == "FAILED"]
+    assert failed == [trial.number for trial in logged.result.trials if trial.measurement.outcome is Outcome.CRASHED]
+    assert len(failed) == 1
+    assert logged.parent.info.status == "FINISHED"
+
+
+def test_metrics_are_the_records_in_base_units(logged):
+    best = logged.result.trials[logged.result.best.number]
+    metrics = logged.children[best.number].data.metrics
+    assert metrics["peak_bytes"] == best.measurement.peak_bytes
+    assert metrics["charged_bytes"] == best.measurement.charged_bytes
+    assert metrics["step_seconds"] == best.measurement.median_seconds
+    assert metrics["time_ratio"] == best.measurement.time_ratio
+    assert metrics["estimate_peak_bytes"] == best.estimate.peak_bytes
+    whole = logged.parent.data.metrics
+    assert whole["best_charged_bytes"] == logged.result.best.measurement.charged_bytes
+    assert whole["best_step_seconds"] == logged.result.best.measurement.median_seconds
+    samples = logged.client.get_metric_history(logged.children[best.number].info.run_id, "sample_seconds")
+    assert [sample.value for sample in samples] == list(best.measurement.step_seconds)
+
+
+def test_what_its_fresh_runs_came_to_stands_on_the_last_one_of_each_plan(logged):
+    table = to_table(logged.result.confirmed)
+    assert "BEST" in [plan["verdict"] for plan in table]
+    for plan in table:
+        run = logged.children[plan["trial"]]
+        assert run.data.tags["autotune.verdict"] == plan["verdict"]
+        assert run.data.metrics["confirmed_rounds"] == plan["rounds"]
+        for name, part in (("median", "middle"), ("low", "low"), ("high", "high")):
+            assert run.data.metrics[f"confirmed_step_seconds_{name}"] == plan["step_seconds"][part]
+            assert run.data.metrics[f"confirmed_time_ratio_{name}"] == plan["time_ratio"][part]
+    names = {artifact.path for artifact in logged.client.list_artifacts(logged.parent.info.run_id)}
+    assert "confirmed.json" in names
+
+
+def test_params_are_settings_and_workload(logged):
+    best = logged.result.best
+    params = logged.children[best.number].data.params
+    assert params["recompute"] == best.settings["recompute"]["planner"]
+    assert params["workload"] == "resnet18()"
+    assert logged.parent.data.params["budget"] == "65%"
+    assert logged.parent.data.params["seed"] == "0"
+
+
+def test_tags_say_outcome_kind_graph_versions_and_device(logged):
+    tags = logged.children[0].data.tags
+    assert tags["autotune.kind"] == "baseline"
+    assert tags["autotune.outcome"] == "ok"
+    assert tags["graph.digest"] == logged.result.baseline.graph_digest
+    assert tags["device.key"] == DEVICE.key
+    assert logged.parent.data.tags["device.silicon"] == DEVICE.silicon
+    assert {"version.torch", "version.optuna", "version.mlflow", "version.autotune"} <= set(tags)
+    assert logged.children[logged.result.best.number].data.tags["autotune.best"] == "true"
+    assert sum(run.data.tags["autotune.best"] == "true" for run in logged.children.values()) == 1
+
+
+def test_plan_report_and_all_trials_are_artifacts(logged):
+    names = {artifact.path for artifact in logged.client.list_artifacts(logged.parent.info.run_id)}
+    assert names >= {"plan.json", "report.html", "trials.jsonl", "trials.csv", "graph.json", "config.yaml"}
+    assert (logged.directory / "runs" / "mlruns").is_dir()
+    where = logged.client.download_artifacts(logged.parent.info.run_id, "trials.csv", str(logged.directory))
+    assert len(Path(where).read_text().splitlines()) == 1 + len(logged.result.trials)
+
+
+def test_the_message_names_the_experiment_the_command_that_shows_it_and_the_page(logged, monkeypatch):
+    command = "mlflow ui --backend-store-uri sqlite:///"
+    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}"
+    then = f", then http://127.0.0.1:5000/{page}"
+    assert logged.message == f"{logged.experiment.name}: {command}{logged.directory}/runs/mlflow.db{then}"
+    monkeypatch.chdir(logged.directory)
+    near = Tracker(logged.config.model_copy(update={"runs": "runs"}), logged.run_dir)
+    logged.tune(near)
+    assert near.finish() == f"{logged.experiment.name}: {command}runs/mlflow.db{then}"
+
+
+def test_the_message_is_the_address_of_the_run_where_there_is_a_server(logged, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@tracking.example/")
+    tracker = Tracker(logged.config, logged.run_dir)
+    log = logged.tracker._study_run()
+    log.catch_up(logged.result.trials)
+    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}"
+    assert tracker._address(log) == f"https://me:***@tracking.example/{page}"
+
+
+def test_every_figure_of_a_trials_row_is_a_metric_of_its_run(logged):
+    rows = [row for row in tables.trial_rows(logged.result.trials) if row.trial.number in logged.children]
+    assert len(rows) > 3
+    for row in rows:
+        metrics = logged.children[row.trial.number].data.metrics
+        cells = dict(zip(tables.COLUMNS, row.cells, strict=True))
+        predicted = f"~{mib(metrics['estimate_peak_bytes'])}" if "estimate_peak_bytes" in metrics else "-"
+        seconds, ratio = metrics.get("step_seconds"), metrics.get("time_ratio")
+        assert cells["peak MiB"] == (mib(metrics["step_peak_bytes"]) if "step_peak_bytes" in metrics else predicted)
+        assert cells["charged MiB"] == mib(metrics.get("step_charged_bytes"))
+        assert cells["step ms"] == ("-" if seconds is None else f"{1e3 * seconds:.1f}")
+        assert cells["ratio"] == ("-" if ratio is None else f"{ratio:.3f}")
+
+
+def test_budget_floor_and_proofs_are_metrics_of_the_parent(logged):
+    metrics = logged.parent.data.metrics
+    assert metrics["budget_bytes"] == logged.result.budget_bytes
+    assert metrics["floor_bytes"] == logged.result.floor_bytes
+    best = logged.result.best.estimate
+    for name in ("lower_bound_bytes", "lower_bound_seconds", "recompute_seconds", "stall_seconds", "layout_bytes"):
+        assert metrics[f"best_estimate_{name}"] == getattr(best, name)
+
+
+def test_the_same_report_is_made_of_what_mlflow_holds_alone(logged, tmp_path):
+    run_dir = logged.directory / "runs" / "whole"
+    tracker = Tracker(logged.config, run_dir)
+    tune(logged.config, FakeRunner(store=True), run_dir, progress=tracker, write_report=write_report)
+    run = re.search(r"/runs/(\w+)$", tracker.finish())[1]
+    page = (run_dir / "report.html").read_text()
+    assert "<h1>The step fits in" in page
+    shutil.rmtree(run_dir)
+    copy = tmp_path / "whole"
+    copy.mkdir()
+    for artifact in logged.client.list_artifacts(run):
+        logged.client.download_artifacts(run, artifact.path, str(copy))
+    assert (copy / "report.html").read_text() == page
+    (copy / "report.html").unlink()
+    assert write_report(copy).read_text() == page
+
+
+def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_path, monkeypatch):
+    runs = tmp_path / "moved" / "kept"
+    shutil.copytree(logged.directory / "runs", runs)
+    (runs / "mlruns" / logged.parent.info.run_id / "artifacts" / "trials.csv").write_text("the moved one")
+    left = {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "moved/kept/first"])
+    assert not ended.value.code
+    client = MlflowClient(tracking_uri=f"sqlite:///{runs}/mlflow.db")
+    copied = client.search_runs([logged.experiment.experiment_id])
+    assert {run.info.run_id for run in logged.runs()} <= {run.info.run_id for run in copied}
+    assert all(run.info.artifact_uri == f"{runs.as_uri()}/mlruns/{run.info.run_id}/artifacts" for run in copied)
+    parent = logged.parent.info.run_id
+    assert Path(client.download_artifacts(parent, "trials.csv", str(tmp_path))).read_text() == "the moved one"
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{runs}/first/optuna.db")
+    assert len(study.trials) == len(logged.result.trials)
+
+    gone_on: list[Config] = []
+    monkeypatch.setattr("autotune.cli.commands.tune.run_study", lambda config, where, progress: gone_on.append(config))
+    with pytest.raises(SystemExit):
+        cli.main(["resume", "moved/kept/first"])
+    artifact_cache.clear()  # as in another process: this one remembers where it wrote for each run
+    tracker = Tracker(gone_on[0], Path("moved/kept/first"))
+    logged.tune(tracker, Path("moved/kept/first"), gone_on[0])
+    assert "--backend-store-uri sqlite:///moved/kept/mlflow.db" in tracker.finish()
+    assert len(client.search_runs([logged.experiment.experiment_id])) == len(copied)
+    assert Path(client.download_artifacts(parent, "trials.csv", str(tmp_path))).read_text() != "the moved one"
+    assert {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()} == left
+
+
+def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
+    before = sorted(run.info.run_id for run in logged.runs())
+    again = Tracker(logged.config, logged.run_dir)
+    assert logged.tune(again).trials == logged.result.trials
+    assert again.finish() == logged.message
+    assert sorted(run.info.run_id for run in logged.runs()) == before
+    lost = logged.children[1]
+    logged.client.delete_run(lost.info.run_id)
+    cut_short = logged.children[0]
+    logged.client.update_run(cut_short.info.run_id, status="RUNNING")
+    again = Tracker(logged.config, logged.run_dir)
+    logged.tune(again)
+    again.finish()
+    assert len(logged.runs()) == len(before)
+    assert logged.children[1].data.metrics == lost.data.metrics
+    assert logged.children[0].info.status == "FINISHED"
+
+
+def test_what_is_logged_anew_is_what_is_shown_also_where_it_is_less(logged):
+    study, table = (json.loads((logged.run_dir / name).read_text()) for name in ("study.json", "confirmed.json"))
+    plan = next(plan for plan in table if plan["rounds"])
+
+    def shown(study: Any, table: Any) -> tuple[float, float]:
+        (logged.run_dir / "study.json").write_text(json.dumps(study))
+        (logged.run_dir / "confirmed.json").write_text(json.dumps(table))
+        Tracker(logged.config, logged.run_dir).finish()
+        rounds = logged.children[plan["trial"]].data.metrics["confirmed_rounds"]
+        return logged.parent.data.metrics["best_charged_bytes"], rounds
+
+    smallest = logged.result.trials[1]
+    less = shown({**study, "best": smallest.number}, [{**entry, "rounds": 0} for entry in table])
+    assert less == (smallest.measurement.charged_bytes, 0)
+    assert shown(study, table) == (logged.result.best.measurement.charged_bytes, plan["rounds"])
+
+
+def test_baseline_seconds_of_an_even_number_of_samples_lie_between_the_middle_two():
+    measurement = Measurement(Outcome.OK, step_seconds=(1.0,), baseline_seconds=(4.0, 1.0, 3.0, 2.0))
+    assert (
+        _trial_metrics(Trial(1, TrialKind.SEARCH, "w", "d", {}, Plan((1,)), measurement=measurement))[
+            "baseline_seconds"
+        ]
+        == 2.5
+    )
+
+
+def test_an_interrupted_study_is_killed_until_it_is_gone_on_with(logged):
+    tracker = Tracker(logged.config, logged.run_dir)
+    logged.tune(tracker)
+    tracker.finish(interrupted=2)
+    assert logged.parent.info.status == "KILLED"
+    tracker = Tracker(logged.config, logged.run_dir)
+    logged.tune(tracker)
+    assert tracker.finish() == logged.message
+    assert logged.parent.info.status == "FINISHED"
+
+
+def test_standard_output_stays_clean(logged, capfd):
+    tracker = Tracker(logged.config, logged.run_dir)
+    logged.tune(tracker)
+    tracker.finish()
+    assert capfd.readouterr().out == ""
+
+
+def test_without_a_server_the_study_goes_on_says_so_at_once_and_once_more_at_the_end(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    config = configured(tmp_path, trials=3)
+    tracker = Tracker(config, tmp_path / "run")
+    result = tune(config, FakeRunner(), tmp_path / "run", progress=tracker)
+    assert result.best is not None
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "not logged to http://127.0.0.1:9: " in line]
+    assert len(warnings) == 1
+    assert warnings[0].endswith("The search continues; logging is retried when it ends")
+    message = tracker.finish()
+    assert message.startswith("not logged to http://127.0.0.1:9: ")
+    assert "\n" not in message
+    assert f"autotune report {tmp_path / 'run'} --log" in message
+
+
+def test_what_a_server_missed_is_delivered_when_it_is_back(logged, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for name, deliver in (("early", False), ("late", True)):
+        config = configured(tmp_path, trials=3, runs=str(tmp_path))
+        tracker = Tracker(config, tmp_path / name)
+        result = tune(config, FakeRunner(), tmp_path / name, progress=tracker)
+        assert tracker.problem
+        if deliver:
+            assert "--log" in tracker.finish()
+            with pytest.raises(SystemExit) as still_down:
+                cli.main(["report", str(tmp_path / name), "--log"])
+            assert still_down.value.code == 2
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.tracker.uri)
+            with pytest.raises(SystemExit) as ended:
+                cli.main(["report", str(tmp_path / name), "--log"])
+            assert not ended.value.code
+        else:
+            tracker.uri = logged.tracker.uri  # as if it had come back before the end
+            tracker.finish()
+        family = logged.family(name)
+        assert len(family) == 1 + len(select_notable(result.trials))
+        assert {run.info.status for run in family} == {"FINISHED"}
+
+
+def test_a_database_that_is_gone_costs_seconds_and_its_password_is_not_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:9/runs")
+    config = configured(tmp_path, trials=3)
+    tracker = Tracker(config, tmp_path / "run")
+    tune(config, FakeRunner(), tmp_path / "run", progress=tracker)
+    message = tracker.finish()
+    assert message.startswith("not logged to postgresql+psycopg://me:***@127.0.0.1:9/runs: ")
+    assert "refused" in message
+
+
+def test_an_address_that_cannot_be_opened_ends_no_study(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql+nosuchdriver://127.0.0.1/runs")
+    config = configured(tmp_path, trials=3)
+    tracker = Tracker(config, tmp_path / "run")
+    assert tune(config, FakeRunner(), tmp_path / "run", progress=tracker).best is not None
+    assert tracker.finish().startswith("not logged to mysql+nosuchdriver://127.0.0.1/runs: ")
+
+
+def test_the_configs_address_comes_before_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
+    config = configured(tmp_path, tracking_uri="postgresql://me@server/runs")
+    assert Tracker(config, tmp_path / "run").uri == "postgresql://me@server/runs"
+
+
+def test_an_address_with_a_password_is_refused_where_it_would_be_logged(tmp_path):
+    with pytest.raises(
+        ConfigError, match="contains a password, and configs are logged; leave it out and set PGPASSWORD"
+    ):
+        configured(tmp_path, tracking_uri="postgresql://me:secret@server/runs")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(
+    command: list[str], port: int, end: signal.Signals = signal.SIGTERM, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers on its port, ended with everything that it started."""
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0, **options)
+    try:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert server.poll() is None, f"{command[0]} ended with {server.returncode}"
+            time.sleep(0.2)
+        yield server
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, end)
+        server.wait(30)
+
+
+@contextmanager
+def mlflow_server(store: str, artifacts: Path, port: int) -> Iterator[str]:
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", str(artifacts),
+        "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+    ]  # fmt: skip
+    with started(command, port, env={**os.environ, **ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}):
+        yield f"http://127.0.0.1:{port}"
+
+
+def tuned(directory: Path, name: str, uri: str) -> tuple[StudyResult, str]:
+    config = configured(directory, runs=str(directory), trials=5, tracking_uri=uri)
+    tracker = Tracker(config, directory / name)
+    result = tune(config, FakeRunner(), directory / name, progress=tracker, write_report=write_report)
+    return result, tracker.finish()
+
+
+def logged_well(client: MlflowClient, result: StudyResult, run: str, page: str, into: Path) -> None:
+    parent = client.get_run(run)
+    children = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
+    assert len(children) == len(select_notable(result.trials))
+    assert parent.data.metrics["best_charged_bytes"] == result.best.measurement.charged_bytes
+    into.mkdir()
+    assert Path(client.download_artifacts(run, "report.html", str(into))).read_text() == page
+
+
+@pytest.mark.slow
+def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_delivered(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    port = free_port()
+    store, artifacts = f"sqlite:///{tmp_path}/server.db", tmp_path / "artifacts"
+    with mlflow_server(store, artifacts, port) as uri:
+        result, message = tuned(tmp_path, "first", uri)
+        run = re.search(rf": {uri}/#/experiments/\d+/runs/(\w+)$", message)[1]
+        page = (tmp_path / "first" / "report.html").read_text()
+        logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
+        if browser := shutil.which("chromium"):
+            command = [browser, "--headless", "--no-sandbox", "--virtual-time-budget=20000", "--dump-dom"]
+            shown = subprocess.run([*command, message.split(": ", 1)[1]], capture_output=True, text=True, check=True)
+            assert "first 65%" in shown.stdout
+    result, message = tuned(tmp_path, "second", uri)
+    assert message.startswith(f"not logged to {uri}: ")
+    with mlflow_server(store, artifacts, port), pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(tmp_path / "second"), "--log"])
+    assert not ended.value.code
+    client = MlflowClient(store)
+    runs = client.search_runs([client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key)).experiment_id])
+    (parent,) = (run for run in runs if run.info.run_name == "second 65%")
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert len(children) == len(select_notable(result.trials))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("postgres") is None, reason="needs postgres")
+def test_a_study_is_logged_to_postgresql_by_its_address_alone(tmp_path, monkeypatch):
+    pytest.importorskip("psycopg")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    port = free_port()
+    binaries = Path(shutil.which("postgres")).resolve().parent
+    as_user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses root
+    with tempfile.TemporaryDirectory() as directory:
+        data = Path(directory)
+        if as_user:
+            shutil.chown(data, **as_user)
+        make = [binaries / "initdb", "-D", data / "db", "-U", "me", "--auth=trust"]
+        subprocess.run(make, check=True, capture_output=True, cwd=directory, **as_user)
+        serve = [str(binaries / "postgres"), "-D", f"{data}/db", "-k", directory, "-h", "127.0.0.1", "-p", str(port)]
+        # at SIGTERM it would wait for its clients, and we are one
+        with started(serve, port, signal.SIGINT, cwd=directory, **as_user):
+            uri = f"postgresql+psycopg://me@127.0.0.1:{port}/postgres"
+            result, message = tuned(tmp_path, "first", uri)
+            run = re.search(rf"--backend-store-uri {re.escape(uri)}, then http\S+/runs/(\w+)$", message)[1]
+            page = (tmp_path / "first" / "report.html").read_text()
+            logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
+
+
+def test_failures_are_notable_and_what_was_not_run_is_not():
+    def trial(number: int, outcome: Outcome, ratio: float = 1.0, kind: TrialKind = TrialKind.SEARCH) -> Trial:
+        measurement = Measurement(outcome, step_seconds=(ratio,), baseline_seconds=(1.0,))
+        return Trial(number, kind, "w", "d", {}, Plan((number,)), measurement=measurement)
+
+    trials = [
+        trial(0, Outcome.OK, 1.5),
+        trial(1, Outcome.OK, 1.6),
+        trial(2, Outcome.OUT_OF_MEMORY),
+        trial(3, Outcome.OVER_BUDGET),
+        trial(4, Outcome.OK, 1.2),
+        trial(5, Outcome.OK, 1.1, kind=TrialKind.REPEAT),
+        trial(6, Outcome.OK, 1.3, kind=TrialKind.CONFIRM),
+    ]
+    assert [trial.number for trial in select_notable(trials)] == [0, 2, 4, 6]
+
+
+def test_a_run_that_never_got_a_trial_is_not_logged(tmp_path):
+    assert Tracker(configured(tmp_path), tmp_path / "run").finish() == ""

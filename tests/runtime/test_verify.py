@@ -1,0 +1,228 @@
+"""The first steps under a plan are compared with eager in the training process itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autotune.capture.tracer import capture
+from autotune.errors import ConfigError, NumericsError
+from autotune.ir.costs import Costs
+from autotune.planners import make_plan
+from autotune.runtime import train_step as apply
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load_workload
+from autotune.workloads.workload import Workload
+from tests.measure.harness import seeded
+from tests.runtime.test_train_step import RECOMPUTE
+from tests.support.eager import eager_step, tensors, worst_difference
+from tests.support.small import Tied, make, mlp, normalized
+from tests.workloads.zoo.tiny import TINY
+
+IMAGES = (2, 3, 8, 8)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+MADE: dict[str, Callable[[], Workload]] = {
+    "mlp with dropout": lambda: make(lambda: mlp(0.5)),
+    "norms": lambda: make(normalized, IMAGES),
+    "tied": lambda: make(Tied, optimizer=adamw),
+    "adamw": lambda: make(normalized, IMAGES, optimizer=adamw),
+}
+
+
+def step_of(workload: Workload, **options: Any) -> TrainStep:
+    return TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, **options)
+
+
+def everything(workload: Workload) -> dict[str, torch.Tensor]:
+    return tensors(workload) | {"generator": torch.get_rng_state()}
+
+
+def train(workload: Workload, steps: int = 4, **options: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(5)
+    with step_of(workload, **options) as step:
+        for _ in range(steps):
+            loss = step(workload.batch)
+    return everything(workload) | {"loss": loss}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_verified_steps_leave_the_same_bits_and_generators_as_unverified_ones(name: str) -> None:
+    graph = capture(MADE[name]()).graph
+    plan = make_plan(graph, {**RECOMPUTE, "allocator": {"planner": "arena"}}, 0, Costs.unit(graph))
+    assert worst_difference(train(MADE[name](), plan=plan, verify=True), train(MADE[name](), plan=plan)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2},
+        {"accumulate": 2, "verify": 3},
+        {"before_update": lambda: None},
+        {"scaler": lambda: torch.amp.GradScaler("cpu", init_scale=256.0)},
+    ],
+    ids=["accumulate", "accumulate, three steps", "before_update", "scaler"],
+)
+def test_verified_steps_that_keep_gradients_leave_the_same_bits(options: dict[str, Any]) -> None:
+    def ended(verify: bool | int) -> dict[str, torch.Tensor]:
+        arguments = {key: value() if key == "scaler" else value for key, value in options.items()} | {"verify": verify}
+        return train(make(mlp, optimizer=adamw), **arguments)
+
+    assert worst_difference(ended(options.get("verify", True)), ended(False)) == 0.0
+
+
+def test_clipping_in_a_verified_step_is_that_of_the_step() -> None:
+    planned, eager = make(mlp), make(mlp)
+    clip = lambda: nn.utils.clip_grad_norm_(planned.model.parameters(), 0.01)  # noqa: E731
+    with step_of(planned, before_update=clip, verify=1) as step:
+        step(planned.batch)
+        assert step.verified == "bit-equal to eager"
+    assert eager.loss_fn is not None
+    assert eager.optimizer is not None
+    eager.loss_fn(eager.model, eager.batch).backward()
+    nn.utils.clip_grad_norm_(eager.model.parameters(), 0.01)
+    eager.optimizer.step()
+    assert worst_difference(tensors(planned), tensors(eager)) == 0.0
+
+
+def test_gradients_are_seen_once_in_a_verified_step() -> None:
+    workload, names = make(mlp), []
+    with step_of(workload, verify=1) as step:
+        step.on_gradient = lambda name, gradient: names.append(name)
+        step(workload.batch)
+        assert step.on_gradient is not None
+    assert sorted(names) == sorted(name for name, _ in workload.model.named_parameters())
+
+
+@pytest.mark.parametrize("loss_scale", [1e-6, pytest.param(1.0, marks=pytest.mark.slow), 1e6])
+@pytest.mark.parametrize(
+    ("make_workload", "parameter"),
+    [
+        (seeded.small_mlp, "3.weight"),
+        (seeded.small_mlp, "0.bias"),
+        (seeded.tiny_gpt2, "transformer.h.0.mlp.c_fc.weight"),
+    ],
+)
+def test_a_gradient_off_by_a_thousandth_is_refused_and_eagers_step_stays(
+    monkeypatch: pytest.MonkeyPatch, make_workload: Callable[[float], Workload], parameter: str, loss_scale: float
+) -> None:
+    monkeypatch.setattr(apply, "capture", seeded.scaling_capture(parameter, 1.001))
+    wrong, right = make_workload(loss_scale), make_workload(loss_scale)
+    torch.manual_seed(5)
+    with (
+        step_of(wrong, verify=True) as step,
+        pytest.raises(NumericsError, match=rf"^verified step 1: gradient {parameter} is off by \d+ of its bound"),
+    ):
+        step(wrong.batch)
+    ended = everything(wrong)
+    torch.manual_seed(5)
+    eager_step(right)
+    assert worst_difference(ended, everything(right)) == 0.0
+    assert all(weight.grad is None for weight in wrong.model.parameters())
+
+
+@pytest.mark.parametrize("loss_scale", [1e-6, 1e6])
+def test_a_gradient_off_by_a_thousandth_is_refused_where_float64_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, loss_scale: float
+) -> None:
+    monkeypatch.setattr(apply, "capture", seeded.scaling_capture("3.weight", 1.001))
+    weights = torch.ones(4)
+
+    def weighted(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return loss_scale * F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+
+    workload = make(mlp, loss_fn=weighted)
+    with (
+        step_of(workload, verify=True) as step,
+        pytest.raises(
+            NumericsError, match=r"gradient 3.weight .*float64 cannot be used: RuntimeError: expected scalar"
+        ),
+    ):
+        step(workload.batch)
+
+
+@pytest.mark.parametrize(
+    ("make_workload", "against"),
+    [
+        (lambda: load_workload("segformer", TINY["segformer"]), "float64"),
+        (lambda: load_workload("segformer", {**TINY["segformer"], "dropout": 0.1}), "eager"),
+        (lambda: seeded.language_model("Llama"), "float64"),
+        (lambda: seeded.language_model("Qwen2"), "float64"),
+        (lambda: seeded.language_model("Gemma"), "float64"),
+        (seeded.transposed_volumes, "float64"),
+        (seeded.scaled_up, "float64"),
+    ],
+    ids=["segformer", "dropout", "llama", "qwen2", "gemma", "conv3d_transpose", "bilinear"],
+)
+def test_rounding_is_admitted(make_workload: Callable[[], Workload], against: str) -> None:
+    workload = make_workload()
+    with step_of(workload, verify=2) as step:
+        for _ in range(2):
+            step(workload.batch)
+            assert step.verified == "bit-equal to eager" or f"relative gate against {against}" in step.verified
+
+
+def test_steps_that_differ_by_rounding_train_on_from_the_plans_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "capture", seeded.scaling_capture("3.weight", 1 + 2**-23))
+    workload = seeded.small_mlp()
+    with step_of(workload, verify=True) as step:
+        step(workload.batch)
+        assert "relative gate against float64" in step.verified
+    assert worst_difference(train(seeded.small_mlp(), verify=2), train(seeded.small_mlp())) == 0.0
+
+
+def test_each_captured_program_is_verified_and_no_step_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = make(mlp)
+    ran: list[int] = []
+    loss_fn = workload.loss_fn
+    assert loss_fn is not None
+
+    def counted(model: nn.Module, batch: Any) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            ran.append(len(batch[0]))
+        return loss_fn(model, batch)
+
+    half = tuple(part[:3] for part in workload.batch)
+    with TrainStep(workload.model, counted, workload.optimizer, workload.batch, verify=2) as step:
+        for _ in range(4):
+            step(workload.batch)
+        with pytest.warns(UserWarning, match="a batch of 3x8"):
+            step(half)
+        step(half)
+        step(half)
+    assert ran == [6, 6, 3, 3]
+
+
+@pytest.mark.parametrize("verify", [False, 0])
+def test_unless_asked_to_nothing_is_compared(verify: bool | int) -> None:
+    workload = make(mlp)
+    with step_of(workload, verify=verify) as step:
+        step(workload.batch)
+        assert step.verified == ""
+
+
+def test_a_negative_number_of_steps_and_hooks_that_would_run_twice_are_refused() -> None:
+    with pytest.raises(ConfigError, match="verify is -1"):
+        step_of(make(mlp), verify=-1)
+    workload = make(mlp)
+    assert workload.optimizer is not None
+    before = tensors(workload)
+    workload.optimizer.register_step_post_hook(lambda *_: None)
+    with step_of(workload, verify=True) as step, pytest.raises(ConfigError, match="hooks of SGD's step"):
+        step(workload.batch)
+    assert worst_difference(tensors(workload), before) == 0.0
+
+
+def test_inference_is_verified_too() -> None:
+    model = mlp().eval()
+    batch = (torch.randn(6, 8),)
+    with TrainStep(model, None, None, batch, verify=True) as step:
+        step(batch)
+        assert step.verified == "bit-equal to eager"

@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.records.config import load_config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.outcome import check_plans_directory, explain_failure, prove_infeasible
+from autotune.study.verdicts.ranking import Rules
+from autotune.testing.graphs import training_chain
+from tests.study.test_ranking import estimate
+
+CONFIG = load_config("resnet18", overrides={"budget": "1%"})
+GRAPH = training_chain(2, nbytes=10, param_bytes=2)
+COSTS = Costs((1.0,) * len(GRAPH.ops), (0,) * len(GRAPH.ops))
+
+
+def rules(budget_bytes: int) -> Rules:
+    return Rules(budget_bytes, 0, None, 0.0)
+
+
+def test_a_budget_that_is_proved_too_small_names_the_op_that_forbids_it():
+    error = prove_infeasible(CONFIG, rules(18 + 19), GRAPH, COSTS)
+    assert error is not None
+    assert error.exit_code == 4
+    text = str(error)
+    assert any(f" at {op.name} alone, with any recomputation: no plan fits" in text for op in GRAPH.ops)
+    assert "the budget 1% leaves the step 37 B. Raise --budget or allow --store ssd=DIR" in text
+
+
+def test_with_a_store_at_hand_none_is_asked_for():
+    stored = Costs(COSTS.seconds, COSTS.scratch_bytes, {"ssd": StoreCost(1.0, 1.0, 1.0, 1.0)})
+    assert "--store" not in str(prove_infeasible(CONFIG, rules(0), GRAPH, stored))
+
+
+def test_a_place_that_no_plan_can_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    check_plans_directory(CONFIG.model_copy(update={"plans": str(tmp_path / "new" / "plans")}))
+    (tmp_path / "plans").touch()
+    for plans in (tmp_path / "plans", tmp_path / "plans" / "below"):
+        with pytest.raises(
+            ConfigError, match=r"/plans is not a directory; name another directory by plans: in the config"
+        ):
+            check_plans_directory(CONFIG.model_copy(update={"plans": str(plans)}))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"new: cannot write plans: .* is read-only; name another directory"):
+        check_plans_directory(CONFIG.model_copy(update={"plans": str(tmp_path / "new")}))
+
+
+@pytest.mark.parametrize("budget_bytes", [18 + 31, 1000])
+def test_a_budget_that_no_proof_forbids_is_left_to_the_planners(budget_bytes: int):
+    assert prove_infeasible(CONFIG, rules(budget_bytes), GRAPH, COSTS) is None
+
+
+def trial(plan: int, *, charged: int | None = None, outcome: Outcome = Outcome.OK, detail: str = "") -> Trial:
+    seen = Measurement(outcome, detail, charged_bytes=charged, floor_bytes=0)
+    return Trial(plan, TrialKind.SEARCH, "w", "d", plan=Plan((plan,)), measurement=seen)
+
+
+def said(*trials: Trial) -> str:
+    error = explain_failure(CONFIG, rules(301 * 2**20), trials, estimate(), Path("run"))
+    assert error.exit_code == 4
+    return str(error)
+
+
+def test_a_plan_needs_the_most_that_it_was_charged_in_any_run():
+    kept, over = trial(1, charged=300 * 2**20), trial(1, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET)
+    larger = trial(2, charged=303 * 2**20, outcome=Outcome.OVER_BUDGET)
+    assert "needs 302.0 MiB at conv1 with the smallest plan; the budget 1% leaves the step 301.0 MiB" in said(
+        kept, over, larger
+    )
+
+
+def test_where_bytes_did_not_rule_a_plan_out_it_is_told_what_did():
+    kept, died = trial(1, charged=300 * 2**20), trial(1, outcome=Outcome.TIMEOUT, detail="no answer within 300 s")
+    over = trial(2, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET, detail="the step was charged 302.0 MiB")
+    assert "no plan ran to its end: no answer within 300 s. See run/trials.jsonl" in said(over, kept, died)

@@ -1,0 +1,219 @@
+"""What a trial is worth, on records made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.ir.plan import Plan
+from autotune.measure.early_stop import cannot_beat
+from autotune.predict.simulate import Estimate
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.ranking import (
+    TIE_SHARE,
+    Rules,
+    allocator_overheads,
+    apply_rules,
+    baseline_step_bytes,
+    compute_stop_ratio,
+    compute_target_bytes,
+    estimate_overhead,
+    exceeds_budget,
+    pool_runs,
+    ratio_noise,
+    reject_by_estimate,
+    score_trial,
+    select_leader,
+    select_winner,
+)
+from tests.nightly.fakes import NOISE, recorded
+
+RULES = Rules(budget_bytes=1000, floor_bytes=500, tolerance=0.0, baseline_seconds=10.0)
+
+
+def estimate(peak: int = 900, seconds: float = 11.0) -> Estimate:
+    return Estimate(peak, "conv1", peak, seconds, 0.0, 0, 0.0, 100, 10.0)
+
+
+def seen(charged: int = 1400, ratio: float = 1.1, spread: float = 0.0, **fields: object) -> Measurement:
+    samples = tuple(ratio * (1 + spread * (i - 3.5) / 3.5) for i in range(8))
+    made = Measurement(
+        Outcome.OK, peak_bytes=charged - 50, charged_bytes=charged, floor_bytes=500, step_seconds=samples,
+        baseline_seconds=(1.0,) * 8, max_error=0.0,
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def trial(number: int, measurement: Measurement, kind: TrialKind = TrialKind.SEARCH, plan: int | None = None) -> Trial:
+    return Trial(number, kind, "w", "d", {}, Plan((number if plan is None else plan,)), estimate(), measurement)
+
+
+def test_planners_aim_at_what_the_most_waste_leaves_outliers_left_out():
+    assert compute_target_bytes(1030, []) == 1000  # 3 % until something was measured
+    assert compute_target_bytes(1300, [0.05, 0.2, 0.1, 0.3]) == 1000
+    assert estimate_overhead([0.01, 0.0, 0.02, 0.01, 0.3]) == 0.02
+    assert compute_target_bytes(1000, [-0.2]) == 1000
+
+
+def test_waste_is_what_was_charged_above_the_estimate():
+    assert allocator_overheads([trial(1, seen(charged=1490))]) == [pytest.approx(990 / 900 - 1)]
+    assert (
+        allocator_overheads([trial(1, reject_by_estimate(estimate(), RULES)), trial(2, seen(), kind=TrialKind.REPEAT)])
+        == []
+    )
+    assert estimate_overhead([0.0]) == 0.0
+
+
+def test_a_percentage_is_of_the_peak_not_of_the_charge():
+    assert baseline_step_bytes(seen(charged=2000)) == 1450
+
+
+def test_charge_above_floor_and_budget_is_over_budget():
+    assert apply_rules(seen(charged=1500), RULES).outcome is Outcome.OK
+    assert apply_rules(seen(charged=1501), RULES).outcome is Outcome.OVER_BUDGET
+
+
+def test_a_process_with_another_floor_is_held_to_what_its_step_was_charged():
+    assert apply_rules(seen(charged=1502, floor_bytes=502), RULES).outcome is Outcome.OK
+    assert score_trial(trial(1, seen(charged=1502, floor_bytes=502)), RULES, []).memory == 0.0
+    assert apply_rules(seen(charged=1499, floor_bytes=498), RULES).outcome is Outcome.OVER_BUDGET
+
+
+@pytest.mark.parametrize("error", [1e-12, float("nan"), None])
+def test_any_difference_at_all_is_a_wrong_result(error):
+    assert apply_rules(seen(max_error=error), RULES).outcome is Outcome.WRONG_RESULT
+
+
+def test_where_nothing_can_be_compared_nothing_is_wrong():
+    assert apply_rules(seen(max_error=None), replace(RULES, tolerance=None)).outcome is Outcome.OK
+
+
+def test_constraints_are_relative_to_the_whole_process():
+    told = score_trial(trial(1, seen(charged=1650)), RULES, [])
+    assert (told.memory, told.numerics, told.imputed) == (pytest.approx(0.1), 0.0, False)
+    assert told.time_ratio == pytest.approx(1.1)
+    assert told.step_bytes == 1150
+
+
+def test_what_never_ran_gets_the_simulators_time_and_a_violation():
+    over = replace(trial(1, reject_by_estimate(estimate(2500), RULES)), estimate=estimate(2500, 13.0))
+    told = score_trial(over, RULES, [0.0])
+    assert (told.time_ratio, told.memory, told.imputed) == (pytest.approx(1.3), pytest.approx(1.0), True)
+    failed = score_trial(trial(1, Measurement(Outcome.OUT_OF_MEMORY)), RULES, [])
+    assert failed.memory == 0.01  # estimated to fit, so by how much it failed is not known
+
+
+def test_a_wrong_result_violates_numerics_alone():
+    told = score_trial(trial(1, seen(outcome=Outcome.WRONG_RESULT, max_error=float("nan"))), RULES, [])
+    assert told.numerics > 0 >= told.memory
+
+
+def test_without_a_baseline_time_is_told_over_the_predicted_one():
+    told = score_trial(trial(1, seen(baseline_seconds=(), ratio=12.0)), RULES, [])
+    assert (told.time_ratio, told.imputed) == (pytest.approx(1.2), False)
+
+
+def test_fastest_within_the_budget_wins():
+    trials = [trial(1, seen(ratio=1.3)), trial(2, seen(ratio=1.1)), trial(3, seen(ratio=1.0, charged=1501))]
+    assert select_winner(trials, RULES).number == 2
+
+
+def test_within_the_noise_the_smaller_wins():
+    trials = [trial(1, seen(ratio=1.100, spread=0.05)), trial(2, seen(ratio=1.105, spread=0.05, charged=1200))]
+    assert select_winner(trials, RULES).number == 2
+    certain = [trial(1, seen(ratio=1.100)), trial(2, seen(ratio=1.105, charged=1200))]
+    assert select_winner(certain, RULES).number == 1
+    notably_slower = [trials[0], trial(2, seen(ratio=1.125, spread=0.5, charged=1200))]
+    assert select_winner(notably_slower, RULES).number == 1
+    hardly_smaller = [trials[0], trial(2, seen(ratio=1.105, spread=0.05, charged=1395))]
+    assert select_winner(hardly_smaller, RULES).number == 1
+
+
+def test_fresh_numbers_outweigh_those_that_chose_the_plan():
+    lucky = trial(1, seen(ratio=1.0))
+    honest = trial(3, seen(ratio=1.2), kind=TrialKind.CONFIRM, plan=1)
+    assert select_leader([lucky, trial(2, seen(ratio=1.1))], RULES).number == 1
+    assert select_leader([lucky, trial(2, seen(ratio=1.1)), honest], RULES).number == 2
+
+
+def test_a_confirmed_plan_wins_over_one_that_may_have_been_lucky_unless_it_fits_no_more():
+    first, other = trial(1, seen(ratio=1.0)), trial(2, seen(ratio=1.1))
+    fresh = trial(3, seen(ratio=1.2), kind=TrialKind.CONFIRM, plan=1)
+    assert select_winner([first, other], RULES).number == 1
+    assert select_winner([first, other, fresh], RULES).number == 3
+    too_large = trial(3, seen(ratio=1.2, outcome=Outcome.OVER_BUDGET), kind=TrialKind.CONFIRM, plan=1)
+    assert select_winner([first, other, too_large], RULES).number == 2
+    refused = trial(3, reject_by_estimate(estimate(peak=1001), RULES), kind=TrialKind.CONFIRM, plan=2)
+    assert select_winner([first, other, refused], RULES).number == 1
+
+
+def test_a_plan_that_failed_once_does_not_win():
+    failed = trial(2, Measurement(Outcome.OUT_OF_MEMORY), kind=TrialKind.CONFIRM, plan=1)
+    assert select_winner([trial(1, seen()), failed], RULES) is None
+
+
+def test_nothing_wins_where_nothing_was_run():
+    assert (
+        select_winner(
+            [
+                Trial(0, TrialKind.BASELINE, "w", "d", measurement=seen()),
+                trial(1, reject_by_estimate(estimate(), RULES)),
+            ],
+            RULES,
+        )
+        is None
+    )
+
+
+def test_pooling_keeps_all_samples_and_the_highest_bytes():
+    pooled = pool_runs([trial(1, seen(charged=1400)), trial(2, seen(charged=1300), plan=1)]).measurement
+    assert len(pooled.step_seconds) == 16
+    assert pooled.charged_bytes == 1400
+
+
+def test_a_plan_is_hopeless_when_none_of_four_steps_reached_what_is_to_be_beaten():
+    eager = (1.0,) * 4
+    assert cannot_beat((1.2, 1.3, 1.2, 1.4), eager, 1.1)
+    assert not cannot_beat((1.2, 1.3, 1.05, 1.4), eager, 1.1)
+    assert not cannot_beat((1.2, 1.3, 1.2), eager[:3], 1.1)
+    assert not cannot_beat((1.2, 1.3, 1.2, 1.4), (), 1.1)
+    assert not cannot_beat((1.2, 1.3, 1.2, 1.4), (1.1, 1.2, 1.1, 1.3), 1.1)  # eager was slow in the same turns
+
+
+def test_what_is_to_be_beaten_is_the_leaders_time_and_what_noise_and_a_tie_allow():
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1))) == pytest.approx(1.1 * (1 + TIE_SHARE))
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1, spread=0.1))) > 1.1 * (1 + TIE_SHARE)
+    assert compute_stop_ratio(trial(1, seen(baseline_seconds=()))) is None
+    assert compute_stop_ratio(None) is None
+
+
+@pytest.mark.parametrize("machine", NOISE)
+@pytest.mark.parametrize(("pace", "least", "most"), [(1.0, 0.0, 0.05), (1.2, 0.9, 1.0)])
+def test_on_recorded_noise_hardly_a_plan_as_fast_as_the_leader_is_given_up_and_hardly_a_slow_one_kept(
+    machine: str, pace: float, least: float, most: float
+):
+    given_up = 0
+    for repeat in range(400):
+        ratio_noise = recorded(machine, f"leader {repeat}")
+        steps = tuple(next(ratio_noise) for _ in range(5) for _ in range(2))
+        beat = compute_stop_ratio(trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10)))
+        other = recorded(machine, f"other {repeat}")
+        given_up += cannot_beat(
+            [pace * turn for turn in (next(other), next(other)) for _ in range(2)], (1.0,) * 4, beat
+        )
+    assert least <= given_up / 400 <= most
+
+
+def test_what_cannot_be_laid_out_within_the_budget_is_not_run_and_says_so():
+    wasteful = replace(estimate(990), layout_bytes=830, layout_live_bytes=800)
+    assert exceeds_budget(wasteful, RULES)
+    assert "as its buffers can be laid out" in reject_by_estimate(wasteful, RULES).detail
+    assert score_trial(trial(1, reject_by_estimate(wasteful, RULES)), RULES, [0.0]).memory > 0
+    assert not exceeds_budget(replace(wasteful, layout_bytes=810), RULES)
+    assert exceeds_budget(estimate(1001), RULES)
+    assert "at conv1" in reject_by_estimate(estimate(1001), RULES).detail
+
+
+def test_noise_of_equal_samples_is_none_and_grows_with_their_spread():
+    assert ratio_noise(seen()) == 0.0
+    assert ratio_noise(seen(spread=0.1)) > ratio_noise(seen(spread=0.01)) > 0

@@ -1,0 +1,158 @@
+"""A search on a record: the study's own, answered by what was measured and by nothing else."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.ir.plan import Plan
+from autotune.records.measurement import Measurement, Outcome
+from autotune.study.offline import replay as replays
+from autotune.study.offline.landscape import Landscape, landscape_from_run
+from autotune.study.offline.replay import RecordedPlanning, RecordedRunner, replay
+from autotune.study.verdicts.ranking import compute_stop_ratio
+from tests.study.test_session import run
+
+MOST = 6
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Landscape:
+    directory = tmp_path_factory.mktemp("recorded")
+    run(directory, trials=24, objective="pareto", sampler="random")
+    return landscape_from_run(directory / "run")
+
+
+@pytest.fixture(scope="module")
+def replayed(known: Landscape) -> replays.ReplayResult:
+    return replay(known, "tpe", 0, MOST)
+
+
+def test_it_is_the_studys_own_search(known: Landscape, monkeypatch: pytest.MonkeyPatch):
+    begun: list[str] = []
+
+    def tune(config, runner, run_dir, **options):
+        begun.append(config.sampler)
+        raise replays.ReplayEnded
+
+    monkeypatch.setattr("autotune.study.session.tune", tune)
+    assert replay(known, "gp", 0, MOST).fastest_gaps == ()
+    assert begun == ["gp"]
+
+
+def test_so_many_trials_are_measured_and_the_distance_to_the_best_never_grows(replayed):
+    assert len(replayed.fastest_gaps) == len(replayed.leader_gaps) == len(replayed.lost) == MOST
+    assert list(replayed.fastest_gaps) == sorted(replayed.fastest_gaps, reverse=True)
+    assert all(gap >= 0 for gap in replayed.fastest_gaps if math.isfinite(gap))
+    assert list(replayed.lost) == sorted(replayed.lost)
+
+
+def test_the_same_seed_gives_the_same_search_and_others_others(known, replayed):
+    assert replay(known, "tpe", 0, MOST) == replayed
+    others = [replay(known, "random", seed, MOST) for seed in range(4)]
+    assert len({(one.requests, one.neighbour_share) for one in others}) > 1
+
+
+def test_with_all_plans_measured_the_best_on_record_is_found_and_it_is_enough(known: Landscape):
+    ran = {point.plan for point in known.points if point.measurement.step_seconds}
+    found = replay(known, "random", 3, 200)
+    assert len(found.fastest_gaps) == len(ran)
+    assert found.fastest_gaps[-1] == 0.0
+    assert found.requests < 400
+
+
+def test_settings_on_record_get_their_own_plan_and_others_their_neighbours(known: Landscape):
+    answers = RecordedPlanning(known)
+    point = next(point for point in known.points if point.kind == "search")
+    made = answers.make_candidate(point.settings, 0)
+    assert answers.find_point(made.plan).plan == point.plan
+    assert answers.neighbours == 0
+    near = answers.make_candidate({**point.settings, "order": {"planner": "nobody has it"}}, 0)
+    assert near.settings["order"] == {"planner": "nobody has it"}
+    assert answers.find_point(near.plan).plan in {one.plan for one in known.points}
+    assert (answers.requests, answers.neighbours) == (2, 1)
+
+
+def recorded(known: Landscape, **fields: object) -> tuple[RecordedRunner, Plan]:
+    answers = RecordedPlanning(known)
+    first = next(answers.propose(0)).plan
+    return RecordedRunner(answers, **{"most": 9, "samples": 4, "seed": 0, **fields}), first
+
+
+def test_turns_are_drawn_from_the_recorded_ones_and_differ_each_time(known: Landscape):
+    runner, plan = recorded(known)
+    own = runner.planning.find_point(plan).measurement
+    pairs = set(zip(own.step_seconds, own.baseline_seconds, strict=True))
+    first, second = (runner.measure(plan, budget_bytes=0) for _ in range(2))
+    for seen in (first, second):
+        assert len(seen.step_seconds) == 4
+        assert set(zip(seen.step_seconds, seen.baseline_seconds, strict=True)) <= pairs
+        assert seen.charged_bytes == own.charged_bytes
+    assert first.step_seconds != second.step_seconds
+
+
+def test_a_plan_that_cannot_win_is_stopped_early_as_on_the_device(known: Landscape):
+    runner, plan = recorded(known, samples=8)
+    ratio = runner.planning.find_point(plan).measurement.time_ratio
+    seen = runner.measure(plan, budget_bytes=0, beat=0.9 * ratio)
+    assert (seen.outcome, len(seen.step_seconds)) == (Outcome.STOPPED_EARLY, 4)
+    assert runner.measure(plan, budget_bytes=0, beat=1.1 * ratio).outcome is Outcome.OK
+    assert compute_stop_ratio(None) is None
+
+
+def test_what_failed_on_record_fails_the_same_way(known: Landscape):
+    runner, plan = recorded(known)
+    hashed = runner.planning.find_point(plan).plan
+    points = tuple(
+        replace(one, measurement=replace(one.measurement, outcome=Outcome.OUT_OF_MEMORY)) if one.plan == hashed else one
+        for one in known.points
+    )
+    broken = replace(known, points=points)
+    runner, plan = recorded(broken)
+    assert runner.measure(plan, budget_bytes=0).outcome is Outcome.OUT_OF_MEMORY
+    assert replay(broken, "random", 0, MOST).lost[-1] == 1
+
+
+def test_a_run_whose_plain_step_did_not_fit_is_searched_too(known: Landscape):
+    def alone(seen: Measurement) -> Measurement:
+        return replace(seen, baseline_seconds=())
+
+    points = tuple(replace(one, measurement=alone(one.measurement)) for one in known.points)
+    without = replace(known, baseline=Measurement(Outcome.OUT_OF_MEMORY), points=points)
+    found = replay(without, "random", 3, 200)
+    assert len(found.fastest_gaps) == len({point.plan for point in points if point.measurement.step_seconds})
+    assert found.fastest_gaps[-1] == 0.0
+
+
+def test_after_so_many_measurements_it_is_enough(known: Landscape):
+    runner, plan = recorded(known, most=1)
+    runner.measure(plan, budget_bytes=0)
+    with pytest.raises(replays.ReplayEnded):
+        runner.measure(plan, budget_bytes=0)
+
+
+def test_a_record_where_nothing_fits_is_refused_before_it_is_searched(known: Landscape):
+    points = tuple(
+        replace(one, measurement=replace(one.measurement, outcome=Outcome.OVER_BUDGET)) for one in known.points
+    )
+    with pytest.raises(ConfigError, match=r"no recorded plan was measured within .*: nothing to find"):
+        replay(replace(known, points=points), "tpe", 0, MOST)
+
+
+def test_planners_that_this_version_has_not_are_left_out(known: Landscape):
+    new = {"recompute": {"planner": "of another version"}}
+    points = tuple(
+        replace(one, settings={**one.settings, **new}) if one.kind == "search" else one for one in known.points
+    )
+    assert len(replay(replace(known, points=points), "random", 0, MOST).fastest_gaps) == MOST
+    only = tuple(replace(one, settings={**one.settings, **new}) for one in known.points)
+    with pytest.raises(ConfigError, match="this version has no recompute planner of the record"):
+        replay(replace(known, points=only), "random", 0, MOST)
+
+
+def test_the_record_is_left_as_it_is(known: Landscape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    replay(known, "random", 0, 2)
+    assert not list(tmp_path.iterdir())

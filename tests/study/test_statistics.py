@@ -1,0 +1,106 @@
+"""Statistics of ratios, on numbers made by hand."""
+
+import pytest
+
+from autotune.nightly.comparison import (
+    ASSUMED_SPREAD,
+    MIN_SPREAD,
+    Standing,
+    compare_challenger,
+    compare_with_history,
+    estimate_spread,
+    is_decided,
+    is_memory_regression,
+)
+from autotune.nightly.diagnosis import Cause, Conditions, diagnose, list_differences
+from autotune.study.verdicts.statistics import RatioInterval, compare_ratios
+
+STEADY = [1.0, 1.001, 0.999, 1.002, 0.998, 1.0]
+WILD = [1.0, 1.4, 0.7, 1.2, 0.9, 1.0]
+
+
+def times(factor: float, samples: list[float]) -> list[float]:
+    return [factor * sample for sample in samples]
+
+
+def test_a_change_is_the_ratio_of_medians_within_its_interval():
+    found = compare_ratios(times(1.05, STEADY), STEADY)
+    assert found.ratio == pytest.approx(1.05)
+    assert 1.04 < found.low < 1.05 < found.high < 1.06
+    assert str(found).startswith("+5.0 % [+4.")
+
+
+def test_a_change_is_the_same_each_time_it_is_computed():
+    assert compare_ratios(WILD, STEADY) == compare_ratios(WILD, STEADY)
+
+
+def test_one_bad_sample_of_six_does_not_move_a_change():
+    assert compare_ratios([*STEADY[:5], 9.0], STEADY).ratio == pytest.approx(1.0, abs=0.002)
+
+
+def test_wide_samples_are_a_tie_and_narrow_ones_are_not():
+    assert compare_ratios(times(1.02, WILD), WILD).tie
+    assert not compare_ratios(times(1.02, STEADY), STEADY).tie
+
+
+def test_spread_is_robust_bounded_below_and_assumed_until_three_nights():
+    assert estimate_spread([1.0, 1.2]) == ASSUMED_SPREAD
+    assert estimate_spread([1.0, 1.0, 1.0]) == MIN_SPREAD
+    assert estimate_spread([1.0, 1.02, 0.98, 1.02, 0.98]) == pytest.approx(0.0297, abs=0.001)
+    assert estimate_spread([1.0, 1.02, 0.98, 1.02, 0.98, 5.0]) == pytest.approx(0.0297, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("now", "record", "nights", "standing"),
+    [
+        (times(1.05, STEADY), STEADY, [1.0] * 5, Standing.WORSE),
+        (times(1.05, STEADY), STEADY, [1.0, 1.1, 0.9, 1.05, 0.95], Standing.UNCLEAR),  # among the past nights
+        (times(1.01, STEADY), STEADY, [1.0] * 5, Standing.SAME),  # less than half of what is to be found
+        (STEADY, STEADY, [0.95] * 5, Standing.SAME),  # far from the last nights, not from the record
+        (times(1.05, WILD), WILD, [1.0] * 5, Standing.UNCLEAR),
+        (WILD, WILD, [1.0] * 5, Standing.UNCLEAR),
+        (times(0.9, STEADY), STEADY, [1.0] * 5, Standing.SAME),
+    ],
+)
+def test_worse_needs_the_record_and_the_history_and_same_excludes_what_is_to_be_found(now, record, nights, standing):
+    assert compare_with_history(now, record, nights, slower=0.03).standing is standing
+
+
+def test_better_is_a_gain_above_the_asked_one_with_its_interval_below_a_tie():
+    assert compare_challenger(times(0.95, STEADY), STEADY, 0.01)[0]
+    assert not compare_challenger(times(0.995, STEADY), STEADY, 0.01)[0]
+    assert not compare_challenger(times(0.95, WILD), WILD, 0.01)[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "done"),
+    [
+        (RatioInterval(0.9, 0.85, 0.95), True),
+        (RatioInterval(1.1, 1.05, 1.15), True),
+        (RatioInterval(1.0, 0.995, 1.005), True),  # no gain of 1 % can hide in it
+        (RatioInterval(0.98, 0.9, 1.1), False),
+    ],
+)
+def test_more_turns_are_taken_while_a_gain_may_hide_in_the_interval(found: RatioInterval, done: bool):
+    assert is_decided(found, 0.01) is done
+
+
+def test_bytes_are_more_only_above_every_night_on_record_by_one_percent():
+    assert is_memory_regression(10_101, [9_000, 10_000])
+    assert not is_memory_regression(10_100, [9_000, 10_000])
+    assert not is_memory_regression(10_100, [])
+
+
+def test_differences_name_what_came_went_and_changed():
+    assert list_differences({"a": "1", "b": "2", "d": "4"}, {"a": "1", "b": "1", "c": "3"}) == [
+        "b 1 -> 2", "c 3 -> none", "d none -> 4",
+    ]  # fmt: skip
+
+
+def test_without_a_good_night_the_cause_says_so():
+    assert diagnose(Conditions(), None) == ([Cause.DEVICE], "no good night to compare with")
+
+
+def test_a_machine_that_was_as_busy_before_explains_nothing():
+    busy = Conditions(busy=0.9)
+    assert diagnose(busy, busy)[1] == "code, packages and silicon are the same as in the last good night"

@@ -1,0 +1,869 @@
+"""The command line: one line and the right exit code for whatever goes wrong, one document for a script."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.cli import main as cli
+from autotune.cli.commands.measure import outcome_error
+from autotune.cli.doctor import CheckResult
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, PlanError
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.measure.device import profile as device_profile
+from autotune.measure.device.profile import DeviceProfile
+from autotune.measure.spec import Spec
+from autotune.measure.survey import PreparedWorkload
+from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config, load_config
+from autotune.records.device import Device
+from autotune.records.json_codec import to_json
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.plan_file import PlanFile, match_plan
+from autotune.records.run_dir import lock_run_dir
+from autotune.study.plan_by_estimate import make_plan_file
+from autotune.study.session import CONFIRMATIONS
+from autotune.testing.graphs import training_chain
+from autotune.workloads.reference import WorkloadRef
+
+MIB = 2**20
+FLOOR = 100 * MIB
+DEVICE = Device("cpu", "Test Silicon", 8 * 2**30, 2, "2.13.0")
+GRAPH = training_chain(8, 20 * MIB, MIB)
+COSTS = Costs(tuple(0.01 for _ in GRAPH.ops), tuple(0 for _ in GRAPH.ops))
+HEAVY = {
+    "torch",
+    "optuna",
+    "mlflow",
+    "pandas",
+    "pydantic",
+    "transformers",
+    "matplotlib",
+    "numpy",
+    "rich",
+    "yaml",
+    "jinja2",
+}
+
+
+def torch_sees_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+FACTORIES = """
+import torch
+import autotune
+
+def tiny(width=8):
+    model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+    return autotune.Workload(
+        model, lambda model, batch: model(batch).square().mean(), torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4)
+    )
+
+def broken():
+    raise RuntimeError("the data set is gone")
+"""
+
+
+PREPARED = PreparedWorkload(GRAPH, COSTS, DEVICE, FLOOR, True, 0.0)
+
+
+class FakeHarness:
+    """A harness that measures what the simulator predicts; `prints` on standard output, as careless libraries do."""
+
+    def __init__(self, spec: Spec) -> None:
+        print("noise from a library")
+
+    def __enter__(self) -> "FakeHarness":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def prepare(self) -> PreparedWorkload:
+        return PREPARED
+
+    survey = prepare
+
+    def baseline(self) -> Measurement:
+        return replace(self.measure(Plan.traced(GRAPH)), max_error=None)
+
+    def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
+        expected = simulate(GRAPH, lower(GRAPH, plan), COSTS)
+        return Measurement(
+            Outcome.OK,
+            peak_bytes=FLOOR + expected.peak_bytes,
+            charged_bytes=FLOOR + expected.peak_bytes,
+            floor_bytes=FLOOR,
+            step_seconds=(expected.seconds,) * 8,
+            baseline_seconds=(sum(COSTS.seconds),) * 8,
+            max_error=0.0,
+            verified="bit-equal to eager",
+            meter="fake",
+            device=DEVICE,
+        )
+
+    def renew(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class FakeTracker:
+    """Says what it would have logged."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self.events = 0
+
+    def __call__(self, event: object) -> None:
+        self.events += 1
+
+    def finish(self, *, interrupted: int = 0) -> str:
+        return f"{self.events} events"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No children, and no MLflow, which has tests of its own and takes seconds to import."""
+    monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
+    monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, standard output, standard error) of a command, run in this process."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            cli.main(arguments)
+        out, err = capfd.readouterr()
+        return int(exit.value.code or 0), out, err
+
+    return call
+
+
+def in_a_process(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def plan_file(**changes: Any) -> PlanFile:
+    plan = Plan.traced(GRAPH)
+    file = PlanFile(
+        WorkloadRef("chain"),
+        GRAPH.digest,
+        "65%",
+        200 * MIB,
+        FLOOR,
+        {},
+        plan,
+        simulate(GRAPH, lower(GRAPH, plan)),
+        DEVICE,
+    )
+    return replace(file, **changes)
+
+
+def files(where: Path) -> Iterator[str]:
+    return (str(path.relative_to(where)) for path in sorted(where.rglob("*")) if path.is_file())
+
+
+# -- what is said before anything runs -----------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom autotune.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    )
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert "autotune.cli.main" in loaded
+    assert not loaded & HEAVY
+
+
+COMMANDS = [
+    "doctor", "device probe", "device diff", "tune", "resume", "replay", "plan", "measure", "nightly", "report", "layout",
+    "reproduce", "dashboard", "show",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = run(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tune", "resnet18", "--bugdet", "65%"), "--bugdet"),
+        (("tune",), "missing argument 'workload'"),
+        (("tine", "resnet18"), "tine"),
+        (("tune", "resnet18", "--budget", "much"), "--budget: cannot read 'much'"),
+        (("tune", "resnet18", "--budget", "0%"), "'0%' must lie above 0%"),
+        (("tune", "resnet18", "--budget", "600"), "'600'"),
+        (("tune", "resnet18", "--limit", "1gb"), "--limit: cannot read '1gb'"),
+        (("tune", "resnet18", "--time", "long"), "--time: cannot read 'long'"),
+        (("tune", "resnet18", "--trials", "0"), "--trials"),
+        (("tune", "resnet18", "--objective", "memory"), "--objective"),
+        (("tune", "resnet18", "--set", "batch"), "--set 'batch': write --set batch=8"),
+        (("tune", "resnet18", "--store", "ssd"), "--store 'ssd': write --store ssd="),
+        (("tune", "resnet18", "--store", "sdd=."), "sdd"),
+        (("tune", "resnet18", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("tune", "resnet18", "--store", "ssd=a file"), "a file is no directory"),
+        (("tune", "resnet18", "--name", "../up"), "a plain name"),
+        (("tune", "no.yaml"), "no.yaml"),
+        (("tune", "wrong.yaml"), "wrong.yaml:2: unknown key 'bugdet'; "),
+        (("replay",), "missing argument 'run'"),
+        (("replay", "no such run"), "no such run: no such file; give a directory that autotune tune made"),
+        (("replay", "."), "no run is recorded here"),
+        (("replay", "wrong.yaml"), "wrong.yaml: not a landscape file"),
+        (("replay", ".", "--sampler", "rando"), "--sampler 'rando': no such sampler; known: auto, gp, random, tpe; did you"),
+        (("replay", ".", "--trials", "0"), "--trials"),
+        (("replay", ".", "--seeds", "0"), "--seeds"),
+        (("plan", "resnet18"), "add -o FILE"),
+        (("measure", "no.json"), "no.json: cannot read the plan"),
+        (("measure", "cut.json"), "cut.json: not a plan file"),
+        (("measure", "edited.json"), "edited.json: plan.order"),
+        (("measure", "away.json"), "add --store ssd=DIR"),
+        (("show", "cut.json"), "cut.json: not a plan file"),
+        (("layout", "no.csv"), "no.csv: cannot be read"),
+        (("layout", "cut.json"), "cut.json: not a plan file"),
+        (("show", "future.json"), "plan schema 99"),
+        (("report",), "no run in runs/"),
+        (("report", "empty"), "no run is recorded here"),
+        (("resume", "empty"), "no run is recorded here"),
+        (("tune", "resnet18", "--seed-from", "empty"), "empty: no plan was measured here"),
+        (("tune", "resnet18", "--seed-from", "cut.json"), "cut.json: not a plan file"),
+        (("tune", "resnet18", "--dry-run", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("device", "probe", "--device", "tpu"), "unknown device 'tpu'"),
+        (("device", "probe", "--store", "sdd=."), "--store sdd: no such store; known: ssd, ramdisk, host"),
+        (("device", "probe", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("device", "prob"), "prob"),
+        (("device", "diff", "no.json", "no.json"), "no.json: cannot read the device profile"),
+        (("device", "diff", "cut.json", "whole.json"), "cut.json: not a device profile"),
+        (("device", "diff", "whole.json", "whole.json"), "whole.json: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_no_file(
+    arguments: tuple[str, ...], said: str, here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "a file").write_text("")
+    (here / "empty").mkdir()
+    (here / "wrong.yaml").write_text("workload: resnet18\nbugdet: 65%\n")
+    planfile.write(here / "whole.json", plan_file())
+    text = (here / "whole.json").read_text()
+    document = json.loads(text)
+    (here / "cut.json").write_text(text[: len(text) // 2])
+    (here / "edited.json").write_text(json.dumps(document | {"plan": document["plan"] | {"order": ["first"]}}))
+    (here / "future.json").write_text(json.dumps(document | {"schema": 99}))
+    swapped = document["plan"] | {"offload": [{"value": 20, "gap": 0}], "store": "ssd"}
+    (here / "away.json").write_text(json.dumps(document | {"plan": swapped}))
+    before = list(files(here))
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert list(files(here)) == before
+
+
+def test_a_run_that_another_process_works_in_is_75_and_stays_whole(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "runs/night").mkdir(parents=True)
+    with (here / "runs/night/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = run("tune", "chain", "--name", "night")
+    assert (code, out) == (75, "")
+    assert "runs/night" in err.splitlines()[-1]
+    assert (here / "runs/night/lock").exists()
+
+
+def test_of_two_runs_begun_at_once_under_one_name_the_second_leaves_the_firsts_directory(
+    here: Path, fake_device: None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    with contextlib.ExitStack() as first:
+
+        class Second(FakeHarness):
+            def __init__(self, spec: Spec) -> None:
+                super().__init__(spec)
+                first.enter_context(lock_run_dir(here / "runs/one"))
+                (here / "runs/one/graph.json").write_text("the first's")
+
+        monkeypatch.setattr("autotune.measure.harness.Harness", Second)
+        assert run("tune", "chain", "--name", "one")[0] == 75
+        assert (here / "runs/one/graph.json").read_text() == "the first's"
+
+
+def test_a_run_that_fails_before_its_first_trial_leaves_no_directory(
+    here: Path, fake_device: None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Fails(FakeHarness):
+        def prepare(self) -> PreparedWorkload:
+            raise CaptureError("the step cannot be captured")
+
+    monkeypatch.setattr("autotune.measure.harness.Harness", Fails)
+    assert run("tune", "chain", "--name", "one")[0] == CaptureError.exit_code
+    assert not list(files(here))
+
+
+def test_a_resumed_run_that_another_process_works_in_names_a_move_that_there_is(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")
+    with lock_run_dir(here / "runs/one"):
+        code, _, err = run("resume", "runs/one")
+    assert code == 75
+    assert err.splitlines()[-1].endswith(f"process {os.getpid()} works here; wait for it or tune under another --name")
+
+
+def test_an_internal_error_is_one_line_and_a_traceback_only_with_v(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("autotune.cli.commands.show.run", fail)
+    code, out, err = run("show", "plan.json")
+    assert (code, out) == (1, "")
+    assert err == ("error: internal error: RuntimeError: first line; run again with -v for the traceback\n")
+    code, _, err = run("show", "plan.json", "-v")
+    assert code == 1
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("error: internal error")
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.cli.commands.show.run", interrupt)
+    assert run("show", "plan.json") == (130, "", "error: interrupted\n")
+
+
+def test_doctor_ends_with_2_and_the_name_of_what_is_bad(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    found = [CheckResult("torch", "ok", "2.13"), CheckResult("runs", "warn", "nearly full", "free space")]
+    monkeypatch.setattr("autotune.cli.doctor.run_checks", lambda stores: found)
+    assert run("doctor") == (0, "ok   torch  2.13\nwarn runs   nearly full\n            -> free space\n", "")
+    found.append(CheckResult("store ssd", "bad", "no directory", "create it"))
+    code, out, err = run("doctor", "--json")
+    assert (code, len(json.loads(out)["findings"])) == (2, 3)
+    assert err.startswith("error: store ssd: ")
+
+
+# -- devices -------------------------------------------------------------------------------------------------------
+
+PROFILE = DeviceProfile(
+    DEVICE,
+    {"float32": 1e11},
+    {"memory": 8e9},
+    (1.0,) * 9,
+    {"ssd": StoreCost(2e9, 1e9, 1.5e9, 0.5e9)},
+    {"ssd": 0.02},
+)
+
+
+def test_probe_writes_a_profile_under_its_silicon_or_where_it_is_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "autotune.measure.device.probe.probe", lambda kind, stores: asked.append((kind, stores)) or PROFILE
+    )
+    (here / "fast").mkdir()
+    code, out, _ = run("device", "probe", "--store", "ssd=fast")
+    assert (code, asked) == (0, [("cpu", {"ssd": Path("fast")})])
+    assert out.splitlines()[-1] == "profile     runs/devices/cpu-test-silicon-2.json"
+    assert "100 Gflop/s in float32" in out
+    assert "2.00 GB/s written, 1.00 read, both at once 1.50 and 0.50" in out
+    assert device_profile.find(Path("runs"), DEVICE) == PROFILE
+    code, out, _ = run("device", "probe", "-o", "mine.json", "--json")
+    assert (code, json.loads(out)["profile_path"], json.loads(out)["matmul_flops"]) == (
+        0, "mine.json", {"float32": 1e11},
+    )  # fmt: skip
+    assert device_profile.read(here / "mine.json") == PROFILE
+
+
+def test_diff_is_a_table_of_what_can_be_told_apart_and_counts_the_rest(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    slower = replace(PROFILE.stores["ssd"], write_bytes_per_second=0.5e9, read_bytes_per_second=0.99e9)
+    other = replace(PROFILE, stores={"ssd": slower}, device=replace(DEVICE, memory_bytes=4 * 2**30))
+    device_profile.write(here / "a.json", PROFILE)
+    device_profile.write(here / "b.json", other)
+    code, out, err = run("device", "diff", "a.json", "b.json")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["first", "second", "ratio"]
+    assert lines[1].split()[:6] == ["memory", "8192.0", "MiB", "4096.0", "MiB", "0.50x"]
+    assert lines[2].split()[:8] == ["store", "ssd", "write", "2.00", "GB/s", "0.50", "GB/s", "0.25x"]
+    assert lines[2].endswith("plans that offload are to be tuned again")
+    assert lines[3:] == ["1 more differ by no more than repeated measurements of one device"]
+    found = json.loads(run("device", "diff", "a.json", "b.json", "--json")[1])["differences"]
+    assert [(one["what"], one["told_apart"]) for one in found] == [
+        ("memory", True), ("store ssd write", True), ("store ssd read", False),
+    ]  # fmt: skip
+    assert run("device", "diff", "a.json", "a.json")[:2] == (0, "the profiles differ by no more than noise\n")
+
+
+# -- dry runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A harness that is told to capture and profile, and no more."""
+
+    class Surveyor(FakeHarness):
+        def prepare(self) -> PreparedWorkload:
+            raise AssertionError("a step would have been run")
+
+        def baseline(self) -> Measurement:
+            raise AssertionError("a step would have been run")
+
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
+            raise AssertionError("a step would have been run")
+
+        def survey(self) -> PreparedWorkload:
+            return PREPARED
+
+    monkeypatch.setattr("autotune.measure.harness.Harness", Surveyor)
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_a_dry_run_tells_frontier_trials_and_time_runs_no_step_and_writes_nothing(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = run("tune", "chain", "--budget", "60%", "--trials", "8", "--dry-run", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert set(told) == {"budget_bytes", "floor_bytes", "device", "frontier", "search"}
+    assert told["search"]["ended_by"] == "--trials"
+    for one in told["frontier"]:
+        low, high = one["step_bytes_range"]
+        assert low < one["estimate"]["peak_bytes"] < high
+        assert one["ratio_range"][0] < one["ratio"] < one["ratio_range"][1]
+    code, out, _ = run("tune", "chain", "--budget", "60%", "--trials", "8", "--dry-run")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].split()[:2] == ["step", "MiB"]
+    assert len(told["frontier"]) == lines.index("") - 1
+    assert lines[lines.index("") + 1].startswith("budget  60%: ")
+    assert f"about {8 + CONFIRMATIONS} trials" in out
+    assert "autotune device probe" in lines[-1]
+    assert not list(files(here))
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_a_dry_run_of_a_budget_too_small_shows_the_frontier_and_is_4(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "5%", "--dry-run")
+    assert code == 4
+    assert "no plan is certain to fit" in out
+    assert err.splitlines()[-1].startswith("error: chain() needs ")
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_the_noise_of_the_devices_profile_widens_what_a_dry_run_says_of_time(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    def highest() -> float:
+        first = json.loads(run("tune", "chain", "--dry-run", "--json")[1])["frontier"][0]
+        return float(first["seconds_range"][1] / first["estimate"]["seconds"])
+
+    plain = highest()
+    noisy = replace(PROFILE, noise_seconds=(1.0, 1.0, 1.0, 1.0, 1.5) * 4)
+    device_profile.write(device_profile.profile_path(Path("runs"), DEVICE), noisy)
+    assert highest() == pytest.approx(1.5 * plain)
+    assert "no device profile" not in run("tune", "chain", "--dry-run")[1]
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_made_within_a_share_of_the_simulated_peak(fake_device: None) -> None:
+    whole = simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes
+    made = make_plan_file(load_config("chain", overrides={"budget": "60%"}), PREPARED)
+    assert made.budget_bytes == int(0.6 * whole)
+    assert made.estimate.peak_bytes <= made.budget_bytes
+
+
+def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:
+    only = {"order": ["depth_first"], "recompute": ["segments"]}
+    made = make_plan_file(load_config("chain", overrides={"budget": "100%", "planners": only}), PREPARED)
+    assert {kind: made.settings[kind]["planner"] for kind in only} == {kind: name for kind, (name,) in only.items()}
+
+
+def test_a_budget_that_no_plan_reaches_names_the_lowest_peak_and_its_op(fake_device: None) -> None:
+    with pytest.raises(InfeasibleError, match=r"chain\(\) needs [\d.]+ MiB at \w+ .* the budget 5% .*--store ssd=DIR"):
+        make_plan_file(load_config("chain", overrides={"budget": "5%"}), PREPARED)
+
+
+def test_a_plan_that_does_not_fit_is_4_and_writes_nothing(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("plan", "chain", "--budget", "5%", "-o", "new/plan.json")
+    assert (code, out) == (4, "")
+    assert err.splitlines()[-1].startswith("error: chain() needs ")
+    assert not list(files(here))
+
+
+def test_plan_json_is_one_document_whatever_libraries_print(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("plan", "chain", "--budget", "60%", "-o", "plan.json", "--json")
+    assert code == 0
+    figures = {"planning_seconds", "gap", "seconds_gap", "layout_gap"}
+    assert set(json.loads(out)) == {"plan", "estimate", "verified"} | figures
+    assert json.loads(out)["verified"] == planfile.read(here / "plan.json").verified == "not verified"
+    assert "noise from a library" in err
+    assert planfile.read(here / "plan.json").workload == WorkloadRef("chain")
+
+
+def test_show_says_what_a_plan_decides(here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]) -> None:
+    run("plan", "chain", "--budget", "60%", "-o", "plan.json")
+    code, out, err = run("show", "plan.json")
+    assert (code, err) == (0, "")
+    recomputed = planfile.read(here / "plan.json").plan.recomputed
+    assert f"{recomputed} runs more than traced" in out
+    assert "Test Silicon" in out
+    assert "offload    nothing" in out
+    assert "not measured" in out
+    assert run("show", "plan.json", "--json")[1].count("\n") == 1
+
+
+def test_show_lists_the_ops_of_a_plan_that_lies_in_its_run(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("plan", "chain", "--budget", "60%", "-o", "plan.json")
+    code, _, err = run("show", "plan.json", "--table")
+    assert code == 2
+    assert "its graph.json and costs.json are not beside it" in err
+    (here / "graph.json").write_text(json.dumps(to_json(GRAPH)))
+    (here / "costs.json").write_text(json.dumps(to_json(Costs.unit(GRAPH))))
+    code, out, _ = run("show", "plan.json", "--table")
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.split() == ["op", "memory", "peak", "tensors"])
+    assert code == 0
+    assert len(lines) - first - 1 == len(planfile.read(here / "plan.json").plan.order)
+    assert lines[first + 2].endswith("h0, h1")
+    assert "without recompute and offload, no order peaks below" in out
+
+
+FOUR = "id,lower,upper,size\nb3,0,5,6\nb2,6,7,4\nb0,6,9,5\nb1,7,10,1\n"
+
+
+def test_layout_writes_offsets_within_the_capacity(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    (here / "four.csv").write_text(FOUR)
+    code, out, _ = run("layout", "four.csv", "--capacity", "9", "-o", "laid.csv")
+    assert code == 0
+    assert "9 bytes: met" in out
+    assert "proved optimal" in out
+    rows = [line.split(",") for line in (here / "laid.csv").read_text().splitlines()[1:]]
+    assert max(int(row[3]) + int(row[4]) for row in rows) == 9
+
+
+def test_a_capacity_that_is_proved_too_small_is_4_with_the_least(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "four.csv").write_text(FOUR)
+    code, out, error = run("layout", "four.csv", "--capacity", "8B")
+    assert code == 4
+    assert "exceeded" in out
+    assert "four.csv needs 9 bytes, the capacity is 8: none exists below 9" in error
+
+
+def test_layout_json_has_an_offset_for_every_id(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    (here / "four.csv").write_text(FOUR)
+    code, out, _ = run("layout", "four.csv", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["layout_bytes"], told["max_live_bytes"], told["buffers"]) == (9, 9, 4)
+    assert set(told["offsets"]) == {"b0", "b1", "b2", "b3"}
+
+
+def test_a_plan_in_its_run_is_laid_out_and_becomes_a_csv(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = plan_file()
+    planfile.write(here / "plan.json", file)
+    for name, record in (("graph", GRAPH), ("costs", COSTS)):
+        (here / f"{name}.json").write_text(json.dumps(to_json(record)))
+    assert run("layout", "plan.json", "-o", "plan.csv")[0] == 0
+    code, out, _ = run("layout", "plan.csv")
+    assert code == 0
+    assert "above that" in out
+
+
+def test_layout_of_a_plan_away_from_its_run_says_what_is_missing(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    planfile.write(here / "plan.json", plan_file())
+    code, _, error = run("layout", "plan.json")
+    assert code == 2
+    assert "graph.json and costs.json are not beside it" in error
+
+
+def test_measure_json_holds_measurement_and_baseline(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("plan", "chain", "--budget", "60%", "-o", "plan.json")
+    code, out, _ = run("measure", "plan.json", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert set(document) == {"measurement", "baseline"}
+    assert document["measurement"]["outcome"] == "ok"
+
+
+def test_a_plan_of_another_graph_names_what_differs() -> None:
+    other = training_chain(9, 20 * MIB, MIB)
+    wider = training_chain(8, 21 * MIB, MIB)
+    file = plan_file()
+    match_plan(Path("p.json"), file, PREPARED)
+    with pytest.raises(PlanError, match=r"p\.json: made for a graph of 33 ops, this one has 37"):
+        match_plan(Path("p.json"), file, replace(PREPARED, graph=other))
+    with pytest.raises(PlanError, match="the same 33 ops on other shapes"):
+        match_plan(Path("p.json"), file, replace(PREPARED, graph=wider))
+    with pytest.raises(PlanError, match="made on cuda, this is cpu"):
+        match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), PREPARED)
+
+
+@pytest.mark.skipif(torch_sees_a_gpu(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here_is_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FACTORIES)
+    for command, code in ((["tune", "mine.py:tiny", "--device", "cuda"], 2), (["measure", "p.json"], 6)):
+        planfile.write(
+            tmp_path / "p.json",
+            plan_file(device=replace(DEVICE, kind="cuda"), workload=WorkloadRef("mine.py:tiny", {})),
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main(command)
+        assert ended.value.code == code
+        assert "sees no GPU here; autotune doctor says why" in capfd.readouterr().err
+
+
+def test_a_device_that_nobody_knows_is_a_usage_error() -> None:
+    with pytest.raises(ConfigError, match="--device: input should be 'cpu' or 'cuda'"):
+        load_config("resnet18", overrides={"device": "tpu"})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome.OK, 0), (Outcome.STOPPED_EARLY, 0), (Outcome.OVER_BUDGET, 4), (Outcome.OUT_OF_MEMORY, 4),
+        (Outcome.WRONG_RESULT, 8), (Outcome.DISK_FULL, 2), (Outcome.CRASHED, 1), (Outcome.TIMEOUT, 1),
+    ],
+)  # fmt: skip
+def test_every_outcome_of_a_measurement_has_its_exit_code(outcome: Outcome, code: int) -> None:
+    error = outcome_error(Path("p.json"), Measurement(outcome, "because"))
+    assert (error.exit_code if error else 0) == code
+
+
+# -- tune ----------------------------------------------------------------------------------------------------------
+
+
+def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert set(document) == {"baseline", "best", "confirmed", "trials", "plan_path", "report_path"}
+    assert document["confirmed"][0]["verdict"] == "BEST"
+    assert document["confirmed"][0]["trial"] == document["best"]["number"]
+    for found in (document["baseline"], document["best"]):
+        assert {"plan", "estimate", "measurement"} <= set(found)
+    assert document["baseline"]["plan"] is None
+    assert planfile.read(here / document["plan_path"]).estimate.peak_bytes == document["best"]["estimate"]["peak_bytes"]
+    assert (here / document["report_path"]).read_text().startswith("<!doctype html>")
+
+
+def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "6", "--name", "one")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].split()[:4] == ["plan", "kind", "order", "update"]
+    afresh = lines.index("re-measured, interleaved with plain eager:")
+    assert [sum(line.endswith("BEST") for line in part) for part in (lines[:afresh], lines[afresh:])] == [1, 1]
+    assert lines[afresh + 2].split()[0] == "eager"
+    assert lines[-3] == "results bit-equal to eager"
+    assert lines[-2].startswith("plan    plans/one.json")
+    assert lines[-1].startswith("report  runs/one/report.html")
+    assert err.splitlines()[-1].startswith("mlflow  ")
+    before = (here / "runs/one/trials.jsonl").read_bytes()
+    code, out, err = run("resume", "runs/one", "--trials", "9")
+    assert code == 0, err
+    after = (here / "runs/one/trials.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after) > len(before)
+    assert run("report")[1] == "runs/one/report.html\n"
+
+
+def test_replay_reports_for_each_sampler_how_near_it_comes_and_what_it_loses(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one")
+    before = sorted(files(here))
+    code, out, err = run(
+        "replay", "runs/one", "--sampler", "random", "--sampler", "tpe", "--trials", "6", "--seeds", "2"
+    )
+    assert code == 0, err
+    head, *rows = out.splitlines()
+    assert head.split()[:2] == ["sampler", "trials"]
+    assert [row.split()[:2] for row in rows] == [[name, after] for name in ("random", "tpe") for after in ("5", "6")]
+    assert "got the result of their nearest neighbour" in err
+    assert sorted(files(here)) == before
+    code, out, _ = run("replay", "runs/one", "--sampler", "random", "--trials", "6", "--seeds", "2", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert [(one["sampler"], one["seed"]) for one in document["replays"]] == [("random", 0), ("random", 1)]
+    assert document["known_best"] > 0
+
+
+def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
+    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", "chain", "--budget", "5%", "--trials", "4", "--name", "one")
+    assert (code, out) == (4, "")
+    assert " MiB at " in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("fake_device")
+def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resumed(
+    number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Interrupted(FakeHarness):
+        def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
+            signal.raise_signal(number)
+            return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+
+        def baseline(self) -> Measurement:
+            return FakeHarness.measure(self, Plan.traced(GRAPH))
+
+    monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
+    got, _, err = run("tune", "chain", "--budget", "60%", "--name", "one")
+    assert got == code
+    assert err.splitlines()[-1] == "error: interrupted; continue with: autotune resume runs/one"
+    kept = (here / "runs/one/trials.jsonl").read_bytes()
+    assert kept.count(b"\n") == (2 if number == signal.SIGINT else 1)  # the first Ctrl-C lets the trial end
+    assert (here / "runs/one/report.html").exists()
+    monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
+    assert run("resume", "runs/one", "--trials", "5")[0] == 0
+    assert (here / "runs/one/trials.jsonl").read_bytes().startswith(kept)
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_a_resumed_run_interrupted_in_its_capture_keeps_its_trials_and_says_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    class Interrupted(FakeHarness):
+        def prepare(self) -> PreparedWorkload:
+            signal.raise_signal(signal.SIGINT)
+            return super().prepare()
+
+    assert run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")[0] == 0
+    kept = (here / "runs/one/trials.jsonl").read_bytes()
+    monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
+    code, _, err = run("resume", "runs/one")
+    assert (code, err.splitlines()[-1]) == (130, "error: interrupted; continue with: autotune resume runs/one")
+    assert (here / "runs/one/trials.jsonl").read_bytes() == kept
+    code, _, err = run("tune", "chain", "--name", "two")
+    assert (code, err.splitlines()[-1].rpartition("; ")[2]) == (130, "nothing is kept")
+    assert not (here / "runs/two").exists()
+
+
+def test_resume_help_explains_its_limits(run: Callable[..., tuple[int, str, str]]) -> None:
+    assert "--trials counts those of the whole run; --time starts from zero" in " ".join(
+        run("resume", "--help")[1].split()
+    )
+
+
+# -- with real children --------------------------------------------------------------------------------------------
+
+
+def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(here: Path) -> None:
+    (here / "mine.py").write_text(FACTORIES)
+    code, out, err = in_a_process("tune", "mine.py:broken", "--budget", "65%", cwd=here)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "the data set is gone" in last
+    assert "Traceback" not in err
+    assert [name for name in files(here) if "__pycache__" not in name] == ["mine.py"]
+
+
+def test_a_plan_of_another_model_is_6(here: Path) -> None:
+    (here / "mine.py").write_text(FACTORIES)
+    code, _, err = in_a_process("plan", "mine.py:tiny", "--budget", "200%", "-o", "plan.json", cwd=here)
+    assert code == 0, err
+    code, out, err = in_a_process("measure", "plan.json", "--set", "width=16", cwd=here)
+    assert (code, out) == (6, "")
+    assert "on other shapes" in err.splitlines()[-1]
+
+
+# -- the whole command line ----------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_package(run: Callable[..., tuple[int, str, str]]) -> None:
+    import autotune
+
+    assert run("--version") == (0, f"autotune {autotune.__version__}\n", "")
+
+
+def test_a_shell_gets_a_completion_script_and_completes_commands_and_options() -> None:
+    def complete(words: str, *arguments: str) -> str:
+        position = len(words.split(" ")) - 1
+        variables = {"_AUTOTUNE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", *arguments],
+            env=os.environ | (variables if words else {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}),
+            timeout=60,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    assert "_AUTOTUNE_COMPLETE=complete_bash" in complete("", "--show-completion", "bash")
+    assert {"tune", "plan", "replay"} <= set(complete("autotune ").split())
+    assert {"--budget", "--store"} <= set(complete("autotune tune --").split())

@@ -1,0 +1,87 @@
+"""A run directory and a plan made by commit a7ad60f open in every command of today."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from autotune.cli import main as cli
+from autotune.records.trial import load_trials
+
+ROOT = Path(__file__).parents[2]
+SAVED = ROOT / "tests" / "data" / "old_run"
+RUN = Path("runs/old")
+PLAN = "plans/old.json"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(SAVED, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def output(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    printed = capfd.readouterr()
+    assert not ended.value.code, printed.err
+    return printed.out
+
+
+def test_show_describes_the_plan(place: Path, capfd: pytest.CaptureFixture[str]):
+    text = output(capfd, "show", PLAN)
+    assert "75%" in text
+    assert "greedy" in text
+
+
+def test_the_report_is_written_again_from_the_records(place: Path, capfd: pytest.CaptureFixture[str]):
+    output(capfd, "report", str(RUN))
+    page = (place / RUN / "report.html").read_text()
+    assert page.count("<svg ") >= 2
+    assert "chain.py:factory" in page
+
+
+def test_a_replay_searches_the_record(place: Path, capfd: pytest.CaptureFixture[str]):
+    replayed = json.loads(output(capfd, "replay", str(RUN), "--trials", "2", "--seeds", "1", "--json"))
+    assert replayed
+
+
+def test_the_dashboard_shows_the_run(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(
+        sys, "argv", ["app.py", "--runs", "runs", "--experiments", "none", "--mlflow", "http://127.0.0.1:9"]
+    )
+    test = AppTest.from_file(str(ROOT / "dashboards" / "views" / "study.py"), default_timeout=60)
+    test.query_params["study"] = "old"
+    test.run()
+    assert not test.exception, test.exception[0].message
+    assert not test.warning
+    assert len(test.dataframe[0].value) == len(load_trials(RUN / "trials.jsonl")) == 4
+
+
+@pytest.mark.slow
+def test_its_plan_is_measured_and_its_search_goes_on(place: Path):
+    """In processes of their own, which capture the step again: the digest of the graph must be the recorded one."""
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "autotune", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert json.loads(run("measure", PLAN, "--json"))["measurement"]["outcome"] == "ok"
+    trials = place / RUN / "trials.jsonl"
+    before = trials.read_text().splitlines(keepends=True)[:-1]
+    trials.write_text("".join(before))  # as if it had been interrupted before the confirmation
+    run("resume", str(RUN), "--time", "5s")
+    after = trials.read_text().splitlines(keepends=True)
+    assert after[: len(before)] == before
+    assert json.loads(after[len(before)])["kind"] == "confirm"
