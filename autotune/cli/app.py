@@ -270,7 +270,7 @@ def report(
 @app.command(short_help="Lay buffers out in as few bytes as possible.")
 def layout(
     file: Annotated[
-        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan in its run directory.")
+        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan of a run.")
     ],
     *,
     capacity: Annotated[
