@@ -362,4 +362,4 @@ def _load_config(
     from autotune.records.config import load_config
 
     overrides = {**fields, **({"stores": parse_pairs(stores, "--store")} if stores else {})}
-    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"))
+    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"), from_command_line=True)
