@@ -98,7 +98,9 @@ def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs |
 
     The run directory is the file's own, the one that it names, or for an old plan `../runs/NAME` of a plan `NAME.json`.
     """
-    places = [path.parent, path.parent / file.run] if file.run else [path.parent, path.parent.parent / "runs" / path.stem]
+    places = (
+        [path.parent, path.parent / file.run] if file.run else [path.parent, path.parent.parent / "runs" / path.stem]
+    )
     for files in map(RunDir, places):
         graph = _read_record(files.graph, TrainGraph)
         if graph is not None and graph.digest == file.graph_digest:
