@@ -202,5 +202,5 @@ def choose_run_dir(config: Config, name: str | None) -> Path:
         workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()
         name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
     if Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"--name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
+        raise ConfigError(f"name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
     return Path(config.runs) / name

@@ -270,7 +270,7 @@ def report(
 @app.command(short_help="Lay buffers out in as few bytes as possible.")
 def layout(
     file: Annotated[
-        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan in its run directory.")
+        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan of a run.")
     ],
     *,
     capacity: Annotated[
@@ -362,4 +362,4 @@ def _load_config(
     from autotune.records.config import load_config
 
     overrides = {**fields, **({"stores": parse_pairs(stores, "--store")} if stores else {})}
-    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"))
+    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"), from_command_line=True)

@@ -44,6 +44,8 @@ class PlanFile:
     measurement: Measurement | None = None
     verified: str = NOT_VERIFIED
     """Method of comparing the plan's results with eager's."""
+    run: str = ""
+    """Run directory of the study, relative to the directory of plans; empty for a plan made without a study."""
     schema: int = SCHEMA
 
 
@@ -96,16 +98,31 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
         print(f"note: {change}; times differ from the recorded ones", file=sys.stderr, flush=True)
 
 
-def find_graph(path: Path, digest: str) -> TrainGraph | None:
-    """Return the graph that lies beside a plan file, as in a run directory; None where there is none with this digest."""
-    graph = _read_record(RunDir(path.parent).graph, TrainGraph)
-    return graph if graph is not None and graph.digest == digest else None
+def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs | None]:
+    """Return the graph and the measured costs of a plan file, from its run directory; None for what is not there.
+
+    The run directory is the file's own, the one that it names, or for an old plan `../runs/NAME` of a plan `NAME.json`.
+    """
+    places = (
+        [path.parent, path.parent / file.run] if file.run else [path.parent, path.parent.parent / "runs" / path.stem]
+    )
+    for files in map(RunDir, places):
+        graph = _read_record(files.graph, TrainGraph)
+        if graph is not None and graph.digest == file.graph_digest:
+            costs = _read_record(files.costs, Costs)
+            return graph, costs if costs is not None and costs.matches(graph) else None
+    return None, None
 
 
-def find_costs(path: Path, graph: TrainGraph | None) -> Costs | None:
-    """Return the measured costs that lie beside a plan file; None where there are none of this graph."""
-    costs = _read_record(RunDir(path.parent).costs, Costs)
-    return costs if costs is not None and graph is not None and costs.matches(graph) else None
+def read_records(path: Path, file: PlanFile) -> tuple[TrainGraph, Costs]:
+    """Return the graph and the measured costs of a plan file; ConfigError where its run directory has none."""
+    graph, costs = find_records(path, file)
+    if graph is None or costs is None:
+        raise ConfigError(
+            f"{path}: its graph.json and costs.json are not beside it"
+            f"{f' or in {path.parent / file.run}' if file.run else ''}; name the plan.json of its run directory"
+        )
+    return graph, costs
 
 
 def _read_record(path: Path, kind: type[T]) -> T | None:

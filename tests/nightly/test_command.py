@@ -104,7 +104,8 @@ def test_three_nights_find_keep_and_miss_a_champion(night: Path, run: Run, monke
 def test_resume_of_a_finished_night_runs_nothing_and_tells_it_again(night: Path, run: Run):
     before = run("nightly", "night.yaml")[1]
     history = (night / "chain" / "history.jsonl").read_bytes()
-    code, out, _ = run("nightly", "night.yaml", "--resume")
+    code, out, err = run("nightly", "night.yaml", "--resume")
+    assert "is complete: every entry has a result; start a new night without --resume" in err
     assert (code, out) == (0, before)
     assert (night / "chain" / "history.jsonl").read_bytes() == history
 

@@ -40,6 +40,11 @@ def test_show_describes_the_plan(place: Path, capfd: pytest.CaptureFixture[str])
     assert "greedy" in text
 
 
+def test_its_plan_is_listed_and_laid_out_with_the_records_of_its_run(place: Path, capfd: pytest.CaptureFixture[str]):
+    assert "tensors" in output(capfd, "show", PLAN, "--table")
+    assert output(capfd, "layout", PLAN).startswith("buffers")
+
+
 def test_the_report_is_written_again_from_the_records(place: Path, capfd: pytest.CaptureFixture[str]):
     output(capfd, "report", str(RUN))
     page = (place / RUN / "report.html").read_text()
