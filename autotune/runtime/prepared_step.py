@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from autotune.capture.program import Program
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
@@ -16,6 +18,7 @@ from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records.plan_file import PlanFile
+from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.keep_gradients import keep_gradients
@@ -201,6 +204,19 @@ class StepPreparer:
         if name not in self._stores:
             raise ConfigError(f"the plan offloads to {name!r}; pass stores={{{name!r}: DIR}}")
         return self._stores[name]
+
+
+def warn_of_environment(file: PlanFile | None) -> None:
+    """Warn the caller's caller of threads and CPUs that differ from those that a plan for a CPU was measured with."""
+    if file is None or file.device is None or file.device.kind != "cpu":
+        return
+    present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    if changes := list_changes(file.device.environment, present):
+        warnings.warn(
+            f"the plan was measured with other settings of threads: {'; '.join(changes)}. "
+            "Step times differ from the recorded ones; set them as recorded, or tune again",
+            stacklevel=3,
+        )
 
 
 def _refuse_other_graph(file: PlanFile, graph: TrainGraph) -> None:

@@ -24,7 +24,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
-from autotune.runtime.prepared_step import PreparedStep, StepPreparer
+from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_environment
 from autotune.runtime.recapture import Recaptures, transfer_plan
 from autotune.runtime.step_cache import StepCache, describe_difference
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
@@ -141,6 +141,7 @@ class TrainStep:
         self._pid = os.getpid()
         self._has_warned = False
         self._refuse_loop()
+        warn_of_environment(self._preparer.file)
         if self._preparer.memory_format:
             convert_model(model, optimizer, self._preparer.memory_format)
             batch = convert_batch(batch, self._preparer.memory_format)

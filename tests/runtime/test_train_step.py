@@ -26,7 +26,9 @@ from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
+from autotune.records.device import Device
 from autotune.records.plan_file import PlanFile
+from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime.arena import StepArena
 from autotune.runtime.stores import SwapStore, open_store
 from autotune.runtime.train_step import TrainStep
@@ -647,6 +649,32 @@ def test_a_plan_of_another_graph_is_refused_with_both_named():
     assert "the plan is for tests.support.small:make(batch=2)" in message
     assert file.graph_digest[:8] in message
     assert capture(workload).graph.digest[:8] in message
+
+
+def test_threads_unlike_the_plans_are_warned_of_once_by_name_and_value(recwarn: Any, monkeypatch: Any):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    workload, _ = pair()
+    present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    recorded = {**present, "OMP_WAIT_POLICY": "PASSIVE", "torch threads": "64"}
+    device = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0", environment=recorded)
+    with step_for(workload, replace(plan_file(workload), device=device)) as step:
+        for _ in range(2):
+            step(workload.batch)
+    (warning,) = [str(caught.message) for caught in recwarn if "settings of threads" in str(caught.message)]
+    assert "OMP_WAIT_POLICY: recorded PASSIVE, now ACTIVE" in warning
+    assert f"torch threads: recorded 64, now {torch.get_num_threads()}" in warning
+    assert "CPU affinity" not in warning
+
+
+@pytest.mark.parametrize("environment", ["equal", "of an earlier version", "of a GPU"])
+def test_threads_like_the_plans_or_unknown_are_no_news(environment: str, recwarn: Any):
+    workload, _ = pair()
+    present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    recorded = {"equal": present, "of an earlier version": {}, "of a GPU": {"torch threads": "64"}}[environment]
+    kind = "cuda" if environment == "of a GPU" else "cpu"
+    device = Device(kind, "Fake 9000", 2**34, 2, "2.13.0", environment=recorded)
+    step_for(workload, replace(plan_file(workload), device=device)).close()
+    assert not [caught for caught in recwarn if "settings of threads" in str(caught.message)]
 
 
 def test_a_store_that_was_not_given_is_asked_for_by_its_argument():
