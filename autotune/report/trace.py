@@ -2,11 +2,16 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from autotune.errors import ConfigError
+from autotune.ir.plan import Plan
 from autotune.ir.schedule import Free, Offload, Prefetch, Run
 from autotune.predict.step_view import BarKind, Engine, StepTimeline
-from autotune.records.measurement import Span, TransferTrace
+from autotune.records import plan_file as planfile
+from autotune.records.measurement import Measurement, Span, TransferTrace
+from autotune.study.recorded_run import RecordedRun
 
 Event = dict[str, Any]
 
@@ -14,11 +19,15 @@ MICROSECONDS = 1e6
 """Microseconds of a second: the unit of a trace's times."""
 THREADS: Mapping[Engine, int] = {engine: number for number, engine in enumerate(Engine, start=1)}
 """Thread of each engine in the trace."""
+Steps = Mapping[str, StepTimeline]
+"""Simulated steps by name."""
+Transfers = Mapping[str, TransferTrace]
+"""Measured transfers by the name of their step."""
 COUNTER = "memory by use, bytes"
 """Name of the counter track; the series of one sample add up to the live bytes of the instruction."""
 
 
-def build_trace(steps: Mapping[str, StepTimeline], transfers: Mapping[str, TransferTrace] | None = None) -> Event:
+def build_trace(steps: Steps, transfers: Transfers | None = None) -> Event:
     """Return the trace document of some steps, each as a process under its name.
 
     Threads hold the ops, the loads and the saves, and a counter holds the live bytes by use. `transfers` are measured
@@ -42,6 +51,14 @@ def build_trace(steps: Mapping[str, StepTimeline], transfers: Mapping[str, Trans
         events += _measured(process, measured)
     events.sort(key=lambda event: event["ts"])
     return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+
+def read_steps(source: Path) -> tuple[Steps, Transfers]:
+    """Return the step of a run's best plan or of a plan file, the traced step, and the plan's measured transfers.
+
+    Raises ConfigError where no graph and costs are recorded.
+    """
+    return _read_run(source) if source.is_dir() else _read_plan(source)
 
 
 def to_text(document: Event) -> str:
@@ -134,3 +151,26 @@ def _sample(process: int, seconds: float, sample: Mapping[str, int]) -> Event:
 def _stamp(seconds: float) -> float:
     """Return microseconds, rounded to nanoseconds."""
     return round(seconds * MICROSECONDS, 3)
+
+
+def _read_run(run_dir: Path) -> tuple[Steps, Transfers]:
+    """Return the best plan's step, the traced step, and the plan's measured transfers."""
+    records = RecordedRun.load(run_dir)
+    if records.traced is None:
+        raise ConfigError(f"{run_dir}: no graph.json and costs.json; go on with autotune resume {run_dir}")
+    if records.best is None or records.chosen is None:
+        return {"as traced": records.traced}, {}
+    name = f"plan {records.best.number}"
+    return {name: records.chosen, "as traced": records.traced}, _find_transfers(name, records.best.measurement)
+
+
+def _read_plan(path: Path) -> tuple[Steps, Transfers]:
+    """Return the step of a plan file, the traced step, and the plan's measured transfers."""
+    file = planfile.read(path)
+    graph, costs = planfile.read_records(path, file)
+    steps = {"plan": StepTimeline(graph, costs, file.plan), "as traced": StepTimeline(graph, costs, Plan.traced(graph))}
+    return steps, _find_transfers("plan", file.measurement)
+
+
+def _find_transfers(name: str, measurement: Measurement | None) -> Transfers:
+    return {name: measurement.lanes} if measurement is not None and measurement.lanes is not None else {}
