@@ -370,7 +370,7 @@ class _Session:
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""
         trial, best = trials[-1], select_leader(trials, self.rules)
-        leads = best is not None and best.plan == trial.plan and best.plan != self.best_plan
+        leads = best is not None and best.plan == trial.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
         if trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
             self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
@@ -382,6 +382,7 @@ class _Session:
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
+        self.store.record_winner(best)
         write_json(
             files.study,
             {
