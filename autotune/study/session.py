@@ -372,10 +372,10 @@ class _Session:
         trial, best = trials[-1], select_leader(trials, self.rules)
         leads = best is not None and best.plan == trial.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
-        if trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
-            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         if leads:
             self.trials_without_gain = 0.0
+        elif trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
+            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 
@@ -383,17 +383,12 @@ class _Session:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
         self.store.record_winner(best)
-        write_json(
-            files.study,
-            {
-                "best": None if best is None else best.number,
-                "budget_bytes": self.rules.budget_bytes,
-                "floor_bytes": self.rules.floor_bytes,
-                "baseline_fits": self.prepared.baseline_fits,
-                "capture_error": self.prepared.capture_error,
-                "interrupted": self.interrupts.received,
-            },
-        )
+        write_json(files.study, {
+            "best": None if best is None else best.number,
+            "budget_bytes": self.rules.budget_bytes, "floor_bytes": self.rules.floor_bytes,
+            "baseline_fits": self.prepared.baseline_fits, "capture_error": self.prepared.capture_error,
+            "interrupted": self.interrupts.received,
+        })  # fmt: skip
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if best is None:
             remove_plan(self.config, self.run_dir)
