@@ -212,7 +212,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 COMMANDS = [
     "doctor", "device probe", "device diff", "tune", "resume", "replay", "plan", "measure", "nightly", "report", "layout",
-    "reproduce", "dashboard", "show",
+    "reproduce", "dashboard", "show", "trace",
 ]  # fmt: skip
 
 
