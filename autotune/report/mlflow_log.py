@@ -42,6 +42,7 @@ from autotune.report.tracking.fields import (
     trial_metrics,
 )
 from autotune.study.events import Event, Finished
+from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.verdicts.ranking import pool_runs
 
@@ -184,6 +185,8 @@ class _StudyRun:
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
         headline, sentence = summarize_run(RecordedRun.load(self.run_dir))
         self.client.set_tag(self._parent, "mlflow.note.content", f"**{headline}**\n\n{sentence}")
+        if disturbed := describe_disturbance(trials):
+            self.client.set_tag(self._parent, "autotune.disturbed", disturbed)
         self._log_confirmed()
         to_frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for path in sorted(self.run_dir.iterdir()):
@@ -271,6 +274,8 @@ class _StudyRun:
             "meter": measurement.meter,
             "mlflow.note.content": describe_trial(trial),
         }
+        if measurement.disturbed:
+            tags["autotune.disturbed"] = measurement.disturbed
         if measurement.limit:
             tags["limit"] = measurement.limit
         started = int(trial.started * 1000)

@@ -107,6 +107,7 @@ def trial_metrics(trial: Trial) -> dict[str, float]:
             "stall_seconds": measurement.stall_seconds,
             "transfer_bytes": measurement.transfer_bytes,
             "max_error": measurement.max_error,
+            "disturbed": float(bool(measurement.disturbed)) if measurement.step_seconds else None,
             "hidden_share": measurement.lanes.hidden if measurement.lanes else None,
             "estimate_peak_error": _relative_error(trial.estimate, measurement.step_peak_bytes, "peak_bytes"),
             "estimate_seconds_error": _relative_error(trial.estimate, measurement.median_seconds, "seconds"),
