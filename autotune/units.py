@@ -6,6 +6,8 @@ from fractions import Fraction
 
 from autotune.errors import ConfigError
 
+MAX_DIGITS = 30
+"""Maximum length of a number of bytes."""
 _BYTE_UNITS = {
     "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
     "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -47,7 +49,11 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?i?B)", text.strip())
     if match is None or match[2] not in _BYTE_UNITS:
-        raise ConfigError(f"cannot read {text!r} as bytes; write 6GiB, 512MiB or 123456B")
+        raise ConfigError(f"cannot read {text[:60]!r} as bytes; write 6GiB, 512MiB or 123456B")
+    if len(match[1]) > MAX_DIGITS:
+        raise ConfigError(
+            f"{match[1][:20]}... has {len(match[1])} digits, too many as bytes; write 6GiB, 512MiB or 123456B"
+        )
     return int(Fraction(match[1]) * _BYTE_UNITS[match[2]])
 
 

@@ -112,7 +112,7 @@ def test_runs_below_a_file_and_a_run_name_of_300_characters_are_refused(here: Pa
         ("1,0,2,8\n", ("-o", "/nonexistent/x.csv"), "cannot write the layout"),
         ("1,0,2,12345678901234567890123\n", (), "must be at most"),
         ("".join(f"{n},0,2,{2**62}\n" for n in range(3)), (), "together"),
-        ("1,0,2,8\n", ("--capacity", "9" * 5000), "--capacity"),
+        ("1,0,2,8\n", ("--capacity", "9" * 5000), "as bytes"),
         ("1,0," + "9" * 5000 + ",8\n", (), "upper"),
     ],
 )
