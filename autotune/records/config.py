@@ -139,6 +139,7 @@ def load_config(
     *,
     overrides: Mapping[str, object] | None = None,
     arguments: Mapping[str, str] | None = None,
+    from_command_line: bool = False,
 ) -> Config:
     """Return the config in `target`: a `.yaml` file, a workload reference, a factory function, or a config to copy.
 
@@ -146,6 +147,7 @@ def load_config(
         target: path of a YAML file, the `workload` of a config with defaults, a factory of a module or file, or a config.
         overrides: fields that replace the file's; None means not set. Entries of `stores` and `planners` are merged.
         arguments: the factory's arguments as typed on a command line: `8`, `1e-3`, `true`.
+        from_command_line: True if messages name an override by its option, `--budget`, instead of its argument, `budget`.
 
     Raises:
         ConfigError: the file cannot be read, or a value is wrong; the message names the line or the option.
@@ -169,22 +171,31 @@ def load_config(
     for key, value in options.items():
         base = data.get(key)
         data[key] = {**base, **value} if isinstance(base, dict) and isinstance(value, Mapping) else value
-    return validate_section(Config, data, document, options)
+    return validate_section(Config, data, document, options, from_command_line=from_command_line)
 
 
 def validate_section(
-    kind: type[S], data: Mapping[str, Any], document: yamlfile.Document, options: Mapping[str, object] | None = None
+    kind: type[S],
+    data: Mapping[str, Any],
+    document: yamlfile.Document,
+    options: Mapping[str, object] | None = None,
+    *,
+    from_command_line: bool = False,
 ) -> S:
     """Return the section that `data` describes.
 
-    Raises ConfigError for the first error, with its line in the document or its option on the command line.
+    Raises ConfigError for the first error, with its line in the document, its option or its argument.
     """
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         # a misspelt `wrokload` is a better message than the missing one
         first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-        raise ConfigError(_describe_error(first, kind, document, options or {})) from None
+        path = tuple(part for part in first["loc"] if part != "[key]")
+        place = document.where(path)
+        if path and _has_option(options or {}, path):
+            place = _option_name(str(path[0])) if from_command_line else str(path[0])
+        raise ConfigError(_describe_error(first, kind, document, place)) from None
 
 
 def dump_config(config: Config) -> str:
@@ -192,19 +203,17 @@ def dump_config(config: Config) -> str:
     return yamlfile.text(config.model_dump(mode="json"))
 
 
-def _describe_error(
-    error: ErrorDetails, kind: type[Section], document: yamlfile.Document, options: Mapping[str, object]
-) -> str:
-    """Return an error with its line or its option."""
+def _option_name(key: str) -> str:
+    return {"stores": "--store", "arguments": "--set"}.get(key, f"--{key}".replace("_", "-"))
+
+
+def _describe_error(error: ErrorDetails, kind: type[Section], document: yamlfile.Document, place: str) -> str:
+    """Return an error with its place: a line, an option or an argument."""
     path = tuple(part for part in error["loc"] if part != "[key]")
     if not path:  # a rule between several keys
         return f"{document.name}: {error['ctx']['error']}"
     key, enclosing = path[-1], [part for part in path[:-1] if isinstance(part, str)]
     section = f" in {enclosing[-1]}" if enclosing else ""
-    if _has_option(options, path):
-        place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}".replace("_", "-"))
-    else:
-        place = document.where(path)
     match error["type"]:
         case "extra_forbidden":
             return f"{place}: unknown key {key!r}{section}{nearest(str(key), _fields(kind, path[:-1]))}"
@@ -219,7 +228,7 @@ def _describe_error(
         case _:
             reason = f"{error['msg'][:1].lower()}{error['msg'][1:]} (got {error['input']!r})"
     name = ".".join(map(str, path))
-    return f"{place}: {reason}" if place == f"--{name}" else f"{place}: {name}: {reason}"
+    return f"{place}: {reason}" if place in (name, f"--{name}") else f"{place}: {name}: {reason}"
 
 
 def _has_option(options: object, path: yamlfile.KeyPath) -> bool:

@@ -140,12 +140,6 @@ class FakeTracker:
         return f"{self.events} events"
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 FEW_PLANNERS = "few.yaml"
 
 
@@ -163,20 +157,6 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """No children, and no MLflow, which has tests of its own and takes seconds to import."""
     monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, standard output, standard error) of a command, run in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit:
-            cli.main(arguments)
-        out, err = capfd.readouterr()
-        return int(exit.value.code or 0), out, err
-
-    return call
 
 
 def in_a_process(*arguments: str, cwd: Path) -> tuple[int, str, str]:
@@ -227,7 +207,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 COMMANDS = [
     "doctor", "device probe", "device diff", "tune", "resume", "replay", "plan", "measure", "nightly", "report", "layout",
-    "reproduce", "dashboard", "show",
+    "reproduce", "dashboard", "show", "trace",
 ]  # fmt: skip
 
 
@@ -660,7 +640,7 @@ def test_measure_json_holds_measurement_and_baseline(
     code, out, _ = run("measure", "plan.json", "--json")
     document = json.loads(out)
     assert code == 0
-    assert set(document) == {"measurement", "baseline"}
+    assert set(document) == {"measurement", "baseline", "environment_changes"}
     assert document["measurement"]["outcome"] == "ok"
 
 
@@ -677,10 +657,22 @@ def test_a_plan_of_another_graph_names_what_differs() -> None:
         match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), PREPARED)
 
 
+def test_other_threads_than_the_plans_are_named_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    file = plan_file(device=replace(DEVICE, environment={"OMP_WAIT_POLICY": "PASSIVE", "torch threads": "4"}))
+    present = replace(PREPARED, device=replace(DEVICE, environment={"torch threads": "4"}))
+    match_plan(Path("p.json"), file, present)
+    assert "OMP_WAIT_POLICY: recorded PASSIVE, now not set" in capfd.readouterr().err
+    match_plan(Path("p.json"), plan_file(), present)
+    assert capfd.readouterr().err == "", "a record of an earlier version compares nothing"
+
+
 @pytest.mark.skipif(torch_sees_a_gpu(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_here_is_named_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from tests.measure.harness.conftest import InProcessChildren
+
+    monkeypatch.setattr("autotune.measure.harness.Children", InProcessChildren)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FACTORIES)
     for command, code in ((["tune", "mine.py:tiny", "--device", "cuda"], 2), (["measure", "p.json"], 6)):
@@ -720,7 +712,7 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert set(document) == {"baseline", "best", "confirmed", "trials", "plan_path", "report_path"}
+    assert set(document) == {"baseline", "best", "confirmed", "trials", "disturbed", "plan_path", "report_path"}
     assert document["confirmed"][0]["verdict"] == "BEST"
     assert document["confirmed"][0]["trial"] == document["best"]["number"]
     for found in (document["baseline"], document["best"]):
