@@ -122,8 +122,8 @@ def test_an_experiment_of_both_makes_what_is_simulated_or_measured_alone(
     assert "--parts [{simulated,measured}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_must_not_be_mirrored_comes_out_again(tmp_path: Path):
-    write(tmp_path, echo.claims_of_cell())
+def test_what_must_not_be_mirrored_or_run_again_comes_out_again(tmp_path: Path):
+    write(tmp_path, [*echo.claims_of_cell(), *echo.claims_of_products()])
     assert_same_claims(read(tmp_path), read(CLAIMS / "echo"))
 
 
