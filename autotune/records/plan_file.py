@@ -1,6 +1,5 @@
 """Read and write plan files: JSON with a plan, its workload and device, its estimate and its measurement."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from autotune.ir.plan import Plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
 from autotune.records.device import Device
-from autotune.records.json_codec import from_json, read_whole, write_whole
+from autotune.records.json_codec import from_json, parse_json, read_whole, write_whole
 from autotune.records.measurement import Measurement
 from autotune.records.run_dir import RunDir
+from autotune.records.speed_environment import list_changes
 from autotune.workloads.reference import WorkloadRef
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Captured(Protocol):
 def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
     """Raise PlanError that names the difference, unless the plan was made for this graph on this kind of device.
 
-    Another chip of the same kind prints a note only.
+    Another chip of the same kind, and other settings of threads, print a note only.
     """
     graph, device = surveyed.graph, surveyed.device
     if file.device is not None and file.device.kind != device.kind:
@@ -89,8 +89,12 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
             f"use the arguments of the plan, or tune again"
         )
     check(graph, file.plan)
-    if file.device is not None and file.device.silicon != device.silicon:
+    if file.device is None:
+        return
+    if file.device.silicon != device.silicon:
         print(f"note: made on {file.device.silicon}, measured on {device.silicon}", file=sys.stderr, flush=True)
+    for change in list_changes(file.device.environment, device.environment):
+        print(f"note: {change}; times differ from the recorded ones", file=sys.stderr, flush=True)
 
 
 def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs | None]:
@@ -122,6 +126,6 @@ def read_records(path: Path, file: PlanFile) -> tuple[TrainGraph, Costs]:
 
 def _read_record(path: Path, kind: type[T]) -> T | None:
     try:
-        return from_json(kind, json.loads(path.read_text()), where=str(path))
+        return from_json(kind, parse_json(path.read_bytes()), where=str(path))
     except (OSError, ValueError, ConfigError):
         return None

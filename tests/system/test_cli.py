@@ -138,30 +138,10 @@ class FakeTracker:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """No children, and no MLflow, which has tests of its own and takes seconds to import."""
     monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, standard output, standard error) of a command, run in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit:
-            cli.main(arguments)
-        out, err = capfd.readouterr()
-        return int(exit.value.code or 0), out, err
-
-    return call
 
 
 def in_a_process(*arguments: str, cwd: Path) -> tuple[int, str, str]:
@@ -212,7 +192,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 COMMANDS = [
     "doctor", "device probe", "device diff", "tune", "resume", "replay", "plan", "measure", "nightly", "report", "layout",
-    "reproduce", "dashboard", "show",
+    "reproduce", "dashboard", "show", "trace",
 ]  # fmt: skip
 
 
@@ -645,7 +625,7 @@ def test_measure_json_holds_measurement_and_baseline(
     code, out, _ = run("measure", "plan.json", "--json")
     document = json.loads(out)
     assert code == 0
-    assert set(document) == {"measurement", "baseline"}
+    assert set(document) == {"measurement", "baseline", "environment_changes"}
     assert document["measurement"]["outcome"] == "ok"
 
 
@@ -660,6 +640,15 @@ def test_a_plan_of_another_graph_names_what_differs() -> None:
         match_plan(Path("p.json"), file, replace(PREPARED, graph=wider))
     with pytest.raises(PlanError, match="made on cuda, this is cpu"):
         match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), PREPARED)
+
+
+def test_other_threads_than_the_plans_are_named_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    file = plan_file(device=replace(DEVICE, environment={"OMP_WAIT_POLICY": "PASSIVE", "torch threads": "4"}))
+    present = replace(PREPARED, device=replace(DEVICE, environment={"torch threads": "4"}))
+    match_plan(Path("p.json"), file, present)
+    assert "OMP_WAIT_POLICY: recorded PASSIVE, now not set" in capfd.readouterr().err
+    match_plan(Path("p.json"), plan_file(), present)
+    assert capfd.readouterr().err == "", "a record of an earlier version compares nothing"
 
 
 @pytest.mark.skipif(torch_sees_a_gpu(), reason="this machine has a GPU")
@@ -705,7 +694,7 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert set(document) == {"baseline", "best", "confirmed", "trials", "plan_path", "report_path"}
+    assert set(document) == {"baseline", "best", "confirmed", "trials", "disturbed", "plan_path", "report_path"}
     assert document["confirmed"][0]["verdict"] == "BEST"
     assert document["confirmed"][0]["trial"] == document["best"]["number"]
     for found in (document["baseline"], document["best"]):
