@@ -258,6 +258,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("report",), "no run in runs/"),
         (("report", "empty"), "no run is recorded here"),
         (("resume", "empty"), "no run is recorded here"),
+        (("tune", "resnet18", "--time", "0s"), "0s leaves no time for a trial; write 90s"),
         (("tune", "resnet18", "--seed-from", "empty"), "empty: no plan was measured here"),
         (("tune", "resnet18", "--seed-from", "cut.json"), "cut.json: not a plan file"),
         (("tune", "resnet18", "--dry-run", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
@@ -505,6 +506,20 @@ def test_the_noise_of_the_devices_profile_widens_what_a_dry_run_says_of_time(
     device_profile.write(device_profile.profile_path(Path("runs"), DEVICE), noisy)
     assert highest() == pytest.approx(1.5 * plain)
     assert "no device profile" not in run("tune", few_planners, "--dry-run")[1]
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_a_dry_run_on_a_device_profiled_beside_other_work_predicts_bytes_and_no_times(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    noisy = replace(PROFILE, noise_seconds=(1.0, 1.0, 1.0, 1.0, 6.0) * 4)
+    device_profile.write(device_profile.profile_path(Path("runs"), DEVICE), noisy)
+    ranges = [one["seconds_range"] for one in json.loads(run("tune", "chain", "--dry-run", "--json")[1])["frontier"]]
+    assert all(0 < low < high for low, high in ranges)
+    lines = run("tune", "chain", "--dry-run")[1].splitlines()
+    assert lines[0].split() == ["step", "MiB"]
+    assert " ms" not in "".join(lines[: lines.index("")])
+    assert lines[-1].startswith("times are not predicted: the machine was too busy when it was profiled")
 
 
 # -- plans ---------------------------------------------------------------------------------------------------------
