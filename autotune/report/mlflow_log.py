@@ -144,7 +144,7 @@ class _StudyRun:
     def __init__(self, config: Config, run_dir: Path, uri: str) -> None:
         self.config, self.run_dir = config, run_dir
         path = RunDir(run_dir).device
-        self.device = from_json(Device, json.loads(path.read_text()), where=str(path))
+        self.device = from_json(Device, json.loads(path.read_text(encoding="utf-8")), where=str(path))
         self.experiment = experiment_name(config.workload, self.device.key)
         self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
@@ -202,7 +202,7 @@ class _StudyRun:
     def _log_confirmed(self) -> None:
         """Log each re-measured plan's pooled results to the child run of its last trial."""
         path = RunDir(self.run_dir).confirmed
-        for plan in json.loads(path.read_text()) if path.exists() else []:
+        for plan in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
             run = self._children[plan["trial"]]
             self.client.set_tag(run, "autotune.verdict", plan["verdict"])
             self._log_batch(run, time.time(), confirmed_metrics(plan), {})
@@ -361,4 +361,4 @@ def interrupt_signal(run_dir: Path) -> int:
 def _read_study(run_dir: Path) -> dict[str, Any]:
     """Return the content of `study.json`, written when a study ends; empty without it."""
     path = RunDir(run_dir).study
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -89,8 +89,8 @@ def median_trial_seconds(past: Sequence[Sequence[Trial]]) -> float | None:
 
 def _matches(files: RunDir, workload: str, device: Device) -> bool:
     try:
-        recorded = from_json(Device, json.loads(files.device.read_text()), where="")
-        with files.trials.open() as lines:
+        recorded = from_json(Device, json.loads(files.device.read_text(encoding="utf-8")), where="")
+        with files.trials.open(encoding="utf-8") as lines:
             return recorded.key == device.key and json.loads(next(lines))["workload"] == workload
     except (OSError, ValueError, ConfigError, StopIteration, KeyError):
         return False
@@ -130,4 +130,4 @@ def _range(errors: Sequence[float], default: Range, *, alone: bool) -> Range:
 
 
 def _widen(interval: Range, noise: float) -> Range:
-    return interval[0] * max(0.0, 1 - noise), interval[1] * (1 + noise)
+    return interval[0] / (1 + noise), interval[1] * (1 + noise)
