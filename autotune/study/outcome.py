@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.measure.survey import PreparedWorkload
 from autotune.predict.bounds import peak_lower_bound
 from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
@@ -18,7 +20,7 @@ from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial
 from autotune.study.verdicts.confirm import ConfirmedPlan
-from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
 
@@ -65,6 +67,21 @@ def check_plans_directory(config: Config) -> None:
         raise ConfigError(f"{directory}: cannot write plans: {existing} is not a directory; {_OTHER_PLANS}")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{directory}: cannot write plans: {existing} is read-only; {_OTHER_PLANS}")
+
+
+def summarize_study(
+    prepared: PreparedWorkload, rules: Rules, trials: Sequence[Trial], best: Trial | None
+) -> dict[str, Any]:
+    """Return the best trial, the limits and the conditions of a study as JSON."""
+    return {
+        "best": None if best is None else best.number,
+        "budget_bytes": rules.budget_bytes,
+        "budget_tolerance": rules.budget_tolerance,
+        "charge_spread": estimate_spread(trials),
+        "floor_bytes": rules.floor_bytes,
+        "baseline_fits": prepared.baseline_fits,
+        "capture_error": prepared.capture_error,
+    }
 
 
 def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:
@@ -144,7 +161,7 @@ def explain_failure(
         nbytes = trial.step_charged_bytes
         if trial.plan is not None and nbytes is not None:
             charged[trial.plan] = max(nbytes, charged.get(trial.plan, nbytes))
-    if charged and min(charged.values()) > rules.budget_bytes:
+    if charged and min(charged.values()) > rules.accepted_bytes:
         return explain_too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
     # some plan fitted, so the reason is not the budget alone
     expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
