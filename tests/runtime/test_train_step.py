@@ -712,3 +712,25 @@ def test_closing_leaves_the_model_trainable_and_no_file_behind(tmp_path: Path):
     for _ in range(2):
         eager_step(other)
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_ranges_name_each_op_for_a_profiler_and_change_no_result():
+    names: list[str] = []
+
+    @contextmanager
+    def record(name: str) -> Iterator[None]:
+        with torch.profiler.record_function(name):
+            yield
+        names.append(name)
+
+    losses = []
+    for ranges in (None, record):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with TrainStep(model, lambda m, b: m(b).square().mean(), optimizer, torch.ones(2, 4), ranges=ranges) as step:
+            losses.append([step(torch.ones(2, 4)).item() for _ in range(2)])
+    assert losses[0] == losses[1]
+    ops = [step.graph.ops[op] for op in step.plan.order]
+    assert names == [f"{op.phase} {op.name}{f' [{op.layer}]' if op.layer else ''}" for op in ops] * 2
+    assert {name.partition(" ")[0] for name in names} == {"forward", "backward", "update"}
