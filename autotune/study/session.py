@@ -45,6 +45,7 @@ from autotune.study.verdicts.confirm import (
     to_table,
 )
 from autotune.study.verdicts.ranking import (
+    NEW_RUNS,
     Rules,
     apply_rules,
     compute_stop_ratio,
@@ -275,17 +276,14 @@ class _Session:
             if missed is not None:
                 target = compute_lowered_target(missed, self.rules, estimate_spread(self.trials))
                 self.evaluate(TrialKind.LOWERED, missed.settings, target_bytes=target)
-                continue
-            assert best is not None
-            assert best.plan is not None
-            assert best.estimate is not None
-            candidate = Candidate(best.settings, best.plan, best.estimate)
-            self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
+            elif best is not None and best.plan is not None and best.estimate is not None:
+                candidate = Candidate(best.settings, best.plan, best.estimate)
+                self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
 
     def is_spent(self) -> bool:
         """Return True if the search ends here; the time of one more trial and of the confirmation is reserved."""
         self.interrupts.check()
-        searched = sum(trial.kind not in (TrialKind.CONFIRM, TrialKind.LOWERED) for trial in self.trials)
+        searched = sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
         share = min(CONFIRMATIONS * self.longest_seconds, CONFIRMING_SHARE * self.config.time_seconds)
         reserved = self.longest_seconds + max(self.longest_seconds, share)
@@ -343,8 +341,7 @@ class _Session:
             bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
             estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
             trial = replace(trial, plan=candidate.plan, estimate=estimate)
-            known = reuse_measurement(trial, self.trials) if kind != TrialKind.LOWERED else None
-            trial = known or self.measure(trial, candidate)
+            trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
@@ -380,18 +377,19 @@ class _Session:
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""
         trial, best = trials[-1], select_leader(trials, self.rules)
-        leads = best is not None and best.plan == trial.plan and best.plan != self.best_plan
+        leads = best is not None and best.plan == trial.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
-        if trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
-            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         if leads:
             self.trials_without_gain = 0.0
+        elif trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
+            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
+        self.store.record_winner(best)
         write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received))
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if best is None:

@@ -18,6 +18,8 @@ from autotune.units import fmt_bytes
 
 ASSUMED_OVERHEAD = 0.03
 """Allocator overhead as a share of a plan's bytes, until the first plan is measured."""
+NEW_RUNS = (TrialKind.LOWERED, TrialKind.CONFIRM)
+"""Kinds of trials that run in new processes, even where the plan was measured before."""
 NOTABLE_SHARE = 0.01
 """Minimum share of bytes that counts as smaller; a process's charge varies by less from run to run."""
 TIE_SHARE = 0.02
@@ -300,7 +302,7 @@ def _trial_noise(trial: Trial) -> float:
 def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
     """Return the trial as a repeat with the earlier measurement of its plan; None where the plan is new."""
     same = [old for old in trials if old.plan == trial.plan and old.was_run and old.kind != TrialKind.REPEAT]
-    pooled = pool_runs(same).measurement if same and trial.kind != TrialKind.CONFIRM else None
+    pooled = pool_runs(same).measurement if same and trial.kind not in NEW_RUNS else None
     if pooled is None:
         return None
     note = f"same plan as trial {same[-1].number}: not run again"
