@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
@@ -20,6 +20,7 @@ from autotune.records.measurement import Measurement, Outcome, apply_budget
 
 BASELINE_PROCESSES = 2
 """Number of new processes in which the baseline's charge is measured; their range is the spread to allow for."""
+_KILLED = tuple(f"killed by {name}" for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"))
 
 
 class Harness:
@@ -113,6 +114,7 @@ class Harness:
             if self._disturbance(timing):
                 timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
         except ChildError as error:
+            self._refuse_killed(error, "the baseline")
             return _failed(measurement, error)
         charges = (timing.step_charged_bytes, *self._repeat_charge())
         return replace(
@@ -165,6 +167,7 @@ class Harness:
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
                 raise raised from None
+            self._refuse_killed(error, "capture and profile")
             match error.outcome:
                 case Outcome.OUT_OF_MEMORY:
                     limit_bytes = self._spec.limit_bytes
@@ -177,6 +180,13 @@ class Harness:
             raise CaptureError(f"cannot capture and profile {workload}: {error.detail}") from None
         finally:
             self._children.end(ChildRole.SURVEY)
+
+    def _refuse_killed(self, error: ChildError, work: str) -> None:
+        """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
+        if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(_KILLED):
+            raise WorkerError(
+                f"{self._spec.workload}: the process of {work} was {error.detail}; run the command again, the records are kept"
+            ) from None
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:
         expected = self._expected

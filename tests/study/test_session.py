@@ -9,11 +9,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 
-from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, StoreError
+from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, OutOfTimeError, StoreError
 from autotune.ir.plan import Plan
 from autotune.measure.early_stop import MIN_STEPS
 from autotune.planners.candidates import DevicePlanning
@@ -477,11 +478,49 @@ def test_a_plan_that_kept_the_budget_is_measured_afresh_whatever_its_layout_is_p
     assert result.confirmed[0].block_ratios
 
 
-def test_a_study_without_time_still_confirms_its_leader_once(tmp_path):
-    slow = FakeRunner(before_measure=lambda runner: time.sleep(0.4))
-    result = run(tmp_path, slow, trials=None, time="1s", planners={**QUICK, "order": ["traced"]})
-    assert [trial.kind for trial in result.trials].count("confirm") == 1
-    assert result.best.kind == "confirm"
+class SlowRunner(FakeRunner):
+    """Each measurement, and the preparation, takes ten seconds of a clock that nothing else moves."""
+
+    now = 0.0
+
+    def prepare(self):
+        self.now += 10
+        return super().prepare()
+
+    def measure(self, plan, *, budget_bytes, beat=None):
+        self.now += 10
+        return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+
+
+@pytest.fixture
+def slow(monkeypatch) -> SlowRunner:
+    runner = SlowRunner()
+    for module in ("session", "runner"):
+        clock = SimpleNamespace(monotonic=lambda: runner.now, time=time.time)
+        monkeypatch.setattr(f"autotune.study.{module}.time", clock)
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("limit", "kinds"),
+    [
+        ("11s", ["smallest"]),
+        ("21s", ["smallest", "planner"]),
+        ("31s", ["smallest", "planner", "confirm"]),
+    ],
+)
+def test_no_trial_begins_after_the_time_limit_and_the_one_in_flight_ends(tmp_path, slow, limit, kinds):
+    result = run(tmp_path, slow, trials=None, time=limit, planners={**QUICK, "order": ["traced"]})
+    assert [trial.kind for trial in result.trials[1:] if trial.kind != "repeat"] == kinds
+    assert result.best is not None
+    assert result.plan_path.exists()
+
+
+def test_without_time_for_a_plan_the_baseline_is_kept_and_the_study_can_be_resumed(tmp_path, slow):
+    with pytest.raises(OutOfTimeError, match="the time limit of 10s was over before a plan was measured; continue"):
+        run(tmp_path, slow, trials=None, time="10s")
+    assert [trial.kind for trial in load_trials(tmp_path / "run" / "trials.jsonl")] == ["baseline"]
+    assert run(tmp_path, slow, trials=None, time="10m").best is not None
 
 
 def test_ties_go_to_a_notably_lower_charge(tmp_path):
