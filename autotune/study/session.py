@@ -268,12 +268,11 @@ class _Session:
         while self.seconds_left > 0:
             self.interrupts.check()
             missed, best = select_near_miss(self.trials, self.rules), select_next(self.trials, self.rules)
-            if missed is None and best is None:
-                return
             runs = sum(trial.kind == TrialKind.CONFIRM and trial.was_run for trial in self.trials)
             confirmed = compare_confirmed(self.trials, self.rules)
             has_winner = any(plan.status is ConfirmationStatus.BEST for plan in confirmed)
-            if (has_winner or runs >= MAX_CONTENDERS) and self.seconds_left <= self.longest_seconds:
+            is_late = (has_winner or runs >= MAX_CONTENDERS) and self.seconds_left <= self.longest_seconds
+            if is_late or (missed is None and best is None):
                 return
             self.runner.renew()
             if missed is not None:
