@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
@@ -17,6 +17,8 @@ from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, plan_tolerance
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import Measurement, Outcome, apply_budget
+
+_KILLED = tuple(f"killed by {name}" for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"))
 
 
 class Harness:
@@ -110,6 +112,7 @@ class Harness:
             if self._disturbance(timing):
                 timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
         except ChildError as error:
+            self._refuse_killed(error, "the baseline")
             return _failed(measurement, error)
         return replace(
             measurement,
@@ -146,6 +149,7 @@ class Harness:
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
                 raise raised from None
+            self._refuse_killed(error, "capture and profile")
             match error.outcome:
                 case Outcome.OUT_OF_MEMORY:
                     limit_bytes = self._spec.limit_bytes
@@ -158,6 +162,13 @@ class Harness:
             raise CaptureError(f"cannot capture and profile {workload}: {error.detail}") from None
         finally:
             self._children.end(ChildRole.SURVEY)
+
+    def _refuse_killed(self, error: ChildError, work: str) -> None:
+        """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
+        if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(_KILLED):
+            raise WorkerError(
+                f"{self._spec.workload}: the process of {work} was {error.detail}; run the command again, the records are kept"
+            ) from None
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:
         expected = self._expected

@@ -65,7 +65,8 @@ class Config(Section):
     objective: Literal["time", "pareto"] = "time"
     """Objective to minimize: step time, or the time-memory Pareto front."""
     time: str = "10m"
-    """Time limit of the search: `90s`, `10m`, `1h`. It starts again when a study is resumed."""
+    """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
+    again when a study is resumed."""
     trials: int | None = Field(None, ge=1)
     """Maximum number of trials; by default only the time is limited."""
     stores: dict[StoreName, str] = {}
@@ -136,6 +137,8 @@ class Config(Section):
                 parse(str(value))
             except ConfigError as error:
                 raise ValueError(str(error)) from error
+        if info.field_name == "time" and parse_seconds(str(value)) <= 0:
+            raise ValueError(f"{value} leaves no time for a trial; write 90s, 10m or 1.5h")
         return value
 
 

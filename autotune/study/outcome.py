@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
@@ -152,6 +152,14 @@ def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, 
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'the start of the step'} with the smallest plan; "
         f"{_describe_budget(config, rules)}. {_suggest_remedy(stores=stores)}"
+    )
+
+
+def explain_no_time(config: Config, run_dir: Path) -> OutOfTimeError:
+    """Return the error for a study whose time was over before the first plan could be measured."""
+    return OutOfTimeError(
+        f"{config.ref}: the time limit of {config.time} was over before a plan was measured; "
+        f"continue with a longer one: autotune resume {run_dir} --time 10m"
     )
 
 

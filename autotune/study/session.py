@@ -24,6 +24,7 @@ from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.outcome import (
     StudyResult,
     explain_failure,
+    explain_no_time,
     explain_too_small,
     prove_infeasible,
     remove_plan,
@@ -195,6 +196,8 @@ class _Session:
                 self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores)
             )
         if not any(trial.kind == TrialKind.SMALLEST for trial in self.trials):
+            if self.seconds_left <= 0:
+                raise explain_no_time(self.config, self.run_dir)
             self.evaluate(TrialKind.SMALLEST, self.lowest.settings, candidate=self.lowest)
 
     def measure_seeds(self) -> None:
@@ -239,8 +242,8 @@ class _Session:
         # the smallest plan was measured already, so a planner that proposes it again comes last
         fitting.sort(key=lambda proposal: (proposal.plan == self.lowest.plan, proposal.estimate.seconds))
         for proposal in self.select_by_layout(fitting, most):
-            # one proposal is measured even where capture and profile took all of the time
-            first = not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
+            # the first proposal may use the time that is reserved for the confirmation
+            first = self.seconds_left > 0 and not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
             if is_new(proposal) and (first or not self.is_spent()):
                 self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
 
@@ -262,12 +265,9 @@ class _Session:
             self.suggest_and_evaluate(TrialKind.SEARCH)
 
     def confirm(self) -> None:
-        """Re-measure the best plans in new processes until one is the winner or the time is up.
-
-        At least one run takes place, however little time is left.
-        """
+        """Re-measure the best plans in new processes until one is the winner or the time is up."""
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
-        while (best := select_next(self.trials, self.rules)) is not None:
+        while self.seconds_left > 0 and (best := select_next(self.trials, self.rules)) is not None:
             self.interrupts.check()
             runs = sum(trial.kind == TrialKind.CONFIRM and trial.was_run for trial in self.trials)
             confirmed = compare_confirmed(self.trials, self.rules)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError, PlanError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.child import Child
@@ -185,6 +185,17 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
     assert 0.97 * predicted.peak_bytes < seen.step_peak_bytes < predicted.peak_bytes + MIB
     # what they leave must not stay with malloc, nor with the arena what these need again
     assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB
+
+
+@pytest.mark.parametrize("word", ["kill", "raise"])
+def test_a_baseline_killed_from_outside_is_no_error_of_the_input(word: str, tmp_path: Path) -> None:
+    (tmp_path / "switch").write_text(word)
+    expected = WorkerError if word == "kill" else ConfigError
+    said = "the process of the baseline was killed by SIGKILL; run" if word == "kill" else "through the roof"
+    with harness(tmp_path, "switched", {"switch": str(tmp_path / "switch")}) as runner:
+        with pytest.raises(expected, match=said) as caught:
+            runner.prepare()
+        assert not runner.baseline().step_seconds if word == "raise" else caught.value.exit_code == 9
 
 
 def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:
