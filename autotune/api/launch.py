@@ -155,6 +155,7 @@ def measure_plan(
 def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harness"]:
     """Open the harness of a config for the time of a `with` block; without `log_dir` its logs are temporary."""
     from autotune.measure.harness import Harness
+    from autotune.measure.scratch import Scratch
     from autotune.measure.spec import Spec
 
     stores = {str(name): Path(directory) for name, directory in config.stores.items()}
@@ -162,7 +163,7 @@ def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harne
     with contextlib.ExitStack() as stack:
         spec = Spec(
             workload=config.ref,
-            log_dir=log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))),
+            log_dir=log_dir or stack.enter_context(Scratch(Path(tempfile.gettempdir()), "autotune-session-")).path,
             stores=stores,
             device_kind=config.device,
             memory_format=config.memory_format,
