@@ -17,10 +17,18 @@ from tests.support.random_chains import Chain
 aten = torch.ops.aten
 SHAPES = ((2, 3, 4, 5), (1, 1, 6, 6), (1, 3, 4, 4), (2, 1, 4, 4), (2, 4, 4, 1))
 
+
+def mask_like(tensor: Tensor) -> Tensor:
+    """Mask of the same strides, or contiguous: a dropout never makes a mask with gaps."""
+    dense = aten.is_non_overlapping_and_dense(tensor)
+    strides = tensor.stride() if dense else torch.empty(tensor.shape).stride()
+    return torch.empty_strided(tensor.shape, strides, dtype=torch.bool).fill_(True)
+
+
 CALLS: dict[torch._ops.OpOverload, Callable[[Tensor, Tensor], Any]] = {
     aten.add.Tensor: aten.add.Tensor,
     aten.mul.Tensor: aten.mul.Tensor,
-    aten.native_dropout_backward.default: lambda x, y: aten.native_dropout_backward(x, y > 0, 2.0),
+    aten.native_dropout_backward.default: lambda x, y: aten.native_dropout_backward(x, mask_like(y), 2.0),
     aten.hardtanh_backward.default: lambda x, y: aten.hardtanh_backward(x, y, 0.0, 6.0),
     aten.elu_backward.default: lambda x, y: aten.elu_backward(x, 1.0, 1.0, 1.0, False, y),
     aten.leaky_relu_backward.default: lambda x, y: aten.leaky_relu_backward(x, y, 0.1, False),
