@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
-from autotune.report.mlflow_store import connect, store_errors, tracking_uri
+from autotune.records.tracking_address import mask_secrets
+from autotune.report.mlflow_store import MLFLOW_VIEW, connect, store_errors, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,7 +36,7 @@ class LoggedStudy:
     @property
     def page(self) -> str:
         """Path of the run's page, to append to the address of MLflow's server."""
-        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}{MLFLOW_VIEW}"
 
 
 def load_studies(runs: Path) -> list[LoggedStudy]:
@@ -50,7 +51,7 @@ def load_studies(runs: Path) -> list[LoggedStudy]:
         return [_from_run(run) for run in _parent_runs(connect(uri, runs))]
     except store_errors() as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"MLflow does not answer: {first_line[:200]}") from None
+        raise ConfigError(f"MLflow does not answer: {mask_secrets(first_line[:200])}") from None
 
 
 def _parent_runs(client: "MlflowClient") -> list["Run"]:

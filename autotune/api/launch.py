@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # optuna and mlflow are imported by the functions that need them: `autotune --help` must not wait for them
 
 
+MAX_NAME_BYTES = 200
+"""Maximum length of a run's name; a file name has 255 bytes, and drafts of a plan file add to the name."""
+
+
 def ignore_note(text: str) -> None:
     """Ignore a line about the progress of a measurement."""
     del text
@@ -144,13 +148,14 @@ def measure_plan(
             raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
         match_plan(path, file, surveyed)
         baseline = runner.baseline()
-        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.budget_bytes), baseline)
+        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
 
 
 @contextlib.contextmanager
 def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harness"]:
     """Open the harness of a config for the time of a `with` block; without `log_dir` its logs are temporary."""
     from autotune.measure.harness import Harness
+    from autotune.measure.scratch import Scratch
     from autotune.measure.spec import Spec
 
     stores = {str(name): Path(directory) for name, directory in config.stores.items()}
@@ -158,7 +163,7 @@ def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harne
     with contextlib.ExitStack() as stack:
         spec = Spec(
             workload=config.ref,
-            log_dir=log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))),
+            log_dir=log_dir or stack.enter_context(Scratch(Path(tempfile.gettempdir()), "autotune-session-")).path,
             stores=stores,
             device_kind=config.device,
             memory_format=config.memory_format,
@@ -196,11 +201,13 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
 def choose_run_dir(config: Config, name: str | None) -> Path:
     """Return the directory of a new run; with the name of an existing run, that run's directory.
 
-    Raises ConfigError for a name that is a path.
+    Raises ConfigError for a name that is a path, and for one too long for the files that are named after it.
     """
     if name is None:
-        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()
+        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()[-100:]
         name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
     if Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"--name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
+        raise ConfigError(f"name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
+    if len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
     return Path(config.runs) / name

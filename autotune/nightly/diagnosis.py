@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.records.speed_environment import list_changes
 from autotune.study.verdicts.statistics import format_percent
 
 BUSIER = 0.2
@@ -29,6 +30,10 @@ class Conditions:
     clock_mhz: float | None = None
     baseline_seconds: float | None = None
     """Time of an eager step."""
+    threads: dict[str, str] = field(default_factory=dict)
+    """Thread variables, thread counts and CPU affinity; empty in records of earlier versions."""
+    disturbed: str = ""
+    """Reason why other work disturbed the champion's measurements; empty if it did not."""
 
 
 class Cause(StrEnum):
@@ -46,7 +51,10 @@ def diagnose(now: Conditions, before: Conditions | None) -> tuple[list[Cause], s
         return [Cause.DEVICE], "no good night to compare with"
     changes = {
         Cause.DEVICE: _device_changes(now, before),
-        Cause.ENVIRONMENT: list_differences(now.environment, before.environment),
+        Cause.ENVIRONMENT: [
+            *list_differences(now.environment, before.environment),
+            *list_changes(before.threads, now.threads),
+        ],
         Cause.CODE: list_differences(now.code, before.code),
     }
     # another machine explains any change; a busy machine does not rule out a changed version
@@ -73,6 +81,8 @@ def _device_changes(now: Conditions, before: Conditions) -> list[str]:
     changes = list_differences(now.device, before.device)
     if now.busy > before.busy + BUSIER:
         changes.append(f"cores busy with other work {100 * before.busy:.0f} % -> {100 * now.busy:.0f} %")
+    if now.disturbed and not before.disturbed:
+        changes.append(f"measurements disturbed: {now.disturbed}")
     if now.clock_mhz and before.clock_mhz and now.clock_mhz < (1 - SLOWER_CLOCK) * before.clock_mhz:
         changes.append(f"clock {before.clock_mhz:.0f} -> {now.clock_mhz:.0f} MHz")
     if now.baseline_seconds and before.baseline_seconds:

@@ -27,6 +27,7 @@ from autotune.nightly.history import (
 )
 from autotune.nightly.rounds import PlanRounds, RoundRunner
 from autotune.records import plan_file as planfile
+from autotune.records.budget import Budget
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import Interrupts, Stopped
@@ -144,11 +145,16 @@ class EntrySession:
         def is_clear(rounds: list[PlanRounds]) -> bool:
             return not self.nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
 
-        return self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
+        measured = self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
+        if measured.disturbed:
+            self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1])
+            self.notes.append(f"disturbed: {measured.disturbed[-1]}")
+        return measured
 
     def rules_of(self, file: PlanFile) -> Rules:
         """Return the rules that a study applied to a plan, on this machine."""
-        return Rules(file.budget_bytes, self.prepared.floor_bytes, self.prepared.tolerance, 0.0)
+        tolerance = Budget.parse(file.budget).tolerance
+        return Rules(file.budget_bytes, self.prepared.floor_bytes, self.prepared.tolerance, 0.0, tolerance)
 
     def compare(self, rounds: PlanRounds) -> HistoryComparison:
         """Compare the champion's rounds with its history."""

@@ -69,6 +69,12 @@ def latest_night(options: NightlyConfig) -> str:
     return names[-1]
 
 
+def is_complete(options: NightlyConfig, name: str) -> bool:
+    """Return True if every entry has a result of the night `name`."""
+    homes = [EntryDirectory(Path(options.directory) / entry.key) for entry in options.entries]
+    return all(any(night.night == name for night in home.history()) for home in homes)
+
+
 def _run_entry(job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float) -> NightRecord:
     home = EntryDirectory(Path(job.options.directory) / entry.key)
     try:

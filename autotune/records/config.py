@@ -4,7 +4,6 @@ import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -13,6 +12,7 @@ from autotune.errors import ConfigError, nearest
 from autotune.planners import KINDS
 from autotune.records import yaml_file as yamlfile
 from autotune.records.budget import Budget
+from autotune.records.tracking_address import check_address, has_secret
 from autotune.units import parse_bytes, parse_seconds
 from autotune.workloads.reference import WorkloadRef, name_factory
 
@@ -61,11 +61,13 @@ class Config(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
-    """Upper limit of the charged bytes: a share of eager's peak (`65%`), or bytes of the whole process (`6GiB`)."""
+    """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
+    process (`6GiB`, no tolerance)."""
     objective: Literal["time", "pareto"] = "time"
     """Objective to minimize: step time, or the time-memory Pareto front."""
     time: str = "10m"
-    """Time limit of the search: `90s`, `10m`, `1h`. It starts again when a study is resumed."""
+    """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
+    again when a study is resumed."""
     trials: int | None = Field(None, ge=1)
     """Maximum number of trials; by default only the time is limited."""
     stores: dict[StoreName, str] = {}
@@ -115,7 +117,12 @@ class Config(Section):
     @field_validator("tracking_uri")
     @classmethod
     def _refuse_password(cls, uri: str | None) -> str | None:
-        if uri is not None and urlsplit(uri).password is not None:
+        if uri is not None:
+            try:
+                check_address(uri)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        if uri is not None and has_secret(uri):
             raise ValueError(
                 "contains a password, and configs are logged; leave it out and set PGPASSWORD or MLFLOW_TRACKING_PASSWORD, "
                 "or set the whole address as MLFLOW_TRACKING_URI"
@@ -131,6 +138,8 @@ class Config(Section):
                 parse(str(value))
             except ConfigError as error:
                 raise ValueError(str(error)) from error
+        if info.field_name == "time" and parse_seconds(str(value)) <= 0:
+            raise ValueError(f"{value} leaves no time for a trial; write 90s, 10m or 1.5h")
         return value
 
 
@@ -139,6 +148,7 @@ def load_config(
     *,
     overrides: Mapping[str, object] | None = None,
     arguments: Mapping[str, str] | None = None,
+    from_command_line: bool = False,
 ) -> Config:
     """Return the config in `target`: a `.yaml` file, a workload reference, a factory function, or a config to copy.
 
@@ -146,6 +156,7 @@ def load_config(
         target: path of a YAML file, the `workload` of a config with defaults, a factory of a module or file, or a config.
         overrides: fields that replace the file's; None means not set. Entries of `stores` and `planners` are merged.
         arguments: the factory's arguments as typed on a command line: `8`, `1e-3`, `true`.
+        from_command_line: True if messages name an override by its option, `--budget`, instead of its argument, `budget`.
 
     Raises:
         ConfigError: the file cannot be read, or a value is wrong; the message names the line or the option.
@@ -169,22 +180,31 @@ def load_config(
     for key, value in options.items():
         base = data.get(key)
         data[key] = {**base, **value} if isinstance(base, dict) and isinstance(value, Mapping) else value
-    return validate_section(Config, data, document, options)
+    return validate_section(Config, data, document, options, from_command_line=from_command_line)
 
 
 def validate_section(
-    kind: type[S], data: Mapping[str, Any], document: yamlfile.Document, options: Mapping[str, object] | None = None
+    kind: type[S],
+    data: Mapping[str, Any],
+    document: yamlfile.Document,
+    options: Mapping[str, object] | None = None,
+    *,
+    from_command_line: bool = False,
 ) -> S:
     """Return the section that `data` describes.
 
-    Raises ConfigError for the first error, with its line in the document or its option on the command line.
+    Raises ConfigError for the first error, with its line in the document, its option or its argument.
     """
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         # a misspelt `wrokload` is a better message than the missing one
         first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-        raise ConfigError(_describe_error(first, kind, document, options or {})) from None
+        path = tuple(part for part in first["loc"] if part != "[key]")
+        place = document.where(path)
+        if path and _has_option(options or {}, path):
+            place = _option_name(str(path[0])) if from_command_line else str(path[0])
+        raise ConfigError(_describe_error(first, kind, document, place)) from None
 
 
 def dump_config(config: Config) -> str:
@@ -192,19 +212,17 @@ def dump_config(config: Config) -> str:
     return yamlfile.text(config.model_dump(mode="json"))
 
 
-def _describe_error(
-    error: ErrorDetails, kind: type[Section], document: yamlfile.Document, options: Mapping[str, object]
-) -> str:
-    """Return an error with its line or its option."""
+def _option_name(key: str) -> str:
+    return {"stores": "--store", "arguments": "--set"}.get(key, f"--{key}".replace("_", "-"))
+
+
+def _describe_error(error: ErrorDetails, kind: type[Section], document: yamlfile.Document, place: str) -> str:
+    """Return an error with its place: a line, an option or an argument."""
     path = tuple(part for part in error["loc"] if part != "[key]")
     if not path:  # a rule between several keys
         return f"{document.name}: {error['ctx']['error']}"
     key, enclosing = path[-1], [part for part in path[:-1] if isinstance(part, str)]
     section = f" in {enclosing[-1]}" if enclosing else ""
-    if _has_option(options, path):
-        place = {"stores": "--store", "arguments": "--set"}.get(str(path[0]), f"--{path[0]}".replace("_", "-"))
-    else:
-        place = document.where(path)
     match error["type"]:
         case "extra_forbidden":
             return f"{place}: unknown key {key!r}{section}{nearest(str(key), _fields(kind, path[:-1]))}"
@@ -219,7 +237,7 @@ def _describe_error(
         case _:
             reason = f"{error['msg'][:1].lower()}{error['msg'][1:]} (got {error['input']!r})"
     name = ".".join(map(str, path))
-    return f"{place}: {reason}" if place == f"--{name}" else f"{place}: {name}: {reason}"
+    return f"{place}: {reason}" if place in (name, f"--{name}") else f"{place}: {name}: {reason}"
 
 
 def _has_option(options: object, path: yamlfile.KeyPath) -> bool:

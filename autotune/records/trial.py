@@ -31,6 +31,8 @@ class TrialKind(StrEnum):
     """Plan made from settings that the sampler chose."""
     REPEAT = "repeat"
     """Plan measured before: the trial carries the earlier measurement and was not run."""
+    LOWERED = "lowered"
+    """Plan for fewer bytes, from the settings of a finalist that missed the budget by little."""
     CONFIRM = "confirm"
     """One of the best plans, re-measured in new processes."""
 
@@ -111,6 +113,7 @@ def to_frame(trials: Iterable[Trial]) -> "pd.DataFrame":
                 "step_seconds": result.median_seconds,
                 "time_ratio": result.time_ratio,
                 "max_error": result.max_error,
+                "disturbed": result.disturbed,
             }
         rows.append(row)
     return pd.DataFrame(rows)

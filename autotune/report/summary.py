@@ -4,6 +4,7 @@ from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.trial import Trial
+from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
 from autotune.units import fmt_bytes, fmt_seconds
 
@@ -29,13 +30,14 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
     graph = records.graph
     return [
         ("workload", workload),
-        ("budget", budget if step is None else f"{budget}: {fmt_bytes(step)} for the step"),
+        ("budget", budget if step is None else f"{budget}: {fmt_bytes(step)} for the step{_tolerance(records)}"),
         ("trials", str(len(records.trials))),
         (
             "graph",
             "-" if graph is None else f"{graph.name}, {len(graph.ops)} ops, {len(graph.values)} values, {graph.digest}",
         ),
         ("results of the best plan", _verification(records)),
+        *([("disturbed by other work", disturbed)] if (disturbed := describe_disturbance(records.trials)) else []),
     ]
 
 
@@ -105,6 +107,11 @@ def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str
         f"{100 * (1 - peak / eager_peak):.0f} % less; "
         f"plain PyTorch {'fits the budget too' if eager_fits else 'is over the budget'}."
     )
+
+
+def _tolerance(records: RecordedRun) -> str:
+    share = records.budget_tolerance
+    return f", {100 * share:g} % above it is tolerated" if share else ", without a tolerance"
 
 
 def _verification(records: RecordedRun) -> str:

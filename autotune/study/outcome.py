@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.measure.survey import PreparedWorkload
 from autotune.predict.bounds import peak_lower_bound
 from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
@@ -16,9 +18,9 @@ from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
-from autotune.records.trial import Trial
+from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
-from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
 
@@ -86,6 +88,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         device=device,
         measurement=best.measurement,
         verified=(best.measurement.verified if best.measurement else "") or planfile.NOT_VERIFIED,
+        run=os.path.relpath(run_dir, config.plans),
     )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(record, file, cure=f"free space there, then: autotune resume {run_dir}")
@@ -100,6 +103,38 @@ def remove_plan(config: Config, run_dir: Path) -> None:
         if path.exists() and path.read_bytes() == record.read_bytes():
             path.unlink()
         record.unlink()
+
+
+def summarize(
+    best: Trial | None, rules: Rules, prepared: PreparedWorkload, trials: Sequence[Trial], interrupted: int
+) -> dict[str, Any]:
+    """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session."""
+    return {
+        "best": None if best is None else best.number,
+        "budget_bytes": rules.budget_bytes,
+        "budget_tolerance": rules.budget_tolerance,
+        "charge_spread": estimate_spread(trials),
+        "floor_bytes": rules.floor_bytes,
+        "baseline_fits": prepared.baseline_fits,
+        "capture_error": prepared.capture_error,
+        "interrupted": interrupted,
+        "disturbed": describe_disturbance(trials),
+    }
+
+
+def describe_disturbance(trials: Sequence[Trial]) -> str:
+    """Return the share of measurements that other work disturbed, with one reason; empty if none was disturbed.
+
+    >>> describe_disturbance([])
+    ''
+    """
+    timed = [
+        trial.measurement
+        for trial in trials
+        if trial.measurement is not None and trial.measurement.step_seconds and trial.kind != TrialKind.REPEAT
+    ]
+    reasons = [measurement.disturbed for measurement in timed if measurement.disturbed]
+    return f"{len(reasons)} of {len(timed)} measurements, such as: {reasons[-1]}" if reasons else ""
 
 
 def prove_infeasible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
@@ -119,6 +154,14 @@ def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, 
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'the start of the step'} with the smallest plan; "
         f"{_describe_budget(config, rules)}. {_suggest_remedy(stores=stores)}"
+    )
+
+
+def explain_no_time(config: Config, run_dir: Path) -> OutOfTimeError:
+    """Return the error for a study whose time was over before the first plan could be measured."""
+    return OutOfTimeError(
+        f"{config.ref}: the time limit of {config.time} was over before a plan was measured; "
+        f"continue with a longer one: autotune resume {run_dir} --time 10m"
     )
 
 
@@ -143,7 +186,7 @@ def explain_failure(
         nbytes = trial.step_charged_bytes
         if trial.plan is not None and nbytes is not None:
             charged[trial.plan] = max(nbytes, charged.get(trial.plan, nbytes))
-    if charged and min(charged.values()) > rules.budget_bytes:
+    if charged and min(charged.values()) > rules.accepted_bytes:
         return explain_too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
     # some plan fitted, so the reason is not the budget alone
     expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)

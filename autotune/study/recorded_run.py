@@ -1,5 +1,6 @@
 """Read a run directory."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.predict.step_view import StepTimeline
 from autotune.records import plan_file as planfile
+from autotune.records import yaml_file
 from autotune.records.budget import Budget
 from autotune.records.device import Device
-from autotune.records.json_codec import from_json
+from autotune.records.json_codec import read_optional
 from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
@@ -40,15 +42,13 @@ class RecordedRun:
     @classmethod
     def load(cls, run_dir: Path) -> "RecordedRun":
         """Read a run directory; ConfigError where nothing is recorded in it."""
-        import yaml
-
         files = RunDir(run_dir)
         if not files.is_recorded:
             raise ConfigError(f"{run_dir}: no run is recorded here; name a directory that autotune tune wrote")
-        config = yaml.safe_load(_text(files.config) or "{}")
+        config = yaml_file.read(files.config).data if files.config.exists() else {}
         return cls(
             run_dir.name,
-            config if isinstance(config, dict) else {},
+            config,
             tuple(load_trials(files.trials)),
             _record(TrainGraph, files.graph),
             _record(Costs, files.costs),
@@ -83,8 +83,16 @@ class RecordedRun:
         step = self.budget_step_bytes
         if step is None:
             return None
-        # the tolerance was applied when the outcomes were recorded
-        return Rules(step, self.floor_bytes or 0, None, self.traced.seconds if self.traced else 0.0)
+        # the numerical tolerance was applied when the outcomes were recorded
+        seconds = self.traced.seconds if self.traced else 0.0
+        return Rules(step, self.floor_bytes or 0, None, seconds, self.budget_tolerance)
+
+    @cached_property
+    def budget_tolerance(self) -> float:
+        """Share by which the charge may exceed the budget: as recorded, else as today's rule has it."""
+        if self.run_dir is not None and "budget_tolerance" in (study := _document(RunDir(self.run_dir).study)):
+            return float(study["budget_tolerance"])
+        return Budget.parse(str(self.config["budget"])).tolerance if "budget" in self.config else 0.0
 
     @cached_property
     def floor_bytes(self) -> int | None:
@@ -130,15 +138,13 @@ class RecordedRun:
         return StepTimeline(self.graph, self.costs, self.best.plan)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def _document(path: Path) -> dict[str, Any]:
+    """Return a JSON object; empty where the file is missing or was cut short."""
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return document if isinstance(document, dict) else {}
+    return {}
 
 
 def _record(kind: Any, path: Path) -> Any:
-    text = _text(path)
-    if not text:
-        return None
-    try:
-        return from_json(kind, json.loads(text), where=str(path))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON ({error.msg}); restore the file or start a new run directory") from None
+    return read_optional(kind, path, cure="restore the file or start a new run directory")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import DISTRIBUTION
 from autotune.measure.survey import PreparedWorkload
+from autotune.planners.knobs import Settings
 from autotune.planners.space import Space
 from autotune.records import trial as trials_file
 from autotune.records.config import Config
+from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space as space
@@ -21,6 +23,9 @@ from autotune.study.verdicts.ranking import Rules, TrialScore, allocator_overhea
 if TYPE_CHECKING:
     import optuna
     from optuna.samplers import BaseSampler
+
+WINNER = "winner"
+"""User attribute of a study: number of the confirmed trial, or None where no plan won."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,17 @@ class TrialStore:
         """Measured allocator overheads so far, as shares of the predicted peak."""
         return allocator_overheads(self.trials)
 
+    @property
+    def measured_settings(self) -> list[Settings]:
+        """Settings of all trials but the smallest plan's, which was made for another budget."""
+        return [trial.settings for trial in self.trials if trial.kind != TrialKind.SMALLEST]
+
+    @property
+    def planned_plan_fits(self) -> bool:
+        """True if a planned candidate ran within the budget."""
+        planned = [trial.measurement for trial in self.trials if trial.kind == TrialKind.PLANNER]
+        return any(result is not None and result.outcome is Outcome.OK for result in planned)
+
     def next_number(self) -> int:
         """Return the number of the next trial, for one that Optuna does not suggest."""
         return len(self.study.get_trials(deepcopy=False))
@@ -74,6 +90,12 @@ class TrialStore:
 
         self.study.tell(request, state=optuna.trial.TrialState.FAIL)
         self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
+
+    def record_winner(self, best: Trial | None) -> None:
+        """Name the winner in the study's user attributes: its best value may be a lucky measurement of another plan."""
+        number = None if best is None else best.number
+        if self.study.user_attrs.get(WINNER) != number:
+            self.study.set_user_attr(WINNER, number)
 
     def _add_to_optuna(self, trial: Trial, request: "optuna.Trial | None") -> TrialScore:
         import optuna

@@ -17,7 +17,7 @@ from autotune.report.claims import ClaimVerdict, read, write
 from autotune.testing.graphs import training_chain
 from autotune.workloads.factory import load_workload
 from experiments.benchmarks.offload import __main__ as offload
-from experiments.benchmarks.offload import alternate
+from experiments.benchmarks.offload import alternate, summary
 from experiments.claims.nntrainer_offload import __main__ as table
 from tests.experiments.paths import CLAIMS
 
@@ -161,9 +161,9 @@ def test_a_row_tells_what_was_predicted_and_seen(deep: Any):
         "time_ratio": 0.8, "ratio_without": 1.04, "ratio_without_95": (1.03, 1.05), "seconds": 0.5, "stall_seconds": 0.01,
         "transfer_bytes": 2**20, "hidden": None,
     }  # fmt: skip
-    cells = offload._cells(offload.build_row(plan, expected, seen, times, 0))
+    cells = summary._cells(offload.build_row(plan, expected, seen, times, 0))
     assert cells[2:6] == ["+0.00%", "1024.0", "0.800", "1.040 (1.030 to 1.050)"]
-    assert len(cells) == len(offload.HEAD) - 1
+    assert len(cells) == len(summary.HEAD) - 1
 
 
 def test_ops_are_predicted_at_the_pace_of_the_run(deep: Any):
@@ -179,7 +179,7 @@ def test_an_adaptation_is_told_by_its_windows_its_last_change_and_the_steps_befo
         }  # fmt: skip
 
     steps = [step(8, 2.0)] * 6 + [step(4, 9.0)] * 2 + [step(8, 1.5)] + [step(6, 1.0)] * 10
-    cells = offload._adapt_cells({"budget_bytes": 9 * 2**20, "steps": steps}).split(" | ")
+    cells = summary._adapt_cells({"budget_bytes": 9 * 2**20, "steps": steps}).split(" | ")
     assert cells == ["9.0", "8 -> 4 -> 8 -> 6", "9", "2.000 -> 1.000", "200.0 -> 100.0", "8.0"]
-    still = offload._adapt_cells({"budget_bytes": 2**20, "steps": steps[:6]}).split(" | ")
+    still = summary._adapt_cells({"budget_bytes": 2**20, "steps": steps[:6]}).split(" | ")
     assert still[1:3] == ["8", "0"]

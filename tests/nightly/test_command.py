@@ -104,7 +104,8 @@ def test_three_nights_find_keep_and_miss_a_champion(night: Path, run: Run, monke
 def test_resume_of_a_finished_night_runs_nothing_and_tells_it_again(night: Path, run: Run):
     before = run("nightly", "night.yaml")[1]
     history = (night / "chain" / "history.jsonl").read_bytes()
-    code, out, _ = run("nightly", "night.yaml", "--resume")
+    code, out, err = run("nightly", "night.yaml", "--resume")
+    assert "is complete: every entry has a result; start a new night without --resume" in err
     assert (code, out) == (0, before)
     assert (night / "chain" / "history.jsonl").read_bytes() == history
 
@@ -131,4 +132,7 @@ def test_conditions_hold_what_a_cause_is_told_by():
     assert {"commit", "uncommitted", "autotune", "graph"} == set(conditions.code)
     assert {"kernel", "python", "driver", "torch", "numpy"} <= set(conditions.environment)
     assert conditions.device == {"silicon": DEVICE.silicon, "memory": str(DEVICE.memory_bytes), "cores": "2"}
+    with_threads = replace(DEVICE, environment={"OMP_WAIT_POLICY": "PASSIVE"})
+    recorded = collect_conditions(with_threads, "", baseline_seconds=0.5, busy=0.25)
+    assert recorded.threads == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert (conditions.busy, conditions.baseline_seconds, conditions.code["graph"]) == (0.25, 0.5, "0123456789ab")

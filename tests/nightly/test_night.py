@@ -293,7 +293,10 @@ def test_a_search_that_finds_the_champion_or_nothing_faster_measures_nothing_mor
 
 # -- causes -------------------------------------------------------------------------------------------------------
 
-BEFORE = Conditions({"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"silicon": "Fake 9000"}, 0.1, 3000.0)
+BEFORE = Conditions(
+    {"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"silicon": "Fake 9000"}, 0.1, 3000.0,
+    threads={"torch threads": "4"},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -302,6 +305,11 @@ BEFORE = Conditions({"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"
         ({"code": {"commit": "bbbb"}}, (Cause.CODE,), "commit aaaa -> bbbb"),
         ({"environment": {"torch": "2.13.0", "kernel": "6.1"}}, (Cause.ENVIRONMENT,), "torch 2.12.0 -> 2.13.0"),
         ({"environment": {"torch": "2.12.0", "kernel": "6.2"}}, (Cause.ENVIRONMENT,), "kernel 6.1 -> 6.2"),
+        (
+            {"threads": {"OMP_NUM_THREADS": "1", "torch threads": "1"}},
+            (Cause.ENVIRONMENT,),
+            "torch threads: recorded 4, now 1; OMP_NUM_THREADS: recorded not set, now 1",
+        ),
         ({"device": {"silicon": "Fake 9100"}}, (Cause.DEVICE,), "silicon Fake 9000 -> Fake 9100"),
         ({"busy": 0.6}, (Cause.DEVICE,), "cores busy with other work 10 % -> 60 %"),
         ({"clock_mhz": 1500.0}, (Cause.DEVICE,), "clock 3000 -> 1500 MHz"),
@@ -334,6 +342,15 @@ def test_a_baseline_that_is_slower_itself_is_device_state(bench: Bench):
     night = bench.night("n9")
     assert night.causes == (Cause.DEVICE,)
     assert "eager step time +30.0 %" in night.detail
+
+
+def test_measurements_that_other_work_disturbed_are_device_state(bench: Bench):
+    bench.crown()
+    bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: True
+    night = bench.night("n9")
+    assert (night.verdict, night.causes) == (NightVerdict.REGRESSION, (Cause.DEVICE,))
+    assert "measurements disturbed: other processes used 50 % of the CPUs" in night.detail
+    assert night.conditions.disturbed
 
 
 def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_two_nights(bench: Bench):

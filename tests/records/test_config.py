@@ -144,7 +144,18 @@ def test_an_unknown_planner_is_named_with_the_known(refusal):
     ],
 )
 def test_a_fault_of_an_option_is_told_by_the_option_and_not_by_a_line(refusal, options, words):
-    assert refusal("workload: a\nbudget: 65%\nstores: {ssd: x}", **options) == words
+    assert refusal("workload: a\nbudget: 65%\nstores: {ssd: x}", from_command_line=True, **options) == words
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"budget": "x"}, "budget: cannot read 'x' as a budget; write 65%, 6GiB, 512MiB or 123456B"),
+        ({"planners": {"order": []}}, "planners: planners.order: no planner is left"),
+    ],
+)
+def test_a_fault_of_an_argument_is_told_by_the_argument_and_not_by_an_option(refusal, overrides, words):
+    assert refusal("workload: a\nbudget: 65%", overrides=overrides).startswith(words)
 
 
 def test_a_missing_file_gets_the_nearest_beside_it(tmp_path, monkeypatch):

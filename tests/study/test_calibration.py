@@ -57,6 +57,14 @@ def test_enough_plans_measured_here_make_the_bars_alone() -> None:
     assert made.source == "9 plans of this workload measured here"
 
 
+def test_times_of_a_busy_machine_are_no_errors_of_the_prediction_and_its_bytes_are() -> None:
+    run = [measured(number, seconds=0.7 + 0.01 * number) for number in range(9)]
+    seen = replace(run[0].measurement, step_seconds=(7.0,) * 3, charged_bytes=1600, disturbed="busy")
+    made = compute_error_ranges(ARENA, [[*run, replace(run[0], number=9, measurement=seen)]], 0.0)
+    assert made.seconds == pytest.approx((0.70, 0.78))
+    assert made.nbytes[1] == 1.1
+
+
 def test_a_few_plans_measured_here_can_only_widen_the_bars() -> None:
     few = [measured(number, charged=1200, seconds=2.0) for number in range(MIN_PLANS - 1)]
     made, usual = compute_error_ranges(ARENA, [few], 0.0), compute_error_ranges(ARENA, [], 0.0)
@@ -83,11 +91,12 @@ def test_a_run_that_was_slow_as_a_whole_does_not_widen_the_ratio() -> None:
     assert made.ratio == pytest.approx((0.50 / 0.52, 0.54 / 0.52))
 
 
-def test_the_devices_noise_widens_seconds_and_no_bytes() -> None:
+def test_the_devices_noise_widens_seconds_by_a_factor_and_no_bytes() -> None:
     quiet, noisy = compute_error_ranges(ARENA, [], 0.0), compute_error_ranges(ARENA, [], 0.1)
     assert noisy.nbytes == quiet.nbytes
-    assert noisy.seconds == pytest.approx((quiet.seconds[0] * 0.9, quiet.seconds[1] * 1.1))
-    assert noisy.ratio == pytest.approx((quiet.ratio[0] * 0.9, quiet.ratio[1] * 1.1))
+    assert noisy.seconds == pytest.approx((quiet.seconds[0] / 1.1, quiet.seconds[1] * 1.1))
+    assert noisy.ratio == pytest.approx((quiet.ratio[0] / 1.1, quiet.ratio[1] * 1.1))
+    assert compute_error_ranges(ARENA, [], 4.2).seconds[0] > 0, "no step takes no time"
 
 
 def test_a_trial_takes_until_the_next_one_starts() -> None:

@@ -11,7 +11,7 @@ from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import StudyInterruptedError
 from autotune.nightly.config import NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
-from autotune.nightly.night import NightJob, latest_night, run_night
+from autotune.nightly.night import NightJob, is_complete, latest_night, run_night
 from autotune.nightly.result_files import format_text, to_document
 from autotune.nightly.results import worst_error
 
@@ -27,6 +27,8 @@ def run(path: Path, *, resume: bool, json: bool) -> None:
     """Run a new night, or continue the last one, and print its table; then raise the error of its worst entry."""
     options = load_nightly_config(path)
     night = latest_night(options) if resume else name_night()
+    if resume and is_complete(options, night):
+        print_note(f"night {night} is complete: every entry has a result; start a new night without --resume")
     studies = _TrackedStudies()
     with answer_stream() as out:
         results = run_night(NightJob(options, path, _open_runner, studies.search, studies.report), night)

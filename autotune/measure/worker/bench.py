@@ -4,7 +4,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from autotune.measure.worker.compare import (
 )
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, release_memory
 from autotune.measure.worker.reference import Writer, digest
+from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
@@ -92,7 +93,8 @@ class Bench:
 
         op_costs = profile(self._program, cache=self._spec.profile_cache)
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
-        device = this_device(self._spec.device_kind)
+        environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+        device = replace(this_device(self._spec.device_kind), environment=environment)
         return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes())
 
     def measure_eager_peak(self, results: Path) -> MemoryPeak:

@@ -89,8 +89,8 @@ def median_trial_seconds(past: Sequence[Sequence[Trial]]) -> float | None:
 
 def _matches(files: RunDir, workload: str, device: Device) -> bool:
     try:
-        recorded = from_json(Device, json.loads(files.device.read_text()), where="")
-        with files.trials.open() as lines:
+        recorded = from_json(Device, json.loads(files.device.read_text(encoding="utf-8")), where="")
+        with files.trials.open(encoding="utf-8") as lines:
             return recorded.key == device.key and json.loads(next(lines))["workload"] == workload
     except (OSError, ValueError, ConfigError, StopIteration, KeyError):
         return False
@@ -117,7 +117,9 @@ def _byte_errors(run: Iterable[Trial]) -> Iterator[float]:
 
 def _time_errors(run: Iterable[Trial]) -> Iterator[float]:
     for trial in run:
-        seconds = trial.measurement.median_seconds if trial.measurement else None
+        # a busy machine is no error of the prediction
+        timed = trial.measurement is not None and not trial.measurement.disturbed
+        seconds = trial.measurement.median_seconds if trial.measurement is not None and timed else None
         if seconds is not None and trial.estimate and trial.estimate.seconds and trial.kind != TrialKind.REPEAT:
             yield seconds / trial.estimate.seconds
 
@@ -128,4 +130,4 @@ def _range(errors: Sequence[float], default: Range, *, alone: bool) -> Range:
 
 
 def _widen(interval: Range, noise: float) -> Range:
-    return interval[0] * max(0.0, 1 - noise), interval[1] * (1 + noise)
+    return interval[0] / (1 + noise), interval[1] * (1 + noise)

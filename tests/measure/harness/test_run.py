@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError, PlanError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.child import Child
@@ -106,7 +106,10 @@ def test_a_model_that_leaves_no_choice_of_a_format_is_refused(tmp_path: Path) ->
         runner.survey()
 
 
-def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Path) -> None:
+def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # what the doctor advises on a busy machine
     with harness(tmp_path, "wide") as runner:
         prepared, baseline = runner.prepare(), runner.baseline()
         plan = Plan.traced(prepared.graph)
@@ -118,6 +121,12 @@ def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Pat
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
+    first, second = baseline.process_charged_bytes  # of two processes: the spread that planners allow for
+    assert first == baseline.charged_bytes
+    assert second == pytest.approx(first, rel=0.05)
+    assert seen.device is not None
+    assert seen.device.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert seen.device.environment["torch threads"] == "1"
 
 
 def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
@@ -179,6 +188,17 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
     assert 0.97 * predicted.peak_bytes < seen.step_peak_bytes < predicted.peak_bytes + MIB
     # what they leave must not stay with malloc, nor with the arena what these need again
     assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB
+
+
+@pytest.mark.parametrize("word", ["kill", "raise"])
+def test_a_baseline_killed_from_outside_is_no_error_of_the_input(word: str, tmp_path: Path) -> None:
+    (tmp_path / "switch").write_text(word)
+    expected = WorkerError if word == "kill" else ConfigError
+    said = "the process of the baseline was killed by SIGKILL; run" if word == "kill" else "through the roof"
+    with harness(tmp_path, "switched", {"switch": str(tmp_path / "switch")}) as runner:
+        with pytest.raises(expected, match=said) as caught:
+            runner.prepare()
+        assert not runner.baseline().step_seconds if word == "raise" else caught.value.exit_code == 9
 
 
 def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:
@@ -269,10 +289,10 @@ def test_a_plan_of_another_graph_is_refused(tripping: tuple[Harness, Path]) -> N
 def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a coordinator's thread count is not its children's
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a training loop would have it too
     with (
         harness(tmp_path, "tells_threads") as runner,
-        pytest.raises(ConfigError, match="OMP_NUM_THREADS is None") as caught,
+        pytest.raises(ConfigError, match="OMP_NUM_THREADS is 3") as caught,
     ):
         runner.prepare()
     assert "\n" not in str(caught.value)
