@@ -109,7 +109,7 @@ def kernel_strides() -> Iterator[None]:
         rule = ITERATED.get(func) or ON_CPU.get(func)
         return result if rule is None else _restrided(mode, rule, func in ON_CPU, args, result)
 
-    FakeTensorMode.dispatch = corrected  # type: ignore[method-assign]
+    FakeTensorMode.dispatch = corrected  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
