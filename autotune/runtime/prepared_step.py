@@ -179,7 +179,7 @@ class StepPreparer:
                 f"{gradient_users}: all gradients are needed at once, so {len(early)} updates that the plan places "
                 f"beside their gradients wait for the end of the step, and {fmt_bytes(nbytes)} of gradients with them; "
                 f"{self._late_update_hint()}",
-                stacklevel=4,
+                stacklevel=5,
             )
         self._has_warned |= bool(early)
 
