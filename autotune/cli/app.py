@@ -270,7 +270,7 @@ def report(
 @app.command(short_help="Lay buffers out in as few bytes as possible.")
 def layout(
     file: Annotated[
-        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan in its run directory.")
+        Path, typer.Argument(help="CSV of id,lower,upper,size, as minimalloc reads it; or a plan of a run.")
     ],
     *,
     capacity: Annotated[
@@ -308,6 +308,31 @@ def show(
     from autotune.cli.commands.show import run
 
     run(plan, json=json, table=table)
+
+
+@app.command(short_help="Write a step as a trace for Perfetto.")
+def trace(
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN|PLAN]", help="Run directory, or plan file of a run; the latest run by default."),
+    ] = None,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="File for the trace; trace.json in the run's directory by default."
+        ),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the simulated step of a plan beside the traced step, as a Chrome trace: ops, transfers, and memory by use.
+
+    Open the file at https://ui.perfetto.dev or in chrome://tracing.
+    """
+    from autotune.cli.commands.trace import run
+
+    run(source, out=out, json=json)
 
 
 @app.command(short_help="Reproduce published claims beside our results.")

@@ -22,7 +22,8 @@ from autotune.records.measurement import Outcome
 DETAIL_LINES = 3
 """Number of last lines of a dead child's log that a measurement quotes."""
 
-_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_TUNABLES")
+# the harness sets malloc's options itself; variables that decide speed are the user's, as in the training loop
+_NOT_INHERITED = ("MALLOC_", "GLIBC_TUNABLES")
 # joins the cgroup before Python starts, so that the interpreter is charged as well
 _JOIN = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 _NUMBERS = itertools.count(1)

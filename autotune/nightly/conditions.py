@@ -32,7 +32,8 @@ def collect_conditions(
     silicon = {}
     if device is not None:
         silicon = {"silicon": device.silicon, "memory": str(device.memory_bytes), "cores": str(device.cores)}
-    return Conditions(code, environment, silicon, busy, read_clock_mhz(), baseline_seconds)
+    threads = device.environment if device is not None else {}
+    return Conditions(code, environment, silicon, busy, read_clock_mhz(), baseline_seconds, threads)
 
 
 def measure_busy_share() -> float:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.records.speed_environment import list_changes
 from autotune.study.verdicts.statistics import format_percent
 
 BUSIER = 0.2
@@ -29,6 +30,8 @@ class Conditions:
     clock_mhz: float | None = None
     baseline_seconds: float | None = None
     """Time of an eager step."""
+    threads: dict[str, str] = field(default_factory=dict)
+    """Thread variables, thread counts and CPU affinity; empty in records of earlier versions."""
 
 
 class Cause(StrEnum):
@@ -46,7 +49,10 @@ def diagnose(now: Conditions, before: Conditions | None) -> tuple[list[Cause], s
         return [Cause.DEVICE], "no good night to compare with"
     changes = {
         Cause.DEVICE: _device_changes(now, before),
-        Cause.ENVIRONMENT: list_differences(now.environment, before.environment),
+        Cause.ENVIRONMENT: [
+            *list_differences(now.environment, before.environment),
+            *list_changes(before.threads, now.threads),
+        ],
         Cause.CODE: list_differences(now.code, before.code),
     }
     # another machine explains any change; a busy machine does not rule out a changed version

@@ -1,7 +1,7 @@
 """Timeline of one plan's simulated step: live bytes by use, bytes at the peak by layer, and busy times of the engines."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import cached_property
 
@@ -94,7 +94,11 @@ class StepTimeline:
     @cached_property
     def bytes_by_role(self) -> dict[str, list[int]]:
         """Live bytes of each slice of time, by `ByteUse`."""
-        graph, drawn = self.graph, set(self.slices)
+        return self.bytes_by_use(self.slices)
+
+    def bytes_by_use(self, positions: Iterable[int]) -> dict[str, list[int]]:
+        """Return the live bytes during the instructions at some ascending positions, by `ByteUse`."""
+        graph, drawn = self.graph, set(positions)
         series: dict[str, list[int]] = {use: [] for use in ByteUse}
         store_bytes = resident_bytes(graph, self.schedule, self.costs) - graph.static_bytes
         moving: set[int] = set()

@@ -1,7 +1,7 @@
 """Identify a device; measurements are comparable only on the same device."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _NO_SILICON = re.compile(
     r"\((?:r|tm|c)\)|@.*|\b(?:cpu|processor|nvidia|pcie|sxm\d*|hbm\w*|\d+-core|[\d.]+ ?ghz)(?![\w])"
@@ -20,6 +20,8 @@ class Device:
     cores: int
     torch: str
     driver: str = ""
+    environment: dict[str, str] = field(default_factory=dict, hash=False)
+    """Thread variables, thread counts and CPU affinity of the measuring process; empty in records of earlier versions."""
 
     @property
     def key(self) -> str:

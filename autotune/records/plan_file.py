@@ -17,6 +17,7 @@ from autotune.records.device import Device
 from autotune.records.json_codec import from_json, read_whole, write_whole
 from autotune.records.measurement import Measurement
 from autotune.records.run_dir import RunDir
+from autotune.records.speed_environment import list_changes
 from autotune.workloads.reference import WorkloadRef
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ class PlanFile:
     measurement: Measurement | None = None
     verified: str = NOT_VERIFIED
     """Method of comparing the plan's results with eager's."""
+    run: str = ""
+    """Run directory of the study, relative to the directory of plans; empty for a plan made without a study."""
     schema: int = SCHEMA
 
 
@@ -68,7 +71,7 @@ class Captured(Protocol):
 def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
     """Raise PlanError that names the difference, unless the plan was made for this graph on this kind of device.
 
-    Another chip of the same kind prints a note only.
+    Another chip of the same kind, and other settings of threads, print a note only.
     """
     graph, device = surveyed.graph, surveyed.device
     if file.device is not None and file.device.kind != device.kind:
@@ -87,20 +90,39 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
             f"use the arguments of the plan, or tune again"
         )
     check(graph, file.plan)
-    if file.device is not None and file.device.silicon != device.silicon:
+    if file.device is None:
+        return
+    if file.device.silicon != device.silicon:
         print(f"note: made on {file.device.silicon}, measured on {device.silicon}", file=sys.stderr, flush=True)
+    for change in list_changes(file.device.environment, device.environment):
+        print(f"note: {change}; times differ from the recorded ones", file=sys.stderr, flush=True)
 
 
-def find_graph(path: Path, digest: str) -> TrainGraph | None:
-    """Return the graph that lies beside a plan file, as in a run directory; None where there is none with this digest."""
-    graph = _read_record(RunDir(path.parent).graph, TrainGraph)
-    return graph if graph is not None and graph.digest == digest else None
+def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs | None]:
+    """Return the graph and the measured costs of a plan file, from its run directory; None for what is not there.
+
+    The run directory is the file's own, the one that it names, or for an old plan `../runs/NAME` of a plan `NAME.json`.
+    """
+    places = (
+        [path.parent, path.parent / file.run] if file.run else [path.parent, path.parent.parent / "runs" / path.stem]
+    )
+    for files in map(RunDir, places):
+        graph = _read_record(files.graph, TrainGraph)
+        if graph is not None and graph.digest == file.graph_digest:
+            costs = _read_record(files.costs, Costs)
+            return graph, costs if costs is not None and costs.matches(graph) else None
+    return None, None
 
 
-def find_costs(path: Path, graph: TrainGraph | None) -> Costs | None:
-    """Return the measured costs that lie beside a plan file; None where there are none of this graph."""
-    costs = _read_record(RunDir(path.parent).costs, Costs)
-    return costs if costs is not None and graph is not None and costs.matches(graph) else None
+def read_records(path: Path, file: PlanFile) -> tuple[TrainGraph, Costs]:
+    """Return the graph and the measured costs of a plan file; ConfigError where its run directory has none."""
+    graph, costs = find_records(path, file)
+    if graph is None or costs is None:
+        raise ConfigError(
+            f"{path}: its graph.json and costs.json are not beside it"
+            f"{f' or in {path.parent / file.run}' if file.run else ''}; name the plan.json of its run directory"
+        )
+    return graph, costs
 
 
 def _read_record(path: Path, kind: type[T]) -> T | None:

@@ -78,6 +78,11 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def trace(self) -> Path:
+        """Simulated steps as a Chrome trace, where `autotune trace` wrote it."""
+        return self.path / "trace.json"
+
+    @property
     def logs(self) -> Path:
         """Directory of the child processes' logs."""
         return self.path / "logs"

@@ -258,7 +258,9 @@ class _StudyRun:
         tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
         packages = {"autotune": DISTRIBUTION, "optuna": "optuna", "mlflow": "mlflow"}
         tags |= {f"version.{name}": version(package) for name, package in packages.items()}
-        tags |= {f"device.{key}": str(value) for key, value in to_json(self.device).items() if value != ""}
+        fields = to_json(self.device)
+        tags |= {f"environment.{key}": value for key, value in fields.pop("environment").items()}
+        tags |= {f"device.{key}": str(value) for key, value in fields.items() if value != ""}
         tags |= {"device.key": self.device.key, "version.torch": self.device.torch}
         if sha := git_sha():
             tags["git.sha"] = sha

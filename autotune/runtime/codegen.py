@@ -24,14 +24,18 @@ class StepWriter(SourceWriter):
         self._schedule = schedule
         self.names |= {f"v{value}": tensor for value, tensor in program.tensors.items()}
 
-    def source(self, *, calls_back: bool) -> str:
-        """Return the source of `step(tangent, *batch)`; with `calls_back` it calls `after(index)` per instruction."""
+    def source(self, *, calls_back: bool, names_ranges: bool = False) -> str:
+        """Return the source of `step(tangent, *batch)`; with `calls_back` it calls `after(index)` per instruction.
+
+        With `names_ranges` each op runs inside `with range_of(name)`, for a profiler.
+        """
         inputs = (*self._program.batch, *(value for value, _ in self._program.free))
         parameters = [f"v{value}" for value in inputs]
         tangent = f"v{self._program.tangent}" if self._program.tangent is not None else "tangent"
         lines = [f"def step({', '.join([tangent, *parameters])}):"]
         reading: set[int] = set()
         writing: set[int] = set()
+        ran: set[int] = set()
         static = self._program.graph.static
         for index, instruction in enumerate(self._schedule.instructions):
             match instruction:
@@ -43,7 +47,13 @@ class StepWriter(SourceWriter):
                         f" {'' if value in static else f'v{value} = '}engine.finish_read({value})" for value in due
                     ]
                     reading.difference_update(due)
-                    lines.append(f" {self._call(op, reused)}")
+                    call = self._call(op, reused)
+                    lines.append(
+                        f" with range_of({_range_name(op, again=op_id in ran)!r}): {call}"
+                        if names_ranges
+                        else f" {call}"
+                    )
+                    ran.add(op_id)
                 case Offload(value):
                     lines.append(f" engine.start_write({value}{'' if value in static else f', v{value}'})")
                     writing.add(value)
@@ -79,3 +89,8 @@ class StepWriter(SourceWriter):
         text, variables = self.statement(call)
         unused = [name for name in variables if name.startswith("_")]
         return text + (f"; del {', '.join(unused)}" if unused else "")
+
+
+def _range_name(op: Op, *, again: bool) -> str:
+    """Return the name of an op's range: its phase, its name and its layer."""
+    return f"{'recompute' if again else op.phase} {op.name}{f' [{op.layer}]' if op.layer else ''}"

@@ -1,7 +1,7 @@
 """Execute a schedule: straight-line Python, generated once, that frees every value after its last use."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from autotune.runtime.codegen import StepWriter
 from autotune.runtime.offload_engine import OffloadEngine, Store
 from autotune.runtime.offload_slots import peak_step_bytes, static_tensors
 
+RangeFactory = Callable[[str], AbstractContextManager[Any]]
+"""Opens a named range of a profiler: `torch.profiler.record_function` or `torch.cuda.nvtx.range`."""
+
 
 class Executor:
     """One step of a program under a schedule.
@@ -27,6 +30,7 @@ class Executor:
         store: Destination of offloaded values; None if the schedule offloads none.
         arena: Block of memory that the step's tensors are placed in; None for malloc.
         after_instruction: Called with each instruction's index, so that a meter can compare bytes with the simulator.
+        range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
 
     Raises:
         PlanError: The schedule offloads a parameter that shares its memory with another tensor.
@@ -55,6 +59,7 @@ class Executor:
         *,
         arena: StepArena | None = None,
         after_instruction: Callable[[int], None] | None = None,
+        range_of: RangeFactory | None = None,
     ) -> None:
         self.program = program
         self.schedule = schedule
@@ -67,8 +72,10 @@ class Executor:
         self._engine = None if store is None else OffloadEngine(store, static, len(program.graph.values), self._memory)
         self.tangent = seed_gradient(program)
         writer = StepWriter(program, schedule)
-        self.source = writer.source(calls_back=after_instruction is not None)
-        scope: dict[str, Any] = {**writer.names, "engine": self._engine, "after": after_instruction}
+        self.source = writer.source(calls_back=after_instruction is not None, names_ranges=range_of is not None)
+        scope: dict[str, Any] = {
+            **writer.names, "engine": self._engine, "after": after_instruction, "range_of": range_of,
+        }  # fmt: skip
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
 

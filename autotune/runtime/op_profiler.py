@@ -22,6 +22,7 @@ from autotune.capture.program import Meta, Program, Read, View
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Op
 from autotune.records.run_dir import write_json
+from autotune.records.speed_environment import speed_variables
 from autotune.runtime.arena import kept_memory
 from autotune.runtime.arena.build import library
 
@@ -78,6 +79,7 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
         f"{torch.__version__} {kept}{program.device.type} {torch.get_num_threads()} threads {_device_name(program.device)} "
         f"{1 + LATER_STEPS} updates"
     )
+    key = " ".join([key, *(f"{name}={value}" for name, value in speed_variables().items())])
     costs = _read_cache(cache, key)
     if _is_stale(program, costs):
         costs = {}

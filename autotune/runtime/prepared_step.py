@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from autotune.capture.program import Program
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
@@ -16,8 +18,9 @@ from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records.plan_file import PlanFile
+from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import StepArena
-from autotune.runtime.executor import Executor
+from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.keep_gradients import keep_gradients
 from autotune.runtime.offload_slots import slot_sizes
 from autotune.runtime.op_profiler import profile
@@ -97,14 +100,22 @@ class StepPreparer:
         stores: Directory of each store, by its name.
         accumulates: True if gradients add up over several steps.
         adapts: True if plans that offload may change their window between steps.
+        range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
     """
 
     def __init__(
-        self, plan: PlanFile | Plan | None, stores: Mapping[str, Path], *, accumulates: bool, adapts: bool
+        self,
+        plan: PlanFile | Plan | None,
+        stores: Mapping[str, Path],
+        *,
+        accumulates: bool,
+        adapts: bool,
+        range_of: RangeFactory | None = None,
     ) -> None:
         self.file = plan if isinstance(plan, PlanFile) else None
         self._plan = plan.plan if isinstance(plan, PlanFile) else plan
         self._stores, self._accumulates, self._adapts = stores, accumulates, adapts
+        self._range_of = range_of
         self._numbers = itertools.count()
         self._has_warned = False
 
@@ -162,7 +173,7 @@ class StepPreparer:
         executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
         for each, schedule in zip(plans, schedules, strict=True):
             arena = StepArena() if uses_arena else None
-            executors[each] = Executor(program, schedule, store, arena=arena), arena
+            executors[each] = Executor(program, schedule, store, arena=arena, range_of=self._range_of), arena
         return PreparedStep(next(self._numbers), program, captured_plan, plan, executors, store, opener, adapter)
 
     def _make_adapter(self, program: Program, plan: Plan) -> WindowAdapter:
@@ -193,6 +204,19 @@ class StepPreparer:
         if name not in self._stores:
             raise ConfigError(f"the plan offloads to {name!r}; pass stores={{{name!r}: DIR}}")
         return self._stores[name]
+
+
+def warn_of_environment(file: PlanFile | None) -> None:
+    """Warn the caller's caller of threads and CPUs that differ from those that a plan for a CPU was measured with."""
+    if file is None or file.device is None or file.device.kind != "cpu":
+        return
+    present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    if changes := list_changes(file.device.environment, present):
+        warnings.warn(
+            f"the plan was measured with other settings of threads: {'; '.join(changes)}. "
+            "Step times differ from the recorded ones; set them as recorded, or tune again",
+            stacklevel=3,
+        )
 
 
 def _refuse_other_graph(file: PlanFile, graph: TrainGraph) -> None:

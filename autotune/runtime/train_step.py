@@ -21,8 +21,8 @@ from autotune.ir.plan import Plan
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
-from autotune.runtime.executor import Executor, seed_gradient
-from autotune.runtime.prepared_step import PreparedStep, StepPreparer
+from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
+from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_environment
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
@@ -64,6 +64,8 @@ class TrainStep:
         verify: Compare the first two steps of each captured program, or this many, with eager steps from the same state:
             bit by bit, else relative to eager's own rounding error. It needs eager's memory and a copy of all state, and
             runs `loss_fn` and `before_update` twice.
+        ranges: Opens a named range around each op for a profiler: `torch.profiler.record_function`, or
+            `torch.cuda.nvtx.range` for Nsight Systems. Names hold phase, op and layer; recomputed ops begin with `recompute`.
 
     Raises:
         ConfigError: An argument is invalid, or the loop does something that a step cannot support.
@@ -104,6 +106,7 @@ class TrainStep:
         other_shapes: OtherShapes = "replan",
         adapt: bool = False,
         verify: bool | int = False,
+        ranges: RangeFactory | None = None,
     ) -> None:
         if accumulate < 1:
             raise ConfigError(f"accumulate is {accumulate}; it is the number of steps per update, so at least 1")
@@ -126,6 +129,7 @@ class TrainStep:
             {name: Path(directory).absolute() for name, directory in (stores or {}).items()},
             accumulates=accumulate > 1,
             adapts=adapt,
+            range_of=ranges,
         )
         self._memory_format = preparer.memory_format
         self._selector = StepSelector(
@@ -137,6 +141,7 @@ class TrainStep:
         )
         self._pid = os.getpid()
         self._refuse_loop()
+        warn_of_environment(preparer.file)
         if self._memory_format:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)

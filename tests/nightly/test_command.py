@@ -132,4 +132,7 @@ def test_conditions_hold_what_a_cause_is_told_by():
     assert {"commit", "uncommitted", "autotune", "graph"} == set(conditions.code)
     assert {"kernel", "python", "driver", "torch", "numpy"} <= set(conditions.environment)
     assert conditions.device == {"silicon": DEVICE.silicon, "memory": str(DEVICE.memory_bytes), "cores": "2"}
+    with_threads = replace(DEVICE, environment={"OMP_WAIT_POLICY": "PASSIVE"})
+    recorded = collect_conditions(with_threads, "", baseline_seconds=0.5, busy=0.25)
+    assert recorded.threads == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert (conditions.busy, conditions.baseline_seconds, conditions.code["graph"]) == (0.25, 0.5, "0123456789ab")

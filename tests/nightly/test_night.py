@@ -293,7 +293,10 @@ def test_a_search_that_finds_the_champion_or_nothing_faster_measures_nothing_mor
 
 # -- causes -------------------------------------------------------------------------------------------------------
 
-BEFORE = Conditions({"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"silicon": "Fake 9000"}, 0.1, 3000.0)
+BEFORE = Conditions(
+    {"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"silicon": "Fake 9000"}, 0.1, 3000.0,
+    threads={"torch threads": "4"},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -302,6 +305,11 @@ BEFORE = Conditions({"commit": "aaaa"}, {"torch": "2.12.0", "kernel": "6.1"}, {"
         ({"code": {"commit": "bbbb"}}, (Cause.CODE,), "commit aaaa -> bbbb"),
         ({"environment": {"torch": "2.13.0", "kernel": "6.1"}}, (Cause.ENVIRONMENT,), "torch 2.12.0 -> 2.13.0"),
         ({"environment": {"torch": "2.12.0", "kernel": "6.2"}}, (Cause.ENVIRONMENT,), "kernel 6.1 -> 6.2"),
+        (
+            {"threads": {"OMP_NUM_THREADS": "1", "torch threads": "1"}},
+            (Cause.ENVIRONMENT,),
+            "torch threads: recorded 4, now 1; OMP_NUM_THREADS: recorded not set, now 1",
+        ),
         ({"device": {"silicon": "Fake 9100"}}, (Cause.DEVICE,), "silicon Fake 9000 -> Fake 9100"),
         ({"busy": 0.6}, (Cause.DEVICE,), "cores busy with other work 10 % -> 60 %"),
         ({"clock_mhz": 1500.0}, (Cause.DEVICE,), "clock 3000 -> 1500 MHz"),

@@ -5,6 +5,7 @@ import pytest
 from autotune.errors import ConfigError
 from autotune.records.budget import Budget
 from autotune.records.device import Device
+from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import Measurement, Outcome
 
 
@@ -36,6 +37,15 @@ def test_an_unreadable_budget_is_refused(text: str):
 def test_a_budget_of_nothing_or_beyond_reason_is_refused(text: str):
     with pytest.raises(ConfigError, match=f"budget '{text}'"):
         Budget.parse(text)
+
+
+def test_a_device_of_an_earlier_version_has_no_environment_and_one_with_it_keeps_it():
+    device = Device("cpu", "Xeon", 2**34, 2, "2.13.0")
+    earlier = {key: value for key, value in to_json(device).items() if key != "environment"}
+    assert from_json(Device, earlier, where="") == device
+    threaded = dataclasses.replace(device, environment={"OMP_NUM_THREADS": "4"})
+    assert from_json(Device, to_json(threaded), where="") == threaded != device
+    assert hash(threaded) == hash(device)
 
 
 def test_a_devices_key_is_fit_for_a_file_name():

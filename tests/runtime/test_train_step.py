@@ -26,7 +26,9 @@ from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
+from autotune.records.device import Device
 from autotune.records.plan_file import PlanFile
+from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime.arena import StepArena
 from autotune.runtime.stores import SwapStore, open_store
 from autotune.runtime.train_step import TrainStep
@@ -649,6 +651,32 @@ def test_a_plan_of_another_graph_is_refused_with_both_named():
     assert capture(workload).graph.digest[:8] in message
 
 
+def test_threads_unlike_the_plans_are_warned_of_once_by_name_and_value(recwarn: Any, monkeypatch: Any):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    workload, _ = pair()
+    present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    recorded = {**present, "OMP_WAIT_POLICY": "PASSIVE", "torch threads": "64"}
+    device = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0", environment=recorded)
+    with step_for(workload, replace(plan_file(workload), device=device)) as step:
+        for _ in range(2):
+            step(workload.batch)
+    (warning,) = [str(caught.message) for caught in recwarn if "settings of threads" in str(caught.message)]
+    assert "OMP_WAIT_POLICY: recorded PASSIVE, now ACTIVE" in warning
+    assert f"torch threads: recorded 64, now {torch.get_num_threads()}" in warning
+    assert "CPU affinity" not in warning
+
+
+@pytest.mark.parametrize("environment", ["equal", "of an earlier version", "of a GPU"])
+def test_threads_like_the_plans_or_unknown_are_no_news(environment: str, recwarn: Any):
+    workload, _ = pair()
+    present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    recorded = {"equal": present, "of an earlier version": {}, "of a GPU": {"torch threads": "64"}}[environment]
+    kind = "cuda" if environment == "of a GPU" else "cpu"
+    device = Device(kind, "Fake 9000", 2**34, 2, "2.13.0", environment=recorded)
+    step_for(workload, replace(plan_file(workload), device=device)).close()
+    assert not [caught for caught in recwarn if "settings of threads" in str(caught.message)]
+
+
 def test_a_store_that_was_not_given_is_asked_for_by_its_argument():
     workload, _ = pair()
     with pytest.raises(ConfigError, match=r"offloads to 'ssd'; pass stores=\{'ssd': DIR\}"):
@@ -684,3 +712,25 @@ def test_closing_leaves_the_model_trainable_and_no_file_behind(tmp_path: Path):
     for _ in range(2):
         eager_step(other)
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+def test_ranges_name_each_op_for_a_profiler_and_change_no_result():
+    names: list[str] = []
+
+    @contextmanager
+    def record(name: str) -> Iterator[None]:
+        with torch.profiler.record_function(name):
+            yield
+        names.append(name)
+
+    losses = []
+    for ranges in (None, record):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with TrainStep(model, lambda m, b: m(b).square().mean(), optimizer, torch.ones(2, 4), ranges=ranges) as step:
+            losses.append([step(torch.ones(2, 4)).item() for _ in range(2)])
+    assert losses[0] == losses[1]
+    ops = [step.graph.ops[op] for op in step.plan.order]
+    assert names == [f"{op.phase} {op.name}{f' [{op.layer}]' if op.layer else ''}" for op in ops] * 2
+    assert {name.partition(" ")[0] for name in names} == {"forward", "backward", "update"}

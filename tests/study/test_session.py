@@ -136,6 +136,8 @@ def test_the_winner_has_fresh_numbers_fits_and_is_written_twice(told):
     assert result.best.measurement.step_charged_bytes <= result.budget_bytes
     assert result.plan_path == directory / "plans" / "run.json"
     file = planfile.read(result.plan_path)
+    graph, costs = planfile.read_records(result.plan_path, file)
+    assert (graph.digest, costs.matches(graph)) == (file.graph_digest, True)
     assert file == planfile.read(directory / "run" / "plan.json")
     assert (file.plan, file.settings) == (result.best.plan, result.best.settings)
     assert file.budget_bytes == result.budget_bytes

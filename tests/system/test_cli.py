@@ -212,7 +212,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 COMMANDS = [
     "doctor", "device probe", "device diff", "tune", "resume", "replay", "plan", "measure", "nightly", "report", "layout",
-    "reproduce", "dashboard", "show",
+    "reproduce", "dashboard", "show", "trace",
 ]  # fmt: skip
 
 
@@ -645,7 +645,7 @@ def test_measure_json_holds_measurement_and_baseline(
     code, out, _ = run("measure", "plan.json", "--json")
     document = json.loads(out)
     assert code == 0
-    assert set(document) == {"measurement", "baseline"}
+    assert set(document) == {"measurement", "baseline", "environment_changes"}
     assert document["measurement"]["outcome"] == "ok"
 
 
@@ -660,6 +660,15 @@ def test_a_plan_of_another_graph_names_what_differs() -> None:
         match_plan(Path("p.json"), file, replace(PREPARED, graph=wider))
     with pytest.raises(PlanError, match="made on cuda, this is cpu"):
         match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), PREPARED)
+
+
+def test_other_threads_than_the_plans_are_named_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    file = plan_file(device=replace(DEVICE, environment={"OMP_WAIT_POLICY": "PASSIVE", "torch threads": "4"}))
+    present = replace(PREPARED, device=replace(DEVICE, environment={"torch threads": "4"}))
+    match_plan(Path("p.json"), file, present)
+    assert "OMP_WAIT_POLICY: recorded PASSIVE, now not set" in capfd.readouterr().err
+    match_plan(Path("p.json"), plan_file(), present)
+    assert capfd.readouterr().err == "", "a record of an earlier version compares nothing"
 
 
 @pytest.mark.skipif(torch_sees_a_gpu(), reason="this machine has a GPU")

@@ -40,6 +40,23 @@ def test_show_describes_the_plan(place: Path, capfd: pytest.CaptureFixture[str])
     assert "greedy" in text
 
 
+def test_its_plan_is_listed_and_laid_out_with_the_records_of_its_run(place: Path, capfd: pytest.CaptureFixture[str]):
+    assert "tensors" in output(capfd, "show", PLAN, "--table")
+    assert output(capfd, "layout", PLAN).startswith("buffers")
+
+
+@pytest.mark.parametrize("source", [PLAN, str(RUN)])
+def test_its_steps_become_a_trace(place: Path, capfd: pytest.CaptureFixture[str], source: str):
+    document = json.loads(output(capfd, "trace", source, "-o", "trace.json", "--json"))
+    trace = json.loads((place / "trace.json").read_text())["traceEvents"]
+    assert len(trace) == document["events"]
+    peaks = [
+        max(sum(event["args"].values()) for event in trace if (event["ph"], event["pid"]) == ("C", process))
+        for process in (1, 2)
+    ]
+    assert peaks == list(document["peak_bytes"].values())
+
+
 def test_the_report_is_written_again_from_the_records(place: Path, capfd: pytest.CaptureFixture[str]):
     output(capfd, "report", str(RUN))
     page = (place / RUN / "report.html").read_text()

@@ -1,13 +1,16 @@
 """`autotune measure`: measure a plan on this machine, interleaved with the baseline."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.api.launch import measure_plan
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import AutotuneError, InfeasibleError, NumericsError, StoreError
+from autotune.records.device import Device
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import NOT_VERIFIED
+from autotune.records.speed_environment import list_changes
 from autotune.records.yaml_file import scalar
 from autotune.report.plan_text import compare_measurement
 
@@ -19,12 +22,18 @@ def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: st
         pair = measure_plan(path, arguments=values, stores=stores, limit=limit, notify=print_note)
         measurement, baseline = pair.measurement, pair.baseline
         if json:
-            print_json({"measurement": to_json(measurement), "baseline": to_json(baseline)}, out)
+            changes = list_changes(_environment(pair.file.device), _environment(measurement.device))
+            document = {"measurement": to_json(measurement), "baseline": to_json(baseline)}
+            print_json({**document, "environment_changes": changes}, out)
         else:
             lines = compare_measurement(pair.file.estimate, measurement, baseline)
             out.write("\n".join([*lines, f"results: {measurement.verified or NOT_VERIFIED}"]) + "\n")
     if (error := outcome_error(path, measurement)) is not None:
         raise error
+
+
+def _environment(device: Device | None) -> Mapping[str, str]:
+    return device.environment if device is not None else {}
 
 
 def outcome_error(path: Path, measurement: Measurement) -> AutotuneError | None:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from autotune.cli.output import answer_stream, print_json
-from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import to_json
-from autotune.records.plan_file import find_costs, find_graph
+from autotune.records.plan_file import find_records, read_records
 from autotune.report.plan_text import describe_plan
 
 
@@ -17,15 +16,10 @@ def run(path: Path, *, json: bool, table: bool = False) -> None:
         if json:
             print_json(to_json(file), out)
             return
-        graph = find_graph(path, file.graph_digest)
-        costs = find_costs(path, graph)
-        lines = describe_plan(file, graph, costs)
+        lines = describe_plan(file, *find_records(path, file))
         if table:
             from autotune.report.op_table import build_op_rows, format_op_table
 
-            if graph is None or costs is None:
-                raise ConfigError(
-                    f"{path}: its graph.json and costs.json are not beside it; show a plan in its run directory"
-                )
+            graph, costs = read_records(path, file)
             lines = [*lines, "", *format_op_table(build_op_rows(graph, file.plan, costs))]
         out.write("\n".join(lines) + "\n")

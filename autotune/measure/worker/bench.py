@@ -4,7 +4,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -38,7 +38,6 @@ from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
 from autotune.measure.worker.compare import (
     COMPARED_STEPS,
-    HookedStep,
     Step,
     compare,
     record_results,
@@ -47,6 +46,7 @@ from autotune.measure.worker.compare import (
 )
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, release_memory
 from autotune.measure.worker.reference import Writer, digest
+from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
@@ -92,7 +92,8 @@ class Bench:
 
         op_costs = profile(self._program, cache=self._spec.profile_cache)
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
-        device = this_device(self._spec.device_kind)
+        environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+        device = replace(this_device(self._spec.device_kind), environment=environment)
         return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes())
 
     def measure_eager_peak(self, results: Path) -> MemoryPeak:
@@ -112,7 +113,7 @@ class Bench:
         comparison = None
         with self._running(plan) as (step, _):
             if reference is not None:
-                comparison = compare(self._eager, self._hooked(step), reference)
+                comparison = compare(self._eager, step, reference)
                 if comparison.max_error > tolerance:
                     return PlanCheck(comparison)
             else:
@@ -133,7 +134,7 @@ class Bench:
             contextlib.closing(Writer(results)) as writer,
             self._running(Plan.traced(self._program.graph)) as (step, _),
         ):
-            record_results(self._eager, self._hooked(step), writer.add)
+            record_results(self._eager, step, writer.add)
         return Done()
 
     def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
@@ -288,9 +289,15 @@ class Bench:
         updates = self._program.updates
         self._store_bytes = store.held_bytes if store is not None else _no_bytes
 
-        def step() -> list[torch.Tensor]:
+        def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
+            if updates is not None:
+                updates.on_gradient = on_gradient
             with updates.step() if updates is not None else contextlib.nullcontext():
-                outputs = detached_tensors(executor(self._eager.batch()))
+                results, gradients = executor.run(executor.inputs(self._eager.batch()))
+            outputs = detached_tensors(results)
+            if on_gradient is not None:
+                for parameter, gradient in zip(self._program.gradients, gradients, strict=True):
+                    on_gradient(graph.values[parameter].name, gradient)
             if (
                 executor.problem
             ):  # the results are right, but the step did not run as planned, so its bytes are not the plan's
@@ -311,19 +318,6 @@ class Bench:
         if name not in self._spec.stores:
             raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
         return open_store(name, self._spec.stores[name], slot_sizes(self._program, schedule))
-
-    def _hooked(self, step: Step) -> HookedStep:
-        def hooked(on_gradient: OnGradient) -> list[torch.Tensor]:
-            updates = self._program.updates
-            if updates is None:
-                return step()
-            updates.on_gradient = on_gradient
-            try:
-                return step()
-            finally:
-                updates.on_gradient = None
-
-        return hooked
 
     def _warm_up(self, step: Step) -> None:
         self._eager.restore()

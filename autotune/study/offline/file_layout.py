@@ -4,12 +4,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import ConfigError
 from autotune.layout import Buffers, Layout, check_layout, lay_out
 from autotune.layout import csv_file as csvfile
 from autotune.predict.plan_layout import plan_buffers, to_buffers
 from autotune.records import plan_file as planfile
-from autotune.records.plan_file import find_costs, find_graph
+from autotune.records.plan_file import read_records
 
 WORK_PER_SECOND = 500_000_000
 """Steps of the layout search per second, of which four searches share two threads."""
@@ -56,9 +55,6 @@ def lay_out_file(path: Path, capacity_bytes: int | None, *, alignment: int, effo
 def _read_plan(path: Path) -> tuple[tuple[str, ...], Buffers]:
     """Return the names and buffers of a plan in its run directory."""
     file = planfile.read(path)
-    graph = find_graph(path, file.graph_digest)
-    costs = find_costs(path, graph)
-    if graph is None or costs is None:
-        raise ConfigError(f"{path}: its graph.json and costs.json are not beside it; name a plan in its run directory")
+    graph, costs = read_records(path, file)
     tenants = plan_buffers(graph, file.plan, costs)
     return tuple(f"{number}:{tenant.name}" for number, tenant in enumerate(tenants)), to_buffers(tenants)

@@ -106,7 +106,10 @@ def test_a_model_that_leaves_no_choice_of_a_format_is_refused(tmp_path: Path) ->
         runner.survey()
 
 
-def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Path) -> None:
+def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # what the doctor advises on a busy machine
     with harness(tmp_path, "wide") as runner:
         prepared, baseline = runner.prepare(), runner.baseline()
         plan = Plan.traced(prepared.graph)
@@ -118,6 +121,9 @@ def test_a_plan_is_equal_to_eager_and_its_bytes_are_the_simulators(tmp_path: Pat
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
+    assert seen.device is not None
+    assert seen.device.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert seen.device.environment["torch threads"] == "1"
 
 
 def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
@@ -269,10 +275,10 @@ def test_a_plan_of_another_graph_is_refused(tripping: tuple[Harness, Path]) -> N
 def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a coordinator's thread count is not its children's
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a training loop would have it too
     with (
         harness(tmp_path, "tells_threads") as runner,
-        pytest.raises(ConfigError, match="OMP_NUM_THREADS is None") as caught,
+        pytest.raises(ConfigError, match="OMP_NUM_THREADS is 3") as caught,
     ):
         runner.prepare()
     assert "\n" not in str(caught.value)

@@ -1,0 +1,57 @@
+"""Settings outside of a plan that decide how fast its step runs: threads, their waiting, and the usable CPUs."""
+
+import os
+from collections.abc import Mapping
+
+PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+"""Prefixes of the environment variables that thread libraries read."""
+NOT_SET = "not set"
+
+
+def speed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that thread libraries read, by name.
+
+    >>> speed_variables({"OMP_NUM_THREADS": "4", "HOME": "/root"})
+    {'OMP_NUM_THREADS': '4'}
+    """
+    return {name: environ[name] for name in sorted(environ) if name.startswith(PREFIXES)}
+
+
+def read_speed_environment(threads: int, interop_threads: int) -> dict[str, str]:
+    """Return this process's thread variables, CPU affinity and torch thread counts, which the caller reads from torch."""
+    return {
+        **speed_variables(),
+        "torch threads": str(threads),
+        "torch interop threads": str(interop_threads),
+        "CPU affinity": format_cpus(os.sched_getaffinity(0)),
+    }
+
+
+def list_changes(recorded: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """Return each setting whose value differs, as text; none where a record of an earlier version holds no settings.
+
+    >>> list_changes({"torch threads": "4"}, {"torch threads": "2", "OMP_WAIT_POLICY": "PASSIVE"})
+    ['torch threads: recorded 4, now 2', 'OMP_WAIT_POLICY: recorded not set, now PASSIVE']
+    """
+    if not recorded or not present:
+        return []
+    return [
+        f"{name}: recorded {recorded.get(name, NOT_SET)}, now {present.get(name, NOT_SET)}"
+        for name in {**recorded, **present}
+        if recorded.get(name) != present.get(name)
+    ]
+
+
+def format_cpus(cpus: set[int]) -> str:
+    """Return numbers of CPUs as ranges.
+
+    >>> format_cpus({0, 1, 2, 5})
+    '0-2,5'
+    """
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and ranges[-1][-1] == cpu - 1:
+            ranges[-1] = [ranges[-1][0], cpu]
+        else:
+            ranges.append([cpu])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
