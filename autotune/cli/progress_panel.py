@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.output import print_note
 from autotune.records.config import Config
 from autotune.records.trial import Trial
-from autotune.report.tables import trial_verdict
+from autotune.report.tables import mark_disturbed, trial_verdict
 from autotune.study.events import (
+    Disturbed,
     Event,
     Finished,
     Logged,
@@ -75,6 +76,7 @@ class _StudyState:
         self.last: Finished | None = None
         self.running: Trial | None = None
         self.warning = ""
+        self.disturbed = ""
         self.logged = ""
 
     def update(self, event: Event) -> None:
@@ -95,8 +97,11 @@ class _StudyState:
                     )
             case Measuring(trial):
                 self.running = trial
+            case Disturbed(reason):
+                self.disturbed = f"disturbed: {reason}; measuring again"
             case Finished(trial):
                 self.running = None
+                self.disturbed = ""
                 self.outcomes[trial_verdict(trial)] += 1
                 self.last = event
                 if event.leads:
@@ -121,8 +126,7 @@ class _StudyState:
         lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.summary]), style="bold", overflow="fold")]
         phase = PHASES[self.phase] if self.phase else "starting"
         lines.append(Text(f"  {phase}; {count}{limit} trials; {self.elapsed}"))
-        if self.warning:
-            lines.append(Text(f"  {self.warning}", style="yellow"))
+        lines += [Text(f"  {warning}", style="yellow") for warning in (self.warning, self.disturbed) if warning]
         if self.running is not None:
             lines.append(Text(f"  now    {_format_running(self.running)}"))
         if self.best is not None:
@@ -144,6 +148,8 @@ def _print_event(state: _StudyState, event: Event) -> None:
             print_note("; ".join(state.summary[summarized:]))
             if state.warning:
                 print_note(f"warning: {state.warning}")
+        case Disturbed():
+            print_note(f"[{state.elapsed}] {state.disturbed}")
         case Measuring(trial):
             print_note(f"[{state.elapsed}] {_format_running(trial)}")
         case Finished(_, _, leads, resumed):
@@ -162,7 +168,8 @@ def _format_finished(event: Finished) -> str:
     """Return `trial 4  planner  612.0 MiB  1.043x  ok`."""
     trial = event.trial
     ratio = "" if event.ratio is None else f"  {event.ratio:.3f}x"
-    return f"trial {trial.number}  {trial.kind}  {_format_bytes(trial)}{ratio}  {trial_verdict(trial)}"
+    verdict = mark_disturbed(trial_verdict(trial), trial)
+    return f"trial {trial.number}  {trial.kind}  {_format_bytes(trial)}{ratio}  {verdict}"
 
 
 def _format_bytes(trial: Trial) -> str:

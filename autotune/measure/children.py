@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.measure.allocator_env import allocator_environment
 from autotune.measure.child import Child
+from autotune.measure.machine_counters import MachineCounters, read_counters
 from autotune.measure.messages import (
     BeginTiming,
     ChildError,
@@ -90,6 +91,10 @@ class Children:
             return self.ask(role, request)
         except ChildError:
             return None
+
+    def counters(self) -> MachineCounters | None:
+        """Read the machine's counters, with the CPU time of the living children as the measurement's own."""
+        return read_counters([child.pid for child in self.living.values()])
 
     def end(self, role: ChildRole) -> None:
         """End the child of this role, if there is one, and remove its files."""

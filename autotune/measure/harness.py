@@ -15,6 +15,7 @@ from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import ExpectedResults, find_expected_results
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, plan_tolerance
+from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 
 
@@ -106,6 +107,8 @@ class Harness:
             self._children.end(ChildRole.EAGER)
             self._eager_results = results
             timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
+            if self._disturbance(timing):
+                timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
         except ChildError as error:
             return _failed(measurement, error)
         return replace(
@@ -113,6 +116,8 @@ class Harness:
             charged_bytes=timing.step_charged_bytes + peak.floor_bytes,
             step_seconds=timing.step_seconds,
             baseline_seconds=timing.step_seconds,
+            load=timing.load,
+            disturbed=self._disturbance(timing),
         )
 
     def _prepare(self) -> PreparedWorkload:
@@ -228,6 +233,8 @@ class Harness:
             transfer_bytes=timing.last_block.transfer_bytes,
             lanes=timing.last_block.lanes,
             meter=timing.last_block.meter,
+            load=timing.load,
+            disturbed=self._disturbance(timing),
         )
 
     def _time(self, plan: Plan | None, role: ChildRole, *, beside_eager: bool, beat: float | None = None) -> PlanTiming:
@@ -239,7 +246,15 @@ class Harness:
             samples=self._spec.samples,
             patience_seconds=self._children.time_limit_seconds / 3,
             beat=beat,
+            counters=self._children.counters,
         )
+
+    def _disturbance(self, timing: PlanTiming) -> str:
+        """Explain why other work disturbed the times, compared with the baseline's if that was undisturbed."""
+        baseline = self._baseline
+        undisturbed = baseline is not None and not baseline.disturbed
+        reference = baseline.median_seconds if baseline is not None and undisturbed else None
+        return explain_disturbance(timing.load, timing.eager_blocks, reference)
 
 
 def _failed(measurement: Measurement, error: ChildError) -> Measurement:

@@ -17,6 +17,7 @@ import psutil
 
 from autotune.ir.plan import Plan
 from autotune.measure.early_stop import cannot_beat
+from autotune.measure.machine_counters import MachineCounters, machine_load
 from autotune.measure.messages import (
     Ask,
     BeginTiming,
@@ -29,6 +30,7 @@ from autotune.measure.messages import (
     TimedBlock,
     TimingEnd,
 )
+from autotune.records.machine_load import MachineLoad
 from autotune.records.measurement import Outcome
 
 EAGER = "eager"
@@ -97,6 +99,10 @@ class PlanTiming:
     stopped_early: bool
     baseline_failure: str | None
     """Reason why eager's process ended before the plan's; None if it did not."""
+    eager_blocks: tuple[float, ...] = ()
+    """Mean seconds of a step in each of eager's blocks."""
+    load: MachineLoad | None = None
+    """Load of the machine beside the blocks; None where it was not read."""
 
     @property
     def step_charged_bytes(self) -> int:
@@ -105,18 +111,25 @@ class PlanTiming:
 
 
 def time_beside_eager(
-    plan: TimedSide, eager: TimedSide | None, *, samples: int, patience_seconds: float, beat: float | None = None
+    plan: TimedSide,
+    eager: TimedSide | None,
+    *,
+    samples: int,
+    patience_seconds: float,
+    beat: float | None = None,
+    counters: Callable[[], MachineCounters | None] = lambda: None,
 ) -> PlanTiming:
     """Alternate blocks of eager and of the plan until there are enough samples, or the plan cannot reach `beat`.
 
     Each side has a process of its own, which rests while the other one runs. In one process the heap that a plan leaves
     behind made eager's steps on GPT-2 a fifth slower. `beat` is a ratio to eager's time. After `patience_seconds` no
-    further block begins. A failure of eager is recorded, a failure of the plan raises ChildError.
+    further block begins. `counters` reads the machine's load before the first block and after the last one. A failure
+    of eager is recorded, a failure of the plan raises ChildError.
     """
     plan.begin()
     if eager is not None:
         eager.tolerate(eager.begin)
-    begin = time.monotonic()
+    begin, before = time.monotonic(), counters()
     stopped = False
     while not plan.blocks or (
         len(plan.seconds) < samples and time.monotonic() - begin < patience_seconds and not stopped
@@ -126,7 +139,9 @@ def time_beside_eager(
         plan.run_block()
         beside = eager.seconds if eager is not None else []
         stopped = beat is not None and len(plan.seconds) < samples and cannot_beat(plan.seconds, beside, beat)
+    load = machine_load(before, counters())
     failure = eager.failure if eager is not None else None
+    eager_side = plan if plan.plan is None else eager
     if eager is not None:
         eager.tolerate(eager.stop)
     return PlanTiming(
@@ -137,6 +152,8 @@ def time_beside_eager(
         end=plan.finish(verify=not stopped),
         stopped_early=stopped,
         baseline_failure=failure.detail if failure is not None else None,
+        eager_blocks=tuple(statistics.fmean(block.seconds) for block in eager_side.blocks) if eager_side else (),
+        load=load,
     )
 
 

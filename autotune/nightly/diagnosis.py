@@ -32,6 +32,8 @@ class Conditions:
     """Time of an eager step."""
     threads: dict[str, str] = field(default_factory=dict)
     """Thread variables, thread counts and CPU affinity; empty in records of earlier versions."""
+    disturbed: str = ""
+    """Reason why other work disturbed the champion's measurements; empty if it did not."""
 
 
 class Cause(StrEnum):
@@ -79,6 +81,8 @@ def _device_changes(now: Conditions, before: Conditions) -> list[str]:
     changes = list_differences(now.device, before.device)
     if now.busy > before.busy + BUSIER:
         changes.append(f"cores busy with other work {100 * before.busy:.0f} % -> {100 * now.busy:.0f} %")
+    if now.disturbed and not before.disturbed:
+        changes.append(f"measurements disturbed: {now.disturbed}")
     if now.clock_mhz and before.clock_mhz and now.clock_mhz < (1 - SLOWER_CLOCK) * before.clock_mhz:
         changes.append(f"clock {before.clock_mhz:.0f} -> {now.clock_mhz:.0f} MHz")
     if now.baseline_seconds and before.baseline_seconds:

@@ -144,7 +144,11 @@ class EntrySession:
         def is_clear(rounds: list[PlanRounds]) -> bool:
             return not self.nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
 
-        return self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
+        measured = self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
+        if measured.disturbed:
+            self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1])
+            self.notes.append(f"disturbed: {measured.disturbed[-1]}")
+        return measured
 
     def rules_of(self, file: PlanFile) -> Rules:
         """Return the rules that a study applied to a plan, on this machine."""

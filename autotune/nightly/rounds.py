@@ -25,6 +25,8 @@ class PlanRounds:
     """Time over the interleaved eager time, one ratio per block."""
     charged: list[int] = field(default_factory=list)
     """Bytes charged for the step, one figure per round."""
+    disturbed: list[str] = field(default_factory=list)
+    """Reason of each round that other work disturbed."""
     failed: Measurement | None = None
     """The last round, if it failed."""
 
@@ -92,6 +94,8 @@ class RoundRunner:
         if measurement.outcome is not Outcome.OK:
             rounds.failed = measurement
             return
+        if measurement.disturbed:
+            rounds.disturbed.append(measurement.disturbed)
         rounds.turns += block_ratios(measurement)
         if measurement.step_charged_bytes is not None:
             rounds.charged.append(measurement.step_charged_bytes)

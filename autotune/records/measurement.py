@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.records.device import Device
+from autotune.records.machine_load import MachineLoad
 from autotune.units import fmt_bytes
 
 
@@ -99,6 +100,10 @@ class Measurement:
     limit: str = ""
     """Mechanism of the memory limit, if there is one: `cgroup`, `rlimit (emulated)`, `fraction (emulated)`."""
     device: Device | None = None
+    load: MachineLoad | None = None
+    """Load of the machine beside the timed steps; None where it was not read."""
+    disturbed: str = ""
+    """Reason why other work disturbed the times; empty if nothing indicates it."""
 
     @property
     def step_peak_bytes(self) -> int | None:

@@ -111,6 +111,7 @@ def to_frame(trials: Iterable[Trial]) -> "pd.DataFrame":
                 "step_seconds": result.median_seconds,
                 "time_ratio": result.time_ratio,
                 "max_error": result.max_error,
+                "disturbed": result.disturbed,
             }
         rows.append(row)
     return pd.DataFrame(rows)

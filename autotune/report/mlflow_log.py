@@ -22,6 +22,7 @@ from autotune.records.run_dir import RunDir, RunsDir
 from autotune.records.trial import Trial, TrialKind, load_trials, to_frame
 from autotune.report.mlflow_store import connect, redact_password, set_environment, store_errors, tracking_uri
 from autotune.study.events import Event, Finished
+from autotune.study.outcome import describe_disturbance
 from autotune.study.verdicts.ranking import pool_runs
 
 _logger = logging.getLogger(__name__)
@@ -154,6 +155,8 @@ class _StudyRun:
             self._log_batch(self._parent, time.time(), metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
+        if disturbed := describe_disturbance(trials):
+            self.client.set_tag(self._parent, "autotune.disturbed", disturbed)
         self._log_confirmed()
         to_frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for path in sorted(self.run_dir.iterdir()):
@@ -224,6 +227,8 @@ class _StudyRun:
             "autotune.detail": measurement.detail[:MAX_DETAIL],
             "meter": measurement.meter,
         }
+        if measurement.disturbed:
+            tags["autotune.disturbed"] = measurement.disturbed
         if measurement.limit:
             tags["limit"] = measurement.limit
         started = int(trial.started * 1000)
@@ -330,6 +335,7 @@ def _trial_metrics(trial: Trial) -> dict[str, float]:
             "stall_seconds": measurement.stall_seconds,
             "transfer_bytes": measurement.transfer_bytes,
             "max_error": measurement.max_error,
+            "disturbed": float(bool(measurement.disturbed)) if measurement.step_seconds else None,
             "hidden_share": measurement.lanes.hidden if measurement.lanes else None,
         }
     return {key: value for key, value in metrics.items() if value is not None}

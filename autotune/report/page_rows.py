@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.report.decision_savings import DecisionSaving, evaluate_decisions
-from autotune.report.tables import DUPLICATE, NOT_RUN, trial_verdict
+from autotune.report.tables import DISTURBED, DUPLICATE, NOT_RUN, trial_verdict
 from autotune.study.recorded_run import RecordedRun
 from autotune.units import mib
 
@@ -118,10 +118,11 @@ def prediction_rows(records: RecordedRun) -> list[tuple[str, ...]]:
         ):
             continue
         seconds = measurement.median_seconds
+        error = DISTURBED if measurement.disturbed else _relative_error(estimate.seconds, seconds)
         rows.append((
             str(trial.number), mib(estimate.peak_bytes), mib(measurement.step_peak_bytes),
             _relative_error(estimate.peak_bytes, measurement.step_peak_bytes), f"{estimate.seconds * 1e3:.1f}",
-            "-" if seconds is None else f"{seconds * 1e3:.1f}", _relative_error(estimate.seconds, seconds),
+            "-" if seconds is None else f"{seconds * 1e3:.1f}", error,
         ))  # fmt: skip
     return rows
 
@@ -134,7 +135,7 @@ def summarize_accuracy(records: RecordedRun) -> str:
         if estimate is None or measurement is None or not measurement.step_peak_bytes or trial.kind == TrialKind.REPEAT:
             continue
         peaks.append(abs(estimate.peak_bytes / measurement.step_peak_bytes - 1))
-        if measurement.median_seconds:
+        if measurement.median_seconds and not measurement.disturbed:
             times.append(abs(estimate.seconds / measurement.median_seconds - 1))
     parts = [
         f"{quantity} {100 * statistics.median(errors):.2f} % in the median, {100 * max(errors):.2f} % at worst"

@@ -4,6 +4,7 @@ from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.trial import Trial
+from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
 from autotune.units import fmt_bytes, fmt_seconds
 
@@ -36,6 +37,7 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
             "-" if graph is None else f"{graph.name}, {len(graph.ops)} ops, {len(graph.values)} values, {graph.digest}",
         ),
         ("results of the best plan", _verification(records)),
+        *([("disturbed by other work", disturbed)] if (disturbed := describe_disturbance(records.trials)) else []),
     ]
 
 

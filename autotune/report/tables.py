@@ -23,7 +23,7 @@ NUMERIC_COLUMNS = frozenset({
     "plan", "peak MiB", "charged MiB", "step ms", "ratio", "step 95 % CI", "overhead", "overhead 95 % CI", "rounds",
 })  # fmt: skip
 """Columns to align to the right."""
-DUPLICATE, NOT_RUN, BEST = "duplicate", "not run", "BEST"
+DUPLICATE, NOT_RUN, BEST, DISTURBED = "duplicate", "not run", "BEST", "disturbed"
 QUIET_VERDICTS = frozenset({"ok", NOT_RUN, "over budget", DUPLICATE})
 """Verdicts that are no failure."""
 
@@ -72,6 +72,12 @@ def trial_verdict(trial: Trial, best: bool = False) -> str:
     return outcome.value.replace("_", " ")
 
 
+def mark_disturbed(verdict: str, trial: Trial) -> str:
+    """Return the verdict, marked if other work disturbed the times of the trial."""
+    is_disturbed = trial.measurement is not None and trial.measurement.disturbed and trial.kind != TrialKind.REPEAT
+    return f"{verdict}, {DISTURBED}" if is_disturbed else verdict
+
+
 def format_knobs(knobs: Mapping[str, object]) -> str:
     """Return a planner and its knobs, as `window store=ssd window=2`; `-` for no planner.
 
@@ -101,9 +107,9 @@ def _trial_row(trial: Trial, best: bool) -> TrialRow:
         mib(charged),
         "-" if seconds is None else f"{seconds * 1e3:.1f}",
         "-" if ratio is None else f"{ratio:.3f}",
-        trial_verdict(trial, best),
+        mark_disturbed(trial_verdict(trial, best), trial),
     )
-    return TrialRow(trial, cells, best, cells[-1] not in ("ok", BEST))
+    return TrialRow(trial, cells, best, trial_verdict(trial, best) not in ("ok", BEST))
 
 
 def _confirmed_row(plan: ConfirmedPlan) -> TrialRow:
@@ -114,7 +120,8 @@ def _confirmed_row(plan: ConfirmedPlan) -> TrialRow:
         mib(measurement.step_peak_bytes if measurement else None),
         mib(measurement.step_charged_bytes if measurement else None),
         *_interval_cells(plan.seconds), "-" if ratio is None else format_percent(ratio.middle), ratio_interval,
-        "-" if plan.versus_best is None else str(plan.versus_best), str(plan.rounds), plan.label,
+        "-" if plan.versus_best is None else str(plan.versus_best), str(plan.rounds),
+        mark_disturbed(plan.label, plan.trial),
     )  # fmt: skip
     return TrialRow(plan.trial, cells, plan.status is ConfirmationStatus.BEST)
 

@@ -67,6 +67,13 @@ class Measuring:
 
 
 @dataclass(frozen=True, slots=True)
+class Disturbed:
+    """Other work disturbed the measurement of the running trial, which is repeated now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """A trial ended and is on disk."""
 
@@ -87,7 +94,7 @@ class Logged:
     """Address of the logged run, or the reason for the failure and the next step."""
 
 
-Event = PhaseStarted | Ready | Resolved | Measuring | Finished | Logged
+Event = PhaseStarted | Ready | Resolved | Measuring | Disturbed | Finished | Logged
 Progress = Callable[[Event], None]
 """Listener of a study; it is called between measurements, never during one."""
 

@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.measure.survey import PreparedWorkload
 from autotune.predict.bounds import peak_lower_bound
 from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
@@ -16,7 +18,7 @@ from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
-from autotune.records.trial import Trial
+from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.ranking import Rules
 from autotune.study.verdicts.statistics import Interval
@@ -101,6 +103,36 @@ def remove_plan(config: Config, run_dir: Path) -> None:
         if path.exists() and path.read_bytes() == record.read_bytes():
             path.unlink()
         record.unlink()
+
+
+def summarize(
+    best: Trial | None, rules: Rules, prepared: PreparedWorkload, trials: Sequence[Trial], interrupted: int
+) -> dict[str, Any]:
+    """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session."""
+    return {
+        "best": None if best is None else best.number,
+        "budget_bytes": rules.budget_bytes,
+        "floor_bytes": rules.floor_bytes,
+        "baseline_fits": prepared.baseline_fits,
+        "capture_error": prepared.capture_error,
+        "interrupted": interrupted,
+        "disturbed": describe_disturbance(trials),
+    }
+
+
+def describe_disturbance(trials: Sequence[Trial]) -> str:
+    """Return the share of measurements that other work disturbed, with one reason; empty if none was disturbed.
+
+    >>> describe_disturbance([])
+    ''
+    """
+    timed = [
+        trial.measurement
+        for trial in trials
+        if trial.measurement is not None and trial.measurement.step_seconds and trial.kind != TrialKind.REPEAT
+    ]
+    reasons = [measurement.disturbed for measurement in timed if measurement.disturbed]
+    return f"{len(reasons)} of {len(timed)} measurements, such as: {reasons[-1]}" if reasons else ""
 
 
 def prove_infeasible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:

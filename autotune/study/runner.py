@@ -1,11 +1,13 @@
-"""Define the protocol of a runner, which executes steps on a device, and a runner that several sessions share."""
+"""Define the protocol of a runner, which executes steps on a device, and runners that wrap another one."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Measurement, Outcome
 
 
 class Runner(Protocol):
@@ -61,3 +63,57 @@ class SharedRunner:
 
     def close(self) -> None:
         self.runner.renew()
+
+
+MAX_REPEATS = 2
+"""Maximum number of repeated measurements of one plan because other work disturbed it."""
+MAX_FRUITLESS = 4
+"""Number of successive repeats that were disturbed too, after which only an undisturbed measurement allows others."""
+
+
+@dataclass(slots=True)
+class QuietRunner:
+    """Runner that measures a plan again where other work disturbed it, as long as time and the machine allow.
+
+    On a machine that stays busy the repeats end, and measurements remain marked as disturbed.
+    """
+
+    runner: Runner
+    has_time: Callable[[float], bool]
+    """Return True if a repeat of so many seconds may begin."""
+    notify: Callable[[str], None]
+    """Receive the reason of each measurement that is repeated."""
+    fruitless: int = 0
+    """Number of successive repeats that were disturbed, too."""
+
+    def prepare(self) -> PreparedWorkload:
+        return self.runner.prepare()
+
+    def baseline(self) -> Measurement:
+        return self.runner.baseline()
+
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        began = time.monotonic()
+        result = self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
+        seconds = time.monotonic() - began
+        repeats = 0
+        while (
+            result.disturbed
+            and repeats < MAX_REPEATS
+            and self.fruitless < MAX_FRUITLESS
+            and result.outcome in (Outcome.OK, Outcome.STOPPED_EARLY)
+            and self.has_time(seconds)
+        ):
+            self.notify(result.disturbed)
+            result = self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
+            repeats += 1
+            self.fruitless += 1
+        if not result.disturbed:
+            self.fruitless = 0
+        return result
+
+    def renew(self) -> None:
+        self.runner.renew()
+
+    def close(self) -> None:
+        self.runner.close()

@@ -19,7 +19,7 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study import optuna_space
-from autotune.study.events import Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
+from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
 from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.outcome import (
     StudyResult,
@@ -27,10 +27,11 @@ from autotune.study.outcome import (
     explain_too_small,
     prove_infeasible,
     remove_plan,
+    summarize,
     write_plan,
 )
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
-from autotune.study.runner import Runner
+from autotune.study.runner import QuietRunner, Runner
 from autotune.study.seeds import Seeds
 from autotune.study.trial_store import TrialStore, make_identity
 from autotune.study.verdicts.confirm import (
@@ -152,7 +153,8 @@ class _Session:
         resumed: int,
         seeds: Seeds | None,
     ) -> None:
-        self.config, self.runner, self.run_dir = task.config, task.runner, task.run_dir
+        self.config, self.run_dir = task.config, task.run_dir
+        self.runner = QuietRunner(task.runner, self.has_time, lambda reason: self.progress(Disturbed(reason)))
         self.progress, self.interrupts = task.progress, task.interrupts
         self.prepared, self.rules, self.trials = prepared, rules, trials
         self.resumed, self.seeds = resumed, seeds
@@ -292,6 +294,10 @@ class _Session:
         """Seconds until the study's time is up."""
         return self.deadline - time.monotonic()
 
+    def has_time(self, seconds: float) -> bool:
+        """Return True if a repeated measurement of so many seconds leaves time for another trial."""
+        return self.seconds_left > self.longest_seconds + seconds
+
     @property
     def target_bytes(self) -> int:
         """Peak bytes that planners have to meet now, so that the charge meets the budget."""
@@ -382,17 +388,7 @@ class _Session:
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
-        write_json(
-            files.study,
-            {
-                "best": None if best is None else best.number,
-                "budget_bytes": self.rules.budget_bytes,
-                "floor_bytes": self.rules.floor_bytes,
-                "baseline_fits": self.prepared.baseline_fits,
-                "capture_error": self.prepared.capture_error,
-                "interrupted": self.interrupts.received,
-            },
-        )
+        write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received))
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if best is None:
             remove_plan(self.config, self.run_dir)

@@ -62,6 +62,8 @@ class FakeRunner:
     """Numerical error of each plan, as a share of the accepted bound."""
     slowdown_of: Callable[[Plan], float] = lambda plan: 1.01
     """Step time of each plan over the simulator's prediction."""
+    disturbed: Callable[[int], bool] = lambda number: False
+    """True if other work disturbs the measurement of this number, counted from 1; the plan's times are then doubled."""
     before_measure: Callable[["FakeRunner"], None] = lambda runner: None
     """Hook before each measurement, for example to send a signal or to raise an error."""
     measured: list[str] = field(default_factory=list)
@@ -99,7 +101,9 @@ class FakeRunner:
         outcome = self.outcome_of(plan)
         if outcome is not Outcome.OK:
             return Measurement(outcome, f"the worker said {outcome}", device=DEVICE)
-        result = self._simulate(plan, slowdown=self.slowdown_of(plan), error=self.error_of(plan))
+        disturbed = "other processes used 50 % of the CPUs" if self.disturbed(len(self.measured)) else ""
+        slowdown = self.slowdown_of(plan) * (2 if disturbed else 1)
+        result = replace(self._simulate(plan, slowdown=slowdown, error=self.error_of(plan)), disturbed=disturbed)
         first, baseline = result.step_seconds[:MIN_STEPS], result.baseline_seconds[:MIN_STEPS]
         if beat is None or not cannot_beat(first, baseline, beat):
             return result

@@ -13,7 +13,7 @@ from autotune.predict.simulate import simulate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.events import Finished, Measuring, PhaseStarted, Resolved, StudyPhase
+from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Resolved, StudyPhase
 from autotune.testing.graphs import training_chain
 
 GRAPH = training_chain(4, nbytes=2**20)
@@ -51,6 +51,22 @@ def test_a_terminal_shows_what_runs_until_it_has_run():
             console.print(state.render())
         shown.append("now    trial 1  smallest  measuring" in captured.get())
     assert shown == [False, True, False]
+
+
+def test_a_disturbed_measurement_is_told_when_it_is_repeated_and_marked_when_it_stays_so(
+    capsys: pytest.CaptureFixture[str],
+):
+    seen = replace(SEEN, disturbed="busy")
+    with progress_panel.show_progress(CONFIG) as progress:
+        for event in (
+            Measuring(RUNNING),
+            Disturbed("busy"),
+            Finished(replace(RUNNING, measurement=seen), 1.2, False, False),
+        ):
+            progress(event)
+    _, again, after = capsys.readouterr().err.splitlines()
+    assert again.endswith("] disturbed: busy; measuring again")
+    assert after.endswith("1.200x  ok, disturbed")
 
 
 @pytest.mark.parametrize("ratio", [1.2, 3.0, None])

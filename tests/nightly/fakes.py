@@ -98,6 +98,7 @@ class PacedRunner(FakeRunner):
             baseline_seconds=(1.0,) * 2 * BLOCKS,
             max_error=self.error_of(plan),
             device=DEVICE,
+            disturbed="other processes used 50 % of the CPUs" if self.disturbed(len(self.measured)) else "",
         )
 
 

@@ -344,6 +344,15 @@ def test_a_baseline_that_is_slower_itself_is_device_state(bench: Bench):
     assert "eager step time +30.0 %" in night.detail
 
 
+def test_measurements_that_other_work_disturbed_are_device_state(bench: Bench):
+    bench.crown()
+    bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: True
+    night = bench.night("n9")
+    assert (night.verdict, night.causes) == (NightVerdict.REGRESSION, (Cause.DEVICE,))
+    assert "measurements disturbed: other processes used 50 % of the CPUs" in night.detail
+    assert night.conditions.disturbed
+
+
 def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_two_nights(bench: Bench):
     bench.crown()
     wider = training_chain(8, nbytes=200_000, param_bytes=5_000)

@@ -57,6 +57,14 @@ def test_enough_plans_measured_here_make_the_bars_alone() -> None:
     assert made.source == "9 plans of this workload measured here"
 
 
+def test_times_of_a_busy_machine_are_no_errors_of_the_prediction_and_its_bytes_are() -> None:
+    run = [measured(number, seconds=0.7 + 0.01 * number) for number in range(9)]
+    seen = replace(run[0].measurement, step_seconds=(7.0,) * 3, charged_bytes=1600, disturbed="busy")
+    made = compute_error_ranges(ARENA, [[*run, replace(run[0], number=9, measurement=seen)]], 0.0)
+    assert made.seconds == pytest.approx((0.70, 0.78))
+    assert made.nbytes[1] == 1.1
+
+
 def test_a_few_plans_measured_here_can_only_widen_the_bars() -> None:
     few = [measured(number, charged=1200, seconds=2.0) for number in range(MIN_PLANS - 1)]
     made, usual = compute_error_ranges(ARENA, [few], 0.0), compute_error_ranges(ARENA, [], 0.0)

@@ -23,7 +23,9 @@ from autotune.records.config import Config, load_config
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, load_trials
-from autotune.study.events import Event, Finished, Measuring, PhaseStarted, Resolved
+from autotune.report.tables import confirmed_rows, trial_rows, trial_verdict
+from autotune.study.events import Disturbed, Event, Finished, Measuring, PhaseStarted, Resolved
+from autotune.study.runner import MAX_FRUITLESS, QuietRunner
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, TIE_SHARE, plan_hash, ratio_noise
 from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
@@ -690,3 +692,44 @@ def test_a_signal_before_the_budget_is_known_exits_with_its_number(tmp_path):
         run(tmp_path, runner)
     assert stopped.value.code == 143
     assert runner.closed == 1
+
+
+# -- other work on the machine -------------------------------------------------------------------------------------
+
+
+def test_a_disturbed_measurement_is_repeated_and_the_undisturbed_one_is_recorded(tmp_path):
+    events = list[Event]()
+    runner = FakeRunner(disturbed=lambda number: number in (1, 3, 4))
+    result = run(tmp_path, runner, events, trials=5)
+    ran = [trial for trial in result.trials[1:] if trial.was_run and trial.kind != "repeat"]
+    assert len(runner.measured) == len(ran) + 3
+    assert not any(trial.measurement.disturbed for trial in ran)
+    assert max(trial.measurement.time_ratio for trial in ran) < 2, "a disturbed measurement's times are doubled"
+    assert [event.reason for event in events if isinstance(event, Disturbed)] == [
+        "other processes used 50 % of the CPUs"
+    ] * 3  # fmt: skip
+
+
+def test_on_a_machine_that_stays_busy_repeats_end_and_every_record_says_so(tmp_path):
+    runner = FakeRunner(disturbed=lambda number: True)
+    result = run(tmp_path, runner, trials=5)
+    ran = [trial for trial in result.trials[1:] if trial.was_run and trial.kind != "repeat"]
+    assert len(runner.measured) == len(ran) + MAX_FRUITLESS
+    assert all(trial.measurement.disturbed for trial in ran)
+    said = f"{len(ran)} of {len(ran) + 1} measurements, such as: other processes used 50 % of the CPUs"
+    assert json.loads((tmp_path / "run" / "study.json").read_text())["disturbed"] == said
+    assert [row.cells[-1] for row in trial_rows(result.trials)[1:] if row.trial in ran] == [
+        f"{trial_verdict(trial)}, disturbed" for trial in ran
+    ]
+    confirmed = confirmed_rows(result.confirmed, result.baseline)[1:]
+    assert confirmed
+    assert all(row.cells[-1].endswith(", disturbed") for row in confirmed)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.CRASHED])
+def test_nothing_is_repeated_without_time_for_it_or_after_a_failure(outcome):
+    noted: list[str] = []
+    fake = FakeRunner(disturbed=lambda number: True, outcome_of=lambda plan: outcome)
+    runner = QuietRunner(fake, lambda seconds: outcome is not Outcome.OK, noted.append)
+    runner.measure(Plan.traced(fake.graph), budget_bytes=10**9)
+    assert (len(fake.measured), noted) == (1, [])

@@ -714,7 +714,7 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert set(document) == {"baseline", "best", "confirmed", "trials", "plan_path", "report_path"}
+    assert set(document) == {"baseline", "best", "confirmed", "trials", "disturbed", "plan_path", "report_path"}
     assert document["confirmed"][0]["verdict"] == "BEST"
     assert document["confirmed"][0]["trial"] == document["best"]["number"]
     for found in (document["baseline"], document["best"]):

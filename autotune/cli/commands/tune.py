@@ -35,6 +35,10 @@ def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
 def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
     if not json:
         _print_tables(result, out)
+        from autotune.study.outcome import describe_disturbance
+
+        if disturbed := describe_disturbance(result.trials):
+            out.write(f"busy    other work disturbed {disturbed}; tune under another --name on an idle machine\n")
         if result.best is not None and result.best.measurement is not None:
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
@@ -57,6 +61,7 @@ def _print_tables(result: "StudyResult", out: IO[str]) -> None:
 
 def _document(result: "StudyResult") -> dict[str, Any]:
     """Return the document that `--json` prints."""
+    from autotune.study.outcome import describe_disturbance
     from autotune.study.verdicts.confirm import to_table
 
     confirmed = to_table(result.confirmed)
@@ -65,6 +70,7 @@ def _document(result: "StudyResult") -> dict[str, Any]:
         "best": to_json(result.best) if result.best else None,
         "confirmed": confirmed,
         "trials": [to_json(trial) for trial in result.trials],
+        "disturbed": describe_disturbance(result.trials),
         "plan_path": str(result.plan_path) if result.plan_path else None,
         "report_path": str(result.report_path) if result.report_path else None,
     }

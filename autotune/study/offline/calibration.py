@@ -117,7 +117,9 @@ def _byte_errors(run: Iterable[Trial]) -> Iterator[float]:
 
 def _time_errors(run: Iterable[Trial]) -> Iterator[float]:
     for trial in run:
-        seconds = trial.measurement.median_seconds if trial.measurement else None
+        # a busy machine is no error of the prediction
+        timed = trial.measurement is not None and not trial.measurement.disturbed
+        seconds = trial.measurement.median_seconds if trial.measurement is not None and timed else None
         if seconds is not None and trial.estimate and trial.estimate.seconds and trial.kind != TrialKind.REPEAT:
             yield seconds / trial.estimate.seconds
 

@@ -201,6 +201,7 @@ def pool_runs(trials: Sequence[Trial]) -> Trial:
         charged_bytes=max(
             (result.charged_bytes for result in results if result.charged_bytes is not None), default=None
         ),
+        disturbed=next((result.disturbed for result in results if result.disturbed), ""),
     )
     return replace(last, measurement=pooled)
 

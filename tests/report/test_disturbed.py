@@ -1,0 +1,43 @@
+"""Records of a busy machine on the report's page and in MLflow."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.records.config import load_config
+from autotune.records.measurement import Measurement
+from autotune.report.page_rows import prediction_rows, summarize_accuracy
+from autotune.report.summary import list_run_facts
+from autotune.study.recorded_run import RecordedRun
+from autotune.study.session import tune
+from autotune.testing.fake_runner import FakeRunner
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    directory = tmp_path_factory.mktemp("busy")
+    overrides = {"trials": 4, "plans": str(directory / "plans"), "planners": {"recompute": ["keep", "segments"]}}
+    tune(load_config("resnet18", overrides=overrides), FakeRunner(disturbed=lambda number: True), directory / "run")
+    return RecordedRun.load(directory / "run")
+
+
+def test_the_page_states_how_many_measurements_were_disturbed(records: RecordedRun):
+    facts = dict(list_run_facts(records))
+    assert facts["disturbed by other work"].endswith("such as: other processes used 50 % of the CPUs")
+    quiet = replace(records, trials=records.trials[:1])
+    assert "disturbed by other work" not in dict(list_run_facts(quiet))
+
+
+def test_a_disturbed_time_is_no_error_of_the_prediction(records: RecordedRun):
+    assert {row[-1] for row in prediction_rows(records)} == {"disturbed"}
+    assert "peak" in summarize_accuracy(records)
+    assert "time" not in summarize_accuracy(records)
+
+
+def test_mlflow_tags_a_disturbed_trial_and_counts_it(records: RecordedRun):
+    from autotune.report.mlflow_log import _trial_metrics
+
+    trial = records.trials[1]
+    assert isinstance(trial.measurement, Measurement)
+    assert _trial_metrics(trial)["disturbed"] == 1.0
+    assert _trial_metrics(replace(trial, measurement=replace(trial.measurement, disturbed="")))["disturbed"] == 0.0
