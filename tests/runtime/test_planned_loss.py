@@ -1,7 +1,10 @@
 """A planned loss in a loop of the user's: the loop's every bit is that of plain PyTorch."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,3 +232,43 @@ def test_another_shape_is_refused_on_request():
     planned(batches()[0])
     with pytest.raises(PlanError, match="make a PlannedLoss for it"):
         planned((torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)))
+
+
+RANK = """
+import sys
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from autotune.runtime.planned_loss import PlannedLoss
+from tests.runtime.test_planned_loss import Net, batches, loss_fn
+class Plain(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+    def forward(self, batch):
+        return loss_fn(self.model, batch)
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+def train(wrap):
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(wrap(Net()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches()[rank::2]:
+        loss, _ = model(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+pairs = zip(train(Plain), train(lambda model: PlannedLoss(model, loss_fn)), strict=True)
+print(all(torch.equal(a, b) for a, b in pairs))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_train_a_planned_loss_in_ddp_to_the_bits_of_ddp(tmp_path: Path):
+    command = [sys.executable, "-W", "ignore", "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=300)[0].strip() for rank in ranks] == ["True", "True"]

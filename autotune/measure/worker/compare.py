@@ -127,10 +127,11 @@ def write_bounds(eager: EagerWorkload, directory: Path, reasons: dict[str, str])
 def _carry(eager: EagerWorkload, bounds: dict[str, gates.Bound], directory: Path) -> Reference:
     """Run eager with gradients moved by the error admitted in the first step, and return its results."""
 
-    def step(record: OnGradient) -> list[torch.Tensor]:
+    def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
         def move(name: str, gradient: torch.Tensor) -> None:
             gradient.copy_(gates.move_towards_zero(gradient, bounds[f"{_STAGES[0]}gradient {name}"].admitted))
-            record(name, gradient)
+            if on_gradient is not None:
+                on_gradient(name, gradient)
 
         return eager.step(move)
 
