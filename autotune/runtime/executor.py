@@ -14,8 +14,8 @@ from autotune.records.measurement import TransferTrace
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.codegen import StepWriter
-from autotune.runtime.offload_engine import OffloadEngine, Store
-from autotune.runtime.offload_slots import peak_step_bytes, static_tensors
+from autotune.runtime.offload.engine import OffloadEngine, Store
+from autotune.runtime.offload.slots import peak_step_bytes, static_tensors
 
 RangeFactory = Callable[[str], AbstractContextManager[Any]]
 """Opens a named range of a profiler: `torch.profiler.record_function` or `torch.cuda.nvtx.range`."""

@@ -22,10 +22,10 @@ from autotune.records.speed_environment import list_changes, read_speed_environm
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.keep_gradients import keep_gradients
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
+from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
-from autotune.runtime.window_adapter import WindowAdapter, make_variants
 from autotune.units import fmt_bytes
 
 

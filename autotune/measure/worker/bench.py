@@ -50,7 +50,7 @@ from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.runtime.verification.witness import float64, move_weights
