@@ -76,7 +76,7 @@ def readme() -> str:
         kind = "raw" if match[1] else "blob"
         return f"{match[1]}[{match[2]}]({REPOSITORY}/{kind}/main/{match[3]})"
 
-    return re.sub(r"(!?)\[([^\]]*)\]\((?!\w+://)([^)]+)\)", absolute, (ROOT / "README.md").read_text())
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!\w+://)([^)]+)\)", absolute, (ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 setup(

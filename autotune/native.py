@@ -32,7 +32,7 @@ class Library:
     @property
     def file_name(self) -> str:
         """File name of the shared object for these very sources and flags."""
-        key = f"{self.flags}{[source.read_text() for source in self.sources]}{self.stamp}"
+        key = f"{self.flags}{[source.read_text(encoding='utf-8') for source in self.sources]}{self.stamp}"
         return f"{self.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
     def load(self, without: str) -> ctypes.CDLL | None:

@@ -6,8 +6,13 @@ from fractions import Fraction
 
 from autotune.errors import ConfigError
 
-_BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SECOND_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_DIGITS = 30
+"""Maximum length of a number of bytes."""
+_BYTE_UNITS = {
+    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+_SECOND_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def fmt_bytes(nbytes: float) -> str:
@@ -34,7 +39,7 @@ def fmt_seconds(seconds: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a text such as `6GiB`, `512MiB` or `123456B`.
+    """Return the bytes of a text such as `6GiB`, `512MB` or `123456B`; `GiB` is 1024 cubed, `GB` is 1000 cubed.
 
     Raises:
         ConfigError: The text is no number with a unit.
@@ -42,19 +47,23 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5KiB")
     1536
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?i?B)", text.strip())
     if match is None or match[2] not in _BYTE_UNITS:
-        raise ConfigError(f"cannot read {text!r} as bytes; write 6GiB, 512MiB or 123456B")
+        raise ConfigError(f"cannot read {text[:60]!r} as bytes; write 6GiB, 512MiB or 123456B")
+    if len(match[1]) > MAX_DIGITS:
+        raise ConfigError(
+            f"{match[1][:20]}... has {len(match[1])} digits, too many as bytes; write 6GiB, 512MiB or 123456B"
+        )
     return int(Fraction(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds of a text such as `90s`, `10m` or `1.5h`.
+    """Return the seconds of a text such as `90s`, `10m`, `10min` or `1.5h`.
 
     Raises:
         ConfigError: The text is no number with a unit.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h)", text.strip())
     if match is None:
         raise ConfigError(f"cannot read {text!r} as a time; write 90s, 10m or 1.5h")
     return float(match[1]) * _SECOND_UNITS[match[2]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
-from autotune.report.mlflow_store import connect, store_errors, tracking_uri
+from autotune.report.mlflow_store import MLFLOW_VIEW, connect, store_errors, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,7 +35,7 @@ class LoggedStudy:
     @property
     def page(self) -> str:
         """Path of the run's page, to append to the address of MLflow's server."""
-        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}{MLFLOW_VIEW}"
 
 
 def load_studies(runs: Path) -> list[LoggedStudy]:

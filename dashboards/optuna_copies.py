@@ -1,7 +1,9 @@
 """Serve optuna-dashboard over copies of all studies below `runs/`, so that no action on its pages changes a run.
 
 optuna-dashboard shows one storage, and every run has its own. Version 0.21 also ignores Optuna 5's constraints, so that
-plans over the budget would rank first. In a copy, a study has its run's name and such trials are pruned.
+plans over the budget would rank first. In a copy, a study has its run's name, and such trials are pruned. Pruned are also
+plans that were stopped early, and trials whose value is lower than the confirmed winner's: the confirmation decides. The
+run's own study keeps them complete, because Optuna's samplers ignore what a pruned trial measured.
 """
 
 import argparse
@@ -17,7 +19,9 @@ from typing import TYPE_CHECKING
 import optuna
 from optuna.trial import TrialState
 
+from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
+from autotune.study.trial_store import WINNER
 from dashboards.discovery import Unreadable, find_runs, relative_name, try_read
 
 if TYPE_CHECKING:
@@ -64,6 +68,12 @@ class StudyCopies:
             storage.engine.dispose()
 
     def _add(self, study: optuna.Study, name: str) -> None:
+        winner = study.user_attrs.get(WINNER)
+        if name in optuna.get_all_study_names(self.storage):
+            earlier = optuna.load_study(study_name=name, storage=self.storage)
+            if earlier.user_attrs.get(WINNER) != winner:
+                # the state of a finished trial cannot change
+                optuna.delete_study(study_name=name, storage=self.storage)
         copy = optuna.create_study(
             storage=self.storage, study_name=name, directions=study.directions, load_if_exists=True
         )
@@ -71,15 +81,21 @@ class StudyCopies:
             copy.set_metric_names(names)
         for key, value in study.user_attrs.items():
             copy.set_user_attr(key, value)
+        trials = study.get_trials(deepcopy=False)
+        is_single = len(study.directions) == 1
+        limit = trials[winner].value if is_single and winner is not None and winner < len(trials) else None
         for trial in study.get_trials(deepcopy=False)[len(copy.get_trials(deepcopy=False)) :]:
             if not trial.state.is_finished():
                 return  # the copy must keep the study's trial numbers
-            copy.add_trial(_prune_violating(trial))
+            copy.add_trial(_prune(trial, None if trial.number == winner else limit))
 
 
-def _prune_violating(trial: "FrozenTrial") -> "FrozenTrial":
-    """Mark a trial as pruned if it violates a constraint."""
-    if any(violation > 0 for violation in trial.constraints.values()) and trial.state is TrialState.COMPLETE:
+def _prune(trial: "FrozenTrial", limit: float | None) -> "FrozenTrial":
+    """Mark a trial as pruned if it violates a constraint, was stopped early, or ranks before the winner's value `limit`."""
+    violates = any(violation > 0 for violation in trial.constraints.values())
+    stopped = trial.user_attrs.get("outcome") == Outcome.STOPPED_EARLY
+    outranks = limit is not None and trial.values is not None and trial.values[0] <= limit
+    if (violates or stopped or outranks) and trial.state is TrialState.COMPLETE:
         trial.state = TrialState.PRUNED
     return trial
 

@@ -95,7 +95,7 @@ def read_progress(run_dir: Path, trials: int, config: Mapping[str, Any]) -> Stud
 def _last_signal(run_dir: Path) -> int | None:
     """Return the signal that ended the last session, 0 for none; None if it did not end."""
     try:
-        return int(json.loads(RunDir(run_dir).study.read_text())["interrupted"])
+        return int(json.loads(RunDir(run_dir).study.read_text(encoding="utf-8"))["interrupted"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -27,6 +27,7 @@ from typer.main import get_command
 import autotune
 from autotune import errors
 from autotune.cli.app import app
+from autotune.cli.output import ErrorDocument
 from autotune.nightly.config import NightlyConfig, NightlyEntry
 from autotune.planners import KINDS
 from autotune.records.config import Config
@@ -53,7 +54,9 @@ def cli_page() -> str:
     """Return the reference of every command, from the help texts of the command line."""
     command = get_command(app)
     text = get_docs_for_click(obj=command, ctx=command.context_class(command, info_name="autotune"), name="autotune")
-    return f"{HEADER}{text.replace('# `autotune`', '# Command line', 1).strip()}\n\n{exit_codes()}\n"
+    return (
+        f"{HEADER}{text.replace('# `autotune`', '# Command line', 1).strip()}\n\n{exit_codes()}\n\n{error_document()}\n"
+    )
 
 
 def exit_codes() -> str:
@@ -68,12 +71,39 @@ def exit_codes() -> str:
         ):
             meaning = re.sub(r" Exit code \d+\.$", "", first_line(error)).removeprefix("Raised when ")
             rows.append((str(error.exit_code), meaning.rstrip(".")))
-    rows.append(("130, 143", "interrupted by Ctrl-C or SIGTERM; `autotune resume` continues"))
+    rows.append(("129, 130, 143", "interrupted by SIGHUP, Ctrl-C or SIGTERM; `autotune resume` continues"))
     merged: dict[str, list[str]] = {}
     for code, meaning in rows:
         merged.setdefault(code, []).append(meaning)
     lines = [f"| {code} | {'; or: '.join(meanings)} |" for code, meanings in merged.items()]
     return "\n".join(("## Exit codes", "", "| code | meaning |", "| --- | --- |", *lines))
+
+
+def error_document() -> str:
+    """Return the description of the document that `--json` prints for an error."""
+    example = ErrorDocument("x.yaml: no such file; give a YAML file", "ConfigError", 2).to_json()
+    schema = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": list(example["error"]),
+                "properties": {
+                    name: {"type": "integer" if isinstance(value, int) else "string"}
+                    for name, value in example["error"].items()
+                },
+            }
+        },
+    }
+    return (
+        "## Errors as JSON\n\nWith `--json` a command that fails prints one document on standard output as well:\n\n"
+        f"```json\n{json.dumps(example, indent=1)}\n```\n\n"
+        "`class` is the class of the error in `autotune.errors`, or `UsageError` for wrong options. `next_step` is the remedy. "
+        "No answer of a command has the key `error`. A command that fails after its answer, such as `measure` of a plan that is over "
+        "budget, prints the answer alone; the exit code tells. The schema:\n\n"
+        f"```json\n{json.dumps(schema, indent=1)}\n```"
+    )
 
 
 def first_line(target: object) -> str:
@@ -206,7 +236,7 @@ def imports_of_folders() -> dict[str, set[str]]:
         if parts[0] in ("__init__", "__main__"):
             continue
         targets = edges.setdefault(parts[0], set())
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Import):
@@ -278,7 +308,7 @@ def drawing() -> str:
 def purpose(name: str) -> str:
     """Return the first sentence of the docstring of a folder or module at the top level."""
     path = PACKAGE / name / "__init__.py" if (PACKAGE / name).is_dir() else PACKAGE / f"{name}.py"
-    text = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
+    text = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
     return re.split(r"(?<=\.)\s", " ".join(text.split()))[0].rstrip(".:")
 
 
@@ -286,7 +316,7 @@ def folder_paragraphs() -> str:
     """Return one paragraph per folder: the docstring of its `__init__`."""
     paragraphs = []
     for path in sorted(PACKAGE.glob("*/__init__.py"), key=lambda path: layer(path.parent.name)):
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         paragraphs.append(
             f"### {path.parent.name}\n\n"
             + text.replace("\nOut:", "\n\nOut:").replace("\nRead first:", "\n\nRead first:")
@@ -306,7 +336,7 @@ def layer(name: str) -> tuple[int, str]:
 
 def architecture_page() -> str:
     """Return the architecture page with its paragraphs replaced."""
-    before, begin, rest = (DOCS / "architecture.md").read_text().partition("<!-- folders -->\n")
+    before, begin, rest = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("<!-- folders -->\n")
     _, end, after = rest.partition("\n<!-- end of folders -->")
     return before + begin + folder_paragraphs() + end + after
 
@@ -372,7 +402,7 @@ def results_page() -> str:
     for folder in sorted((EXPERIMENTS / "benchmarks").iterdir()):
         if not (folder / "results").is_dir():
             continue
-        title = (folder / "README.md").read_text().partition("\n")[0].lstrip("# ")
+        title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         rows = [("result", "machine", "commit", "date"), ("---",) * 4, *origin_rows(folder)]
         parts.append(f"## {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows))
         parts += [summary_text(path) for path in sorted((folder / "results").rglob("summary.md"))]
@@ -383,13 +413,13 @@ def origin_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield one row per result file of a benchmark."""
     for path in sorted((folder / "results").rglob("*.json")):
         if not path.name.endswith(".plans.json"):
-            origin = origin_of(path, json.loads(path.read_text()))
+            origin = origin_of(path, json.loads(path.read_text(encoding="utf-8")))
             yield f"`{path.relative_to(EXPERIMENTS)}`", origin.machine, origin.commit, origin.date
 
 
 def summary_text(path: Path) -> str:
     """Return a summary with its headings below those of the page, without pictures."""
-    text = re.sub(r"^(#+) ", r"##\1 ", path.read_text().strip(), flags=re.MULTILINE)
+    text = re.sub(r"^(#+) ", r"##\1 ", path.read_text(encoding="utf-8").strip(), flags=re.MULTILINE)
     return re.sub(r"^!\[.*?\]\(.*?\)\n?", "", text, flags=re.MULTILINE)
 
 
@@ -418,10 +448,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.pages or PAGES:
         path, text = DOCS / name, PAGES[name]()
         if options.check:
-            if not path.exists() or path.read_text() != text:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
                 stale.append(name)
         else:
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
     if stale:
         print(f"out of date: {', '.join(stale)}; run python -m docs.generate", file=sys.stderr)
     return 1 if stale else 0

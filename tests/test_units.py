@@ -18,13 +18,16 @@ from autotune.units import fmt_bytes, fmt_seconds, parse_bytes, parse_seconds
         (" 2 TiB ", 2**41),
         ("0B", 0),
         (f"{2**53 + 1}B", 2**53 + 1),
+        ("6GB", 6 * 10**9),
+        ("1.5MB", 1_500_000),
+        ("10 kB", 10_000),
     ],
 )
-def test_bytes_are_read_in_binary_units(text: str, nbytes: int):
+def test_bytes_are_read_in_binary_and_in_decimal_units(text: str, nbytes: int):
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "12", "6GB", "6kb", "6 gib", "-1MiB", "1e3B", "MiB", "6iB", "1.MiB", "nanB"])
+@pytest.mark.parametrize("text", ["", "12", "6gb", "6kb", "6 gib", "-1MiB", "1e3B", "MiB", "6iB", "1.MiB", "nanB"])
 def test_bytes_without_a_known_unit_are_refused_with_examples(text: str):
     with pytest.raises(ConfigError, match="as bytes; write 6GiB, 512MiB or 123456B"):
         parse_bytes(text)
@@ -35,12 +38,12 @@ def test_plain_bytes_are_read_exactly(nbytes: int):
     assert parse_bytes(f"{nbytes}B") == nbytes
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400)])
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("10min", 600), ("1.5h", 5400)])
 def test_times_are_read_in_seconds(text: str, seconds: float):
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["10", "10min", "1 day", "", "-5s"])
+@pytest.mark.parametrize("text", ["10", "10mins", "1 day", "", "-5s"])
 def test_times_without_a_known_unit_are_refused_with_examples(text: str):
     with pytest.raises(ConfigError, match="write 90s, 10m or"):
         parse_seconds(text)

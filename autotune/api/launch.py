@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # optuna and mlflow are imported by the functions that need them: `autotune --help` must not wait for them
 
 
+MAX_NAME_BYTES = 200
+"""Maximum length of a run's name; a file name has 255 bytes, and drafts of a plan file add to the name."""
+
+
 def ignore_note(text: str) -> None:
     """Ignore a line about the progress of a measurement."""
     del text
@@ -196,11 +200,13 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
 def choose_run_dir(config: Config, name: str | None) -> Path:
     """Return the directory of a new run; with the name of an existing run, that run's directory.
 
-    Raises ConfigError for a name that is a path.
+    Raises ConfigError for a name that is a path, and for one too long for the files that are named after it.
     """
     if name is None:
-        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()
+        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()[-100:]
         name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
     if Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
+    if len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
     return Path(config.runs) / name

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
+from autotune.cli.output import escape_controls
 from autotune.report.tables import COLUMNS, NUMERIC_COLUMNS, TrialRow
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def print_check_results(results: Iterable["CheckResult"], out: IO[str]) -> None:
 
     console = _rich_console(out)
     for kind, status, text in lines:
-        console.print(Text.assemble((status, _STATUS_COLOURS.get(kind, "")), text))
+        console.print(Text.assemble((status, _STATUS_COLOURS.get(kind, "")), escape_controls(text)))
 
 
 def _print_rich_table(rows: Sequence[TrialRow], out: IO[str], columns: Sequence[str]) -> None:
@@ -59,7 +60,7 @@ def _print_rich_table(rows: Sequence[TrialRow], out: IO[str], columns: Sequence[
         table.add_column(name, justify="right" if name in NUMERIC_COLUMNS else "left", no_wrap=name in NUMERIC_COLUMNS)
     for row in rows:
         style = "bold green" if row.best else "dim" if row.pale else ""
-        table.add_row(*(Text(cell) for cell in row.cells), style=style)
+        table.add_row(*(Text(escape_controls(cell)) for cell in row.cells), style=style)
     _rich_console(out).print(table)
 
 
@@ -67,4 +68,5 @@ def _rich_console(stream: IO[str]) -> "Console":
     """Return a console that uses colours unless NO_COLOR is set."""
     from rich.console import Console
 
-    return Console(file=stream, highlight=False)
+    # the texts were escaped one by one: the colours of the console itself must pass
+    return Console(file=getattr(stream, "unescaped", stream), highlight=False)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.output import print_note
+from autotune.cli.output import escape_controls, print_note
 from autotune.records.config import Config
 from autotune.records.trial import Trial
 from autotune.report.tables import mark_disturbed, trial_verdict
@@ -123,7 +123,9 @@ class _StudyState:
 
         count, trials = sum(self.outcomes.values()), self.config.trials
         limit = f" of {trials}" if trials and count <= trials else ""
-        lines: list[Any] = [Text("  ".join([str(self.config.ref), *self.summary]), style="bold", overflow="fold")]
+        lines: list[Any] = [
+            Text(escape_controls("  ".join([str(self.config.ref), *self.summary])), style="bold", overflow="fold")
+        ]
         phase = PHASES[self.phase] if self.phase else "starting"
         lines.append(Text(f"  {phase}; {count}{limit} trials; {self.elapsed}"))
         lines += [Text(f"  {warning}", style="yellow") for warning in (self.warning, self.disturbed) if warning]

@@ -7,6 +7,8 @@ from pathlib import Path
 from autotune.errors import ConfigError
 from autotune.layout.buffers import Buffers, Layout
 
+MAX_BYTES = 2**62
+"""Maximum sum of the sizes, in bytes; and the maximum of every number of a row."""
 COLUMNS = ("id", "lower", "upper", "size")
 
 
@@ -29,6 +31,9 @@ def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
     for (line, _), (lower, upper, size) in zip(rows, numbers, strict=True):
         if upper <= lower or size < 0:
             raise ConfigError(f"{path}:{line}: {size} bytes from {lower} to {upper}; a life ends after it begins")
+    # offsets are 64-bit numbers
+    if sum(size + alignment for _, _, size in numbers) > MAX_BYTES:
+        raise ConfigError(f"{path}: the buffers have more than {MAX_BYTES} bytes together; give sizes in bytes")
     born, died, sizes = ([row[column] for row in numbers] for column in range(3))
     return tuple(row["id"] for _, row in rows), Buffers.from_lives(sizes, born, died, alignment=alignment)
 
@@ -37,14 +42,20 @@ def write(path: Path, ids: Sequence[str], buffers: Buffers, layout: Layout | Non
     """Write the buffers, with their offsets if there is a layout."""
     columns = [ids, buffers.born.tolist(), buffers.died.tolist(), buffers.sizes.tolist()]
     columns += [layout.offsets] if layout else []
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, *(["offset"] if layout else [])])
-        writer.writerows(zip(*columns, strict=True))
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*COLUMNS, *(["offset"] if layout else [])])
+            writer.writerows(zip(*columns, strict=True))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the layout ({error.strerror}); name another file with -o") from None
 
 
 def _number(path: Path, line: int, name: str, text: str | None) -> int:
     try:
-        return int(text or "")
+        number = int(text or "")
     except ValueError:
         raise ConfigError(f"{path}:{line}: {name} is {text!r}; it must be a whole number") from None
+    if abs(number) > MAX_BYTES:
+        raise ConfigError(f"{path}:{line}: {name} is {text!r}; it must be at most {MAX_BYTES}")
+    return number

@@ -33,13 +33,13 @@ _NO_MEMORY_TEXTS = (
 def limit_cgroup(cgroup: Cgroup, nbytes: int) -> None:
     """Limit all processes of the cgroup to `nbytes` together, swap included; beyond that the kernel kills them."""
     if cgroup.version == 1:
-        (cgroup.path / "memory.limit_in_bytes").write_text(str(nbytes))
+        (cgroup.path / "memory.limit_in_bytes").write_text(str(nbytes), encoding="utf-8")
         swap, no_swap = cgroup.path / "memory.memsw.limit_in_bytes", str(nbytes)
     else:
-        (cgroup.path / "memory.max").write_text(str(nbytes))
+        (cgroup.path / "memory.max").write_text(str(nbytes), encoding="utf-8")
         swap, no_swap = cgroup.path / "memory.swap.max", "0"
     if swap.exists():  # a kernel may be built without swap accounting
-        swap.write_text(no_swap)
+        swap.write_text(no_swap, encoding="utf-8")
 
 
 def limit_data(
@@ -49,7 +49,7 @@ def limit_data(
 
     The kernel's limit counts private mappings, so their present size is added.
     """
-    status = (root / "proc/self/status").read_text()
+    status = (root / "proc/self/status").read_text(encoding="utf-8")
     data = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
     allowed = data + max(0, nbytes - now_bytes)
     setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
@@ -70,7 +70,7 @@ def oom_kills(cgroup: Cgroup | None, root: Path = _ROOT) -> int:
     if cgroup is not None:
         return cgroup.oom_kills()
     try:
-        lines = (root / "proc/vmstat").read_text().splitlines()
+        lines = (root / "proc/vmstat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -38,7 +38,9 @@ def read_counters(pids: Sequence[int], proc: Path = PROC) -> MachineCounters | N
     """Read the counters; `pids` are the measured processes. None where the kernel does not report them."""
     usable, ticks = os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK")
     try:
-        rows = [line.split() for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
+        rows = [
+            line.split() for line in (proc / "stat").read_text(encoding="utf-8").splitlines() if line.startswith("cpu")
+        ]
         counts = [[int(word) for word in row[1:]] for row in rows if row[0][3:] and int(row[0][3:]) in usable]
         processes = [_process_fields(pid, proc) for pid in (os.getpid(), *pids)]
         return MachineCounters(
@@ -74,4 +76,4 @@ def machine_load(before: MachineCounters | None, after: MachineCounters | None) 
 
 def _process_fields(pid: int, proc: Path) -> list[str]:
     # the command may contain blanks and brackets; everything else stands behind its last bracket
-    return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (proc / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()

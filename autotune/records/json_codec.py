@@ -38,16 +38,24 @@ def from_json(kind: type[T], data: Any, *, where: str) -> T:
         raise ConfigError(f"{where}: {place}{_describe_error(first['type'], first['msg'], first['input'])}") from None
 
 
+def parse_json(data: bytes) -> Any:
+    """Return a JSON document in UTF-8; ValueError for anything else, whatever in it the parser stumbles over."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def read_whole(kind: type[T], path: Path, *, schema: int, what: str, again: str) -> T:
     """Read a file that `write_whole` wrote with this schema.
 
     Raises ConfigError that names the file, the first error in it and the remedy `again`; `what` names the kind of file.
     """
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the {what} ({error.strerror}); {again}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except ValueError:
         raise ConfigError(f"{path}: not a {what} file: truncated or not JSON; {again}") from None
     if not isinstance(document, dict) or document.get("schema") != schema:
         version = document.get("schema") if isinstance(document, dict) else type(document).__name__
@@ -77,9 +85,9 @@ def read_lines(kind: type[T], path: Path, *, cure: str) -> list[T]:
     for number, line in enumerate(path.read_bytes()[: _complete_bytes(path)].splitlines(), start=1):
         where = f"{path}:{number}"
         try:
-            document = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{where}: not JSON ({error.msg}); {cure}") from None
+            document = parse_json(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON ({_describe_parse_error(error)}); {cure}") from None
         records.append(from_json(kind, document, where=where))
     return records
 
@@ -100,6 +108,27 @@ def write_whole(path: Path, record: Any, *, what: str, cure: str = "name another
         write_text(path, text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); {cure}") from None
+
+
+def _describe_parse_error(error: ValueError) -> str:
+    match error:
+        case json.JSONDecodeError():
+            return error.msg
+        case UnicodeDecodeError():
+            return "not UTF-8"
+        case _:
+            return str(error)
+
+
+def read_optional(kind: type[T], path: Path, *, cure: str) -> T | None:
+    """Read a JSON file; None for a missing or empty one, ConfigError with the remedy `cure` for one that is damaged."""
+    data = path.read_bytes() if path.exists() else b""
+    if not data:
+        return None
+    try:
+        return from_json(kind, parse_json(data), where=str(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({_describe_parse_error(error)}); {cure}") from None
 
 
 def _describe_error(kind: str, message: str, value: object) -> str:

@@ -1,6 +1,5 @@
 """Read and write plan files: JSON with a plan, its workload and device, its estimate and its measurement."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from autotune.ir.plan import Plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
 from autotune.records.device import Device
-from autotune.records.json_codec import from_json, read_whole, write_whole
+from autotune.records.json_codec import from_json, parse_json, read_whole, write_whole
 from autotune.records.measurement import Measurement
 from autotune.records.run_dir import RunDir
 from autotune.records.speed_environment import list_changes
@@ -127,6 +126,6 @@ def read_records(path: Path, file: PlanFile) -> tuple[TrainGraph, Costs]:
 
 def _read_record(path: Path, kind: type[T]) -> T | None:
     try:
-        return from_json(kind, json.loads(path.read_text()), where=str(path))
+        return from_json(kind, parse_json(path.read_bytes()), where=str(path))
     except (OSError, ValueError, ConfigError):
         return None

@@ -150,7 +150,7 @@ def lock_file(path: Path, *, wait: bool) -> Iterator[Any]:
 
     Waits for the other process, or raises BlockingIOError with the open file as its only argument where `wait` is false.
     """
-    with path.open("a+") as file:
+    with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -187,7 +187,7 @@ def find_active_process(run_dir: Path) -> int | None:
 
     files = RunDir(run_dir)
     try:
-        process, began = int(files.lock.read_text()), files.lock.stat().st_mtime
+        process, began = int(files.lock.read_text(encoding="utf-8")), files.lock.stat().st_mtime
         # a nightly process continues with other studies, and the system reuses process ids
         ended = files.study.exists() and files.study.stat().st_mtime >= began
         alive = not ended and psutil.Process(process).create_time() <= began

@@ -14,6 +14,12 @@ KeyPath = tuple[int | str, ...]
 """Path of a value: keys and list positions, outermost first."""
 
 
+MAX_NODES = 100_000
+"""Maximum number of values of a document, every alias counted as what it stands for."""
+# of constructors, for values such as `2020-13-45` and `!!int abc`, and of nesting
+_UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError, KeyError)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Mapping of a YAML file, with the line of each part."""
@@ -41,9 +47,8 @@ def read(path: Path) -> Document:
         raise ConfigError(f"{path}: no such file{nearest(str(path), siblings)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read it ({error}); give a YAML file") from None
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
+        loader, node = _compose(text)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: contains no mapping; write at least `workload: NAME`")
         lines: dict[KeyPath, int] = {}
@@ -52,8 +57,11 @@ def read(path: Path) -> Document:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: not YAML: {error.problem}") from None
-    finally:
-        loader.dispose()
+    except yaml.reader.ReaderError as error:
+        line = f":{text.count(chr(10), 0, int(error.position)) + 1}"
+        raise ConfigError(f"{path}{line}: not YAML: a control character; remove it") from None
+    except _UNREADABLE as error:
+        raise ConfigError(f"{path}: not a usable YAML value: {error}; put text in double quotes") from None
 
 
 def scalar(text: str, where: str) -> Any:
@@ -62,21 +70,48 @@ def scalar(text: str, where: str) -> Any:
     >>> scalar("1e-3", "--set lr")
     0.001
     """
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
+        loader, node = _compose(text)
         if isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{where}: {text!r} is a mapping; write it into a YAML file")
         return None if node is None else loader.construct_document(node)
-    except yaml.YAMLError:
-        raise ConfigError(f"{where}: cannot read {text!r} as a YAML value; put it in double quotes") from None
-    finally:
-        loader.dispose()
+    except (yaml.YAMLError, *_UNREADABLE):
+        raise ConfigError(f"{where}: cannot read {text[:80]!r} as a YAML value; put it in double quotes") from None
 
 
 def text(data: Mapping[str, Any]) -> str:
     """Return YAML that `read` converts back to equal data."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
+
+
+def _compose(text: str) -> "tuple[_Loader, yaml.Node | None]":
+    """Return the loader and the root node of a text; ValueError where its aliases make it endless or too large."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is not None:
+        _count_nodes(node, {})
+    return loader, node
+
+
+def _count_nodes(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Return the number of values below a node, aliases expanded; a node that is being counted has the count 0."""
+    if id(node) in counts:
+        if counts[id(node)] == 0:
+            raise ValueError("an alias contains itself")
+        return counts[id(node)]
+    counts[id(node)] = 0
+    match node:
+        case yaml.MappingNode():
+            parts = [part for pair in node.value for part in pair]
+        case yaml.SequenceNode():
+            parts = node.value
+        case _:
+            parts = []
+    total = 1 + sum(_count_nodes(part, counts) for part in parts)
+    if total > MAX_NODES:
+        raise ValueError(f"more than {MAX_NODES} values, aliases expanded")
+    counts[id(node)] = total
+    return total
 
 
 class _Loader(yaml.SafeLoader):
@@ -97,6 +132,8 @@ def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], fil
     match node:
         case yaml.MappingNode():
             for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ConfigError(f"{file}:{key.start_mark.line + 1}: a key is a list or a mapping; write a name")
                 inner = (*path, key.value)
                 line = key.start_mark.line + 1
                 if inner in lines:

@@ -94,14 +94,14 @@ def write(folder: Path, claims: Sequence[Claim]) -> None:
     path = folder / RESULT
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"claims": [{**to_json(claim), "verdict": claim.verdict.value} for claim in rounded]}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> tuple[Claim, ...]:
     """Return the claims of an experiment; ConfigError if a recorded verdict contradicts its figures."""
     path = folder / RESULT
     try:
-        document: Any = json.loads(path.read_text())
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
         entries = [(claim.pop("verdict"), claim) for claim in document["claims"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"

@@ -4,11 +4,12 @@ import json
 import logging
 import math
 import re
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.metadata import version
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,32 @@ from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import Measurement, Outcome
-from autotune.records.provenance import git_sha
 from autotune.records.run_dir import RunDir, RunsDir
-from autotune.records.trial import Trial, TrialKind, load_trials, to_frame
-from autotune.report.mlflow_store import connect, redact_password, set_environment, store_errors, tracking_uri
+from autotune.records.trial import Trial, load_trials, to_frame
+from autotune.report.mlflow_store import (
+    MLFLOW_VIEW,
+    connect,
+    redact_password,
+    set_environment,
+    store_errors,
+    tracking_uri,
+)
+from autotune.report.run_charts import draw_trial
+from autotune.report.summary import summarize_run
+from autotune.report.tracking.fields import (
+    confirmed_metrics,
+    describe_batch,
+    describe_trial,
+    progress_metrics,
+    settings_params,
+    source_tags,
+    study_params,
+    system_metrics,
+    trial_metrics,
+)
 from autotune.study.events import Event, Finished
 from autotune.study.outcome import describe_disturbance
+from autotune.study.recorded_run import RecordedRun
 from autotune.study.verdicts.ranking import pool_runs
 
 _logger = logging.getLogger(__name__)
@@ -57,7 +78,9 @@ class Tracker:
         match event:
             case Finished(_, _, _, False) if not self.problem:
                 with self._catching_errors():
-                    self._study_run().catch_up(load_trials(RunDir(self.run_dir).trials))
+                    trials = load_trials(RunDir(self.run_dir).trials)
+                    self._study_run().catch_up(trials)
+                    self._study_run().log_system(len(trials))
                 if self.problem:
                     _logger.warning(
                         "not logged to %s: %s. The search continues; logging is retried when it ends",
@@ -88,7 +111,7 @@ class Tracker:
 
     def _address(self, log: "_StudyRun") -> str:
         """Return the run's page on a server, or the command that starts a server and the page there."""
-        page = f"#/experiments/{log.experiment_id}/runs/{log.run_id}"
+        page = f"#/experiments/{log.experiment_id}/runs/{log.run_id}{MLFLOW_VIEW}"
         if self.uri.startswith("http"):
             return f"{redact_password(self.uri).rstrip('/')}/{page}"
         # shorter than the absolute path where runs/ is below the current directory
@@ -121,7 +144,7 @@ class _StudyRun:
     def __init__(self, config: Config, run_dir: Path, uri: str) -> None:
         self.config, self.run_dir = config, run_dir
         path = RunDir(run_dir).device
-        self.device = from_json(Device, json.loads(path.read_text()), where=str(path))
+        self.device = from_json(Device, json.loads(path.read_text(encoding="utf-8")), where=str(path))
         self.experiment = experiment_name(config.workload, self.device.key)
         self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
@@ -134,12 +157,17 @@ class _StudyRun:
         return self._parent
 
     def catch_up(self, trials: Sequence[Trial]) -> None:
-        """Create a child run for every notable trial without one."""
+        """Create a child run for every trial without one."""
         if not self._parent:
             self._open(trials)
-        for trial in select_notable(trials):
+        logged = select_logged(trials)
+        for trial, following in zip(logged, [*logged[1:], None], strict=True):
             if trial.number not in self._children:
-                self._children[trial.number] = self._log_trial(trial)
+                self._children[trial.number] = self._log_trial(trial, None if following is None else following.started)
+
+    def log_system(self, step: int) -> None:
+        """Log the machine's load since the last trial: no thread samples while a step is measured."""
+        self._log_batch(self._parent, time.time(), system_metrics(), {}, step=step)
 
     def close(self, trials: Sequence[Trial], interrupted: int) -> None:
         """Log the best trial, the artifacts and the final status."""
@@ -149,12 +177,14 @@ class _StudyRun:
             self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
         if best is not None and best.measurement is not None:
             pooled = pool_runs([trial for trial in trials if (trial.plan, trial.kind) == (best.plan, best.kind)])
-            metrics = {f"best_{key}": value for key, value in _trial_metrics(pooled).items()}
+            metrics = {f"best_{key}": value for key, value in trial_metrics(pooled).items()}
             limits = {key: study.get(key) for key in ("budget_bytes", "floor_bytes", "capture_error")}
             metrics |= {key: float(value) for key, value in limits.items() if value is not None}
             self._log_batch(self._parent, time.time(), metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
+        headline, sentence = summarize_run(RecordedRun.load(self.run_dir))
+        self.client.set_tag(self._parent, "mlflow.note.content", f"**{headline}**\n\n{sentence}")
         if disturbed := describe_disturbance(trials):
             self.client.set_tag(self._parent, "autotune.disturbed", disturbed)
         self._log_confirmed()
@@ -172,10 +202,10 @@ class _StudyRun:
     def _log_confirmed(self) -> None:
         """Log each re-measured plan's pooled results to the child run of its last trial."""
         path = RunDir(self.run_dir).confirmed
-        for plan in json.loads(path.read_text()) if path.exists() else []:
+        for plan in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
             run = self._children[plan["trial"]]
             self.client.set_tag(run, "autotune.verdict", plan["verdict"])
-            self._log_batch(run, time.time(), _confirmed_metrics(plan), {})
+            self._log_batch(run, time.time(), confirmed_metrics(plan), {})
 
     def _find_experiment(self, uri: str) -> str:
         experiment = self.client.get_experiment_by_name(self.experiment)
@@ -198,7 +228,8 @@ class _StudyRun:
             self.experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
         )
         self._parent = run.info.run_id
-        self._log_batch(self._parent, first.started, {}, _study_params(self.config))
+        self._log_batch(self._parent, first.started, {}, study_params(self.config))
+        self._log_dataset(first.workload)
 
     def _reopen(self, parent: str) -> None:
         """Continue a parent run. Children without an end were cut short: they are deleted, and logged again."""
@@ -214,7 +245,22 @@ class _StudyRun:
             if run.info.status == "RUNNING":
                 self.client.delete_run(run.info.run_id)
 
-    def _log_trial(self, trial: Trial) -> str:
+    def _log_dataset(self, workload: str) -> None:
+        """Log the batch as the input of the study's run."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        if self.records.graph is not None:
+            batch = Dataset(**describe_batch(self.records.graph, workload))
+            tags = [InputTag("mlflow.data.context", "training")]
+            self.client.log_inputs(self._parent, [DatasetInput(batch, tags)])
+
+    @cached_property
+    def records(self) -> RecordedRun:
+        """Records of the run directory as they were when logging began: graph and costs do not change."""
+        return RecordedRun.load(self.run_dir)
+
+    def _log_trial(self, trial: Trial, ended: float | None) -> str:
+        """Log one trial; `ended` is the start of the next one, in seconds since the epoch, or None for now."""
         tags = {
             "mlflow.parentRunId": self._parent,
             "autotune.kind": trial.kind.value,
@@ -226,6 +272,7 @@ class _StudyRun:
             "autotune.outcome": measurement.outcome.value,
             "autotune.detail": measurement.detail[:MAX_DETAIL],
             "meter": measurement.meter,
+            "mlflow.note.content": describe_trial(trial),
         }
         if measurement.disturbed:
             tags["autotune.disturbed"] = measurement.disturbed
@@ -234,9 +281,22 @@ class _StudyRun:
         started = int(trial.started * 1000)
         name = f"t{trial.number:04d} {trial.kind}"
         run = self.client.create_run(self.experiment_id, started, tags, name).info.run_id
-        params = {"workload": trial.workload, "budget": self.config.budget, **_settings_params(trial)}
-        self._log_batch(run, trial.started, _trial_metrics(trial), params, samples=measurement.step_seconds)
-        self.client.set_terminated(run, "FAILED" if measurement.outcome is Outcome.CRASHED else "FINISHED")
+        params = {"workload": trial.workload, "budget": self.config.budget, **settings_params(trial)}
+        self._log_batch(
+            run,
+            trial.started,
+            trial_metrics(trial),
+            params,
+            samples=measurement.step_seconds,
+            between=measurement.baseline_seconds,
+        )
+        self._log_batch(self._parent, trial.started, progress_metrics(trial), {}, step=trial.number)
+        if trial.plan is not None:
+            self.client.log_text(run, json.dumps(to_json(trial.plan)), "plan.json")
+        if picture := draw_trial(self.records, trial):
+            self.client.log_text(run, picture, "memory.svg")
+        status = "FAILED" if measurement.outcome is Outcome.CRASHED else "FINISHED"
+        self.client.set_terminated(run, status, None if ended is None else int(1000 * ended))
         return str(run)
 
     def _log_batch(
@@ -247,16 +307,23 @@ class _StudyRun:
         params: Mapping[str, Any],
         *,
         samples: Sequence[float] = (),
+        between: Sequence[float] = (),
+        step: int = 0,
     ) -> None:
         """Log with a time stamp in seconds since the epoch.
 
-        MLflow shows a metric's latest value: metrics that may be logged again need the current time.
+        MLflow shows a metric's latest value: metrics that may be logged again need the current time. Each of `samples`,
+        in seconds, is stamped with its end; `between` are the durations of eager's steps in the same turns.
         """
         from mlflow.entities import Metric, Param
 
         stamp = int(seconds * 1000)
-        points = [Metric(key, float(value), stamp, 0) for key, value in metrics.items() if math.isfinite(value)]
-        points += [Metric("sample_seconds", sample, stamp, step) for step, sample in enumerate(samples[:MAX_SAMPLES])]
+        points = [Metric(key, float(value), stamp, step) for key, value in metrics.items() if math.isfinite(value)]
+        ends = accumulate(map(sum, zip_longest(samples[:MAX_SAMPLES], between[: len(samples)], fillvalue=0.0)))
+        points += [
+            Metric("sample_seconds", sample, stamp + int(1000 * end), number)
+            for number, (sample, end) in enumerate(zip(samples[:MAX_SAMPLES], ends, strict=False))
+        ]
         self.client.log_batch(run, points, [Param(key, str(value)[:MAX_PARAM]) for key, value in params.items()])
 
     def _common_tags(self, trial: Trial) -> dict[str, str]:
@@ -267,9 +334,7 @@ class _StudyRun:
         tags |= {f"environment.{key}": value for key, value in fields.pop("environment").items()}
         tags |= {f"device.{key}": str(value) for key, value in fields.items() if value != ""}
         tags |= {"device.key": self.device.key, "version.torch": self.device.torch}
-        if sha := git_sha():
-            tags["git.sha"] = sha
-        return tags
+        return tags | source_tags()
 
     def _search(self, filter_string: str) -> list[Any]:
         runs: list[Any] = []
@@ -283,24 +348,9 @@ class _StudyRun:
         return runs
 
 
-def select_notable(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that get a run: baseline, smallest, each new leader, failures and re-measurements.
-
-    A run for every trial would flood MLflow's list.
-    """
-    notable = []
-    lowest = math.inf
-    for trial in trials:
-        measurement = trial.measurement
-        if measurement is None or trial.kind == TrialKind.REPEAT:
-            continue
-        leads = trial.plan is not None and measurement.outcome is Outcome.OK and (trial.time_cost or math.inf) < lowest
-        if leads:
-            lowest = trial.time_cost or math.inf
-        failed = measurement.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
-        if leads or failed or trial.kind in (TrialKind.BASELINE, TrialKind.SMALLEST, TrialKind.CONFIRM):
-            notable.append(trial)
-    return notable
+def select_logged(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that get a run: all that ended. Their parent folds them in MLflow's list."""
+    return [trial for trial in trials if trial.measurement is not None]
 
 
 def interrupt_signal(run_dir: Path) -> int:
@@ -311,62 +361,4 @@ def interrupt_signal(run_dir: Path) -> int:
 def _read_study(run_dir: Path) -> dict[str, Any]:
     """Return the content of `study.json`, written when a study ends; empty without it."""
     path = RunDir(run_dir).study
-    return dict(json.loads(path.read_text())) if path.exists() else {}
-
-
-def _trial_metrics(trial: Trial) -> dict[str, float]:
-    """Return estimate and measurement as metrics; the base unit is part of each name."""
-    metrics: dict[str, Any] = {}
-    if trial.estimate is not None:
-        fields = to_json(trial.estimate)
-        metrics |= {f"estimate_{key}": value for key, value in fields.items() if not isinstance(value, str)}
-    measurement = trial.measurement
-    if measurement is not None:
-        baseline = measurement.baseline_seconds
-        metrics |= {
-            "peak_bytes": measurement.peak_bytes,
-            "charged_bytes": measurement.charged_bytes,
-            "floor_bytes": measurement.floor_bytes,
-            "step_peak_bytes": measurement.step_peak_bytes,
-            "step_charged_bytes": measurement.step_charged_bytes,
-            "step_seconds": measurement.median_seconds,
-            "baseline_seconds": statistics.median(baseline) if baseline else None,
-            "time_ratio": measurement.time_ratio,
-            "stall_seconds": measurement.stall_seconds,
-            "transfer_bytes": measurement.transfer_bytes,
-            "max_error": measurement.max_error,
-            "disturbed": float(bool(measurement.disturbed)) if measurement.step_seconds else None,
-            "hidden_share": measurement.lanes.hidden if measurement.lanes else None,
-        }
-    return {key: value for key, value in metrics.items() if value is not None}
-
-
-METRIC_NAMES: Mapping[str, str] = {"beside_best": "ratio_to_best", "middle": "median"}
-"""Plain metric names of keys of `confirmed.json`."""
-
-
-def _confirmed_metrics(plan: Mapping[str, Any]) -> dict[str, float]:
-    """Return the pooled results of one re-measured plan, an interval as three metrics."""
-    metrics = {
-        f"confirmed_{METRIC_NAMES.get(name, name)}_{METRIC_NAMES.get(part, part)}": value
-        for name in ("step_seconds", "time_ratio", "beside_best")
-        for part, value in (plan[name] or {}).items()
-    }
-    return metrics | {"confirmed_rounds": plan["rounds"]}
-
-
-def _settings_params(trial: Trial) -> dict[str, Any]:
-    return {
-        kind if knob == "planner" else f"{kind}.{knob}": value
-        for kind, knobs in trial.settings.items()
-        for knob, value in knobs.items()
-    }
-
-
-def _study_params(config: Config) -> dict[str, Any]:
-    """Return the config as flat params."""
-    document = config.model_dump(mode="json")
-    flat = {key: value for key, value in document.items() if not isinstance(value, dict)}
-    for key in ("arguments", "stores", "planners"):
-        flat |= {f"{key}.{name}": value for name, value in document[key].items() if value is not None}
-    return {key: value for key, value in flat.items() if value is not None}
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

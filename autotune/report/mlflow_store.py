@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+MLFLOW_VIEW = "?workflowType=machine_learning"
+"""End of an address in MLflow 3, which otherwise opens its pages for language models."""
+
 ENVIRONMENT = {
     # set_terminated prints to stdout, which is reserved for the command's output
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",

@@ -32,6 +32,15 @@ def draw_charts(records: RecordedRun) -> dict[str, str]:
     return {"frontier": _frontier(records), "memory": _memory(records), "lanes": _transfers(records)}
 
 
+def draw_trial(records: RecordedRun, trial: Trial) -> str:
+    """Return the memory chart of a trial that ran, beside the traced step; an empty string without a graph or a plan."""
+    if records.traced is None or records.costs is None or trial.plan is None or not trial.was_run:
+        return ""
+    timeline = StepTimeline(records.traced.graph, records.costs, trial.plan)
+    panels = [_memory_panel("as traced", records.traced), _memory_panel(f"plan {trial.number}", timeline)]
+    return charts.draw_memory(panels, ROLE_COLOURS, records.budget_step_bytes)
+
+
 def trial_points(records: RecordedRun) -> list[TrialPoint]:
     """Return a point for each trial with bytes and a time, measured or predicted; `cost_label` names the unit of time."""
     points = []

@@ -366,7 +366,7 @@ def _read_cache(path: Path | None, key: str) -> dict[str, OpCost]:
 def _rows(path: Path | None) -> dict[str, Any]:
     """Return the cached rows by device; empty if the cache cannot be read."""
     try:
-        document = json.loads(path.read_text()) if path is not None else {}
+        document = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

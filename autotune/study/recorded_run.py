@@ -1,6 +1,5 @@
 """Read a run directory."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,10 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.predict.step_view import StepTimeline
 from autotune.records import plan_file as planfile
+from autotune.records import yaml_file
 from autotune.records.budget import Budget
 from autotune.records.device import Device
-from autotune.records.json_codec import from_json
+from autotune.records.json_codec import read_optional
 from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
@@ -40,15 +40,13 @@ class RecordedRun:
     @classmethod
     def load(cls, run_dir: Path) -> "RecordedRun":
         """Read a run directory; ConfigError where nothing is recorded in it."""
-        import yaml
-
         files = RunDir(run_dir)
         if not files.is_recorded:
             raise ConfigError(f"{run_dir}: no run is recorded here; name a directory that autotune tune wrote")
-        config = yaml.safe_load(_text(files.config) or "{}")
+        config = yaml_file.read(files.config).data if files.config.exists() else {}
         return cls(
             run_dir.name,
-            config if isinstance(config, dict) else {},
+            config,
             tuple(load_trials(files.trials)),
             _record(TrainGraph, files.graph),
             _record(Costs, files.costs),
@@ -130,15 +128,5 @@ class RecordedRun:
         return StepTimeline(self.graph, self.costs, self.best.plan)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
 def _record(kind: Any, path: Path) -> Any:
-    text = _text(path)
-    if not text:
-        return None
-    try:
-        return from_json(kind, json.loads(text), where=str(path))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON ({error.msg}); restore the file or start a new run directory") from None
+    return read_optional(kind, path, cure="restore the file or start a new run directory")

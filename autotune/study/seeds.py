@@ -75,7 +75,7 @@ def _read_stores(directory: Path, device: Device | None, runs: Path) -> dict[str
     """Return the store rates of the run in this directory, else those in the profile of its device."""
     path = RunDir(directory).costs
     with contextlib.suppress(OSError, ValueError, ConfigError):
-        return from_json(Costs, json.loads(path.read_text()), where=str(path)).stores
+        return from_json(Costs, json.loads(path.read_text(encoding="utf-8")), where=str(path)).stores
     profile = device_profile.find(runs, device) if device is not None else None
     return profile.stores if profile is not None else {}
 

@@ -376,18 +376,19 @@ class _Session:
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""
         trial, best = trials[-1], select_leader(trials, self.rules)
-        leads = best is not None and best.plan == trial.plan and best.plan != self.best_plan
+        leads = best is not None and best.plan == trial.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
-        if trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
-            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         if leads:
             self.trials_without_gain = 0.0
+        elif trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
+            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
+        self.store.record_winner(best)
         write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received))
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if best is None:

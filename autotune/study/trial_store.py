@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import optuna
     from optuna.samplers import BaseSampler
 
+WINNER = "winner"
+"""User attribute of a study: number of the confirmed trial, or None where no plan won."""
+
 
 @dataclass(frozen=True, slots=True)
 class StudyIdentity:
@@ -74,6 +77,12 @@ class TrialStore:
 
         self.study.tell(request, state=optuna.trial.TrialState.FAIL)
         self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
+
+    def record_winner(self, best: Trial | None) -> None:
+        """Name the winner in the study's user attributes: its best value may be a lucky measurement of another plan."""
+        number = None if best is None else best.number
+        if self.study.user_attrs.get(WINNER) != number:
+            self.study.set_user_attr(WINNER, number)
 
     def _add_to_optuna(self, trial: Trial, request: "optuna.Trial | None") -> TrialScore:
         import optuna

@@ -51,9 +51,14 @@ class FakeMachine:
     def reset_peak_if_requested(self) -> None:
         """Reset the peak if a meter wrote to a file as the kernel requires it for a reset."""
         resets = {
-            self._file(path).read_text() for path in ("autotune-1/memory.max_usage_in_bytes", "proc/self/clear_refs")
+            self._file(path).read_text(encoding="utf-8")
+            for path in ("autotune-1/memory.max_usage_in_bytes", "proc/self/clear_refs")
         }
-        if "0" in resets or "5" in resets or self._file("autotune-2/memory.peak").read_text().startswith("reset"):
+        if (
+            "0" in resets
+            or "5" in resets
+            or self._file("autotune-2/memory.peak").read_text(encoding="utf-8").startswith("reset")
+        ):
             self._peak = self._now
             self._write_files()
 
@@ -97,11 +102,13 @@ class FakeMachine:
             ("autotune-2/memory.current", self._now),
             ("autotune-2/memory.peak", self._peak),
         ):
-            self._file(name).write_text(f"{number}\n")
-        self._file("autotune-1/memory.stat").write_text("cache 1\nshmem 1\ntotal_cache 0\ntotal_shmem 0\n")
-        self._file("autotune-2/memory.stat").write_text("file 0\nshmem 0\n")
-        self._file("proc/self/status").write_text(f"VmPeak:\t9 kB\nVmHWM:\t{self._peak // 1024} kB\n")
-        self._file("proc/self/clear_refs").write_text("")
+            self._file(name).write_text(f"{number}\n", encoding="utf-8")
+        self._file("autotune-1/memory.stat").write_text(
+            "cache 1\nshmem 1\ntotal_cache 0\ntotal_shmem 0\n", encoding="utf-8"
+        )
+        self._file("autotune-2/memory.stat").write_text("file 0\nshmem 0\n", encoding="utf-8")
+        self._file("proc/self/status").write_text(f"VmPeak:\t9 kB\nVmHWM:\t{self._peak // 1024} kB\n", encoding="utf-8")
+        self._file("proc/self/clear_refs").write_text("", encoding="utf-8")
 
     def _file(self, name: str) -> Path:
         path = self.root / name

@@ -132,7 +132,7 @@ def _to_point(net: str, budget: int | None, estimate: Estimate, costs: Costs) ->
 def write_rows(path: Path, rows: Sequence[Any]) -> None:
     """Write dataclass records of one type as a CSV file."""
     path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(rows[0])])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

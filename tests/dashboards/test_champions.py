@@ -62,7 +62,9 @@ def test_a_study_that_mlflow_has_is_told_once_with_its_page() -> None:
 def test_what_mlflow_says_of_a_study_becomes_its_champion() -> None:
     best = {"step_charged_bytes": 2.0**20, "step_seconds": 0.1, "time_ratio": 0.9}
     logged = LoggedStudy("fast.1.0.abcd1234.1000", "7", "run7", "net()", "chip", "65%", 1.0, best)
-    assert from_logged_study(logged) == replace(FAST, origin="fast.1.0", page="#/experiments/7/runs/run7")
+    assert from_logged_study(logged) == replace(
+        FAST, origin="fast.1.0", page="#/experiments/7/runs/run7?workflowType=machine_learning"
+    )
     assert from_logged_study(replace(logged, best={})) is None
 
 

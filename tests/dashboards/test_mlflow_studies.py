@@ -67,7 +67,10 @@ def test_the_page_links_each_study_that_mlflow_has(runs: Path, monkeypatch: pyte
     assert not test.exception
     (study,) = load_studies(runs)
     links = test.dataframe[1].value.set_index("from")["MLflow"]
-    assert links["told"] == f"http://127.0.0.1:9/#/experiments/{study.experiment_id}/runs/{study.run_id}"
+    assert (
+        links["told"]
+        == f"http://127.0.0.1:9/#/experiments/{study.experiment_id}/runs/{study.run_id}?workflowType=machine_learning"
+    )
     assert list(links.index[links.isna()]) == ["untold"]
 
 

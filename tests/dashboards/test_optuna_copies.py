@@ -65,6 +65,25 @@ def test_trials_that_are_new_are_added_under_their_own_numbers_once_they_end(run
     assert [trial.value for trial in copied(copies, "night.1").trials] == [1.0, 0.5, 0.9, 0.8]
 
 
+def test_the_confirmed_winner_leads_and_a_plan_that_was_stopped_early_is_pruned(run_dir: Path) -> None:
+    study = opened(run_dir)
+    add(study, 0.7, memory=-0.1)  # lucky: its plan was slower when re-measured
+    add(study, 0.6, memory=-0.1)
+    copies = StudyCopies(run_dir.parent)
+    copies.refresh()
+    assert copied(copies, "night.1").best_trial.number == 3
+    stopped = optuna.trial.create_trial(value=0.65, user_attrs={"outcome": "stopped_early"})
+    study.add_trial(stopped)
+    add(study, 0.9, memory=-0.1)
+    study.set_user_attr("winner", 5)
+    later(run_dir, 1)
+    copies.refresh()
+    shown = copied(copies, "night.1")
+    assert shown.best_trial.number == 5
+    assert [trial.state.name for trial in shown.trials] == ["COMPLETE", *["PRUNED"] * 4, "COMPLETE"]
+    assert shown.trials[4].value == 0.65
+
+
 def test_a_second_study_of_a_run_has_a_name_of_its_own(run_dir: Path) -> None:
     add(opened(run_dir, "autotune.chain.other"), 0.7, memory=-1.0)
     copies = StudyCopies(run_dir.parent)

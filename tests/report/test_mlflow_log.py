@@ -25,12 +25,14 @@ from autotune.cli import main as cli
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.records.config import Config
+from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.report import tables
 from autotune.report.html import write_report
-from autotune.report.mlflow_log import Tracker, _trial_metrics, experiment_name, select_notable
-from autotune.report.mlflow_store import ENVIRONMENT
+from autotune.report.mlflow_log import Tracker, experiment_name
+from autotune.report.mlflow_store import ENVIRONMENT, MLFLOW_VIEW
+from autotune.report.tracking.fields import trial_metrics
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import to_table
 from autotune.testing.fake_runner import DEVICE, FakeRunner
@@ -103,9 +105,9 @@ def test_what_is_said_of_a_logged_run_later_stands_on_its_parent(logged):
     assert [run.info.run_id for run in tagged] == [logged.parent.info.run_id]
 
 
-def test_every_notable_trial_is_one_child_of_one_parent(logged):
+def test_every_trial_is_one_child_of_one_parent(logged):
     children = logged.children
-    assert set(children) == {trial.number for trial in select_notable(logged.result.trials)}
+    assert set(children) == {trial.number for trial in logged.result.trials}
     assert len(logged.runs()) == len(children) + 1
     assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {logged.parent.info.run_id}
     failed = [number for number, run in children.items() if run.info.status == "FAILED"]
@@ -164,6 +166,47 @@ def test_tags_say_outcome_kind_graph_versions_and_device(logged):
     assert sum(run.data.tags["autotune.best"] == "true" for run in logged.children.values()) == 1
 
 
+def test_a_trials_run_holds_its_plan_its_picture_and_its_estimate_beside_its_measurement(logged):
+    best = logged.result.best
+    run = logged.children[best.number]
+    names = {artifact.path for artifact in logged.client.list_artifacts(run.info.run_id)}
+    assert names == {"plan.json", "memory.svg"}
+    where = logged.client.download_artifacts(run.info.run_id, "plan.json", str(logged.directory))
+    assert from_json(Plan, json.loads(Path(where).read_text()), where=where) == best.plan
+    error = best.estimate.peak_bytes / best.measurement.step_peak_bytes - 1
+    assert run.data.metrics["estimate_peak_error"] == pytest.approx(error)
+    assert "| peak of the step | " in run.data.tags["mlflow.note.content"]
+
+
+def test_steps_and_trials_carry_the_time_at_which_they_ended(logged):
+    best = logged.result.trials[logged.result.best.number]
+    run = logged.children[best.number].info
+    samples = logged.client.get_metric_history(run.run_id, "sample_seconds")
+    stamps = [sample.timestamp for sample in samples]
+    assert run.start_time < stamps[0]
+    assert stamps == sorted(set(stamps))
+    pairs = zip(best.measurement.step_seconds, best.measurement.baseline_seconds, strict=True)
+    assert stamps[-1] == run.start_time + int(1000 * sum(map(sum, pairs)))
+    history = logged.client.get_metric_history(logged.parent.info.run_id, "trial_time_ratio")
+    timed = [trial for trial in logged.result.trials if trial.time_cost is not None]
+    assert [(point.step, point.value, point.timestamp) for point in history] == [
+        (trial.number, trial.time_cost, int(1000 * trial.started)) for trial in timed
+    ]
+
+
+def test_the_studys_run_names_user_source_batch_load_and_headline(logged):
+    tags = logged.parent.data.tags
+    assert (tags["mlflow.source.name"], tags["mlflow.source.type"]) == ("autotune-training", "LOCAL")
+    assert tags["mlflow.user"]
+    assert tags.get("mlflow.source.git.commit") == tags.get("git.sha")
+    assert tags["mlflow.note.content"].startswith("**")
+    (batch,) = logged.client.get_run(logged.parent.info.run_id).inputs.dataset_inputs
+    assert batch.dataset.name == "batch of resnet18()"
+    assert json.loads(batch.dataset.profile)["bytes"] > 0
+    load = logged.client.get_metric_history(logged.parent.info.run_id, "system/cpu_utilization_percentage")
+    assert len(load) >= len(logged.result.trials)
+
+
 def test_plan_report_and_all_trials_are_artifacts(logged):
     names = {artifact.path for artifact in logged.client.list_artifacts(logged.parent.info.run_id)}
     assert names >= {"plan.json", "report.html", "trials.jsonl", "trials.csv", "graph.json", "config.yaml"}
@@ -174,7 +217,7 @@ def test_plan_report_and_all_trials_are_artifacts(logged):
 
 def test_the_message_names_the_experiment_the_command_that_shows_it_and_the_page(logged, monkeypatch):
     command = "mlflow ui --backend-store-uri sqlite:///"
-    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}"
+    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}{MLFLOW_VIEW}"
     then = f", then http://127.0.0.1:5000/{page}"
     assert logged.message == f"{logged.experiment.name}: {command}{logged.directory}/runs/mlflow.db{then}"
     monkeypatch.chdir(logged.directory)
@@ -188,7 +231,7 @@ def test_the_message_is_the_address_of_the_run_where_there_is_a_server(logged, m
     tracker = Tracker(logged.config, logged.run_dir)
     log = logged.tracker._study_run()
     log.catch_up(logged.result.trials)
-    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}"
+    page = f"#/experiments/{logged.experiment.experiment_id}/runs/{logged.parent.info.run_id}{MLFLOW_VIEW}"
     assert tracker._address(log) == f"https://me:***@tracking.example/{page}"
 
 
@@ -219,7 +262,7 @@ def test_the_same_report_is_made_of_what_mlflow_holds_alone(logged, tmp_path):
     run_dir = logged.directory / "runs" / "whole"
     tracker = Tracker(logged.config, run_dir)
     tune(logged.config, FakeRunner(store=True), run_dir, progress=tracker, write_report=write_report)
-    run = re.search(r"/runs/(\w+)$", tracker.finish())[1]
+    run = re.search(r"/runs/(\w+)\?workflowType=machine_learning$", tracker.finish())[1]
     page = (run_dir / "report.html").read_text()
     assert "<h1>The step fits in" in page
     shutil.rmtree(run_dir)
@@ -301,9 +344,7 @@ def test_what_is_logged_anew_is_what_is_shown_also_where_it_is_less(logged):
 def test_baseline_seconds_of_an_even_number_of_samples_lie_between_the_middle_two():
     measurement = Measurement(Outcome.OK, step_seconds=(1.0,), baseline_seconds=(4.0, 1.0, 3.0, 2.0))
     assert (
-        _trial_metrics(Trial(1, TrialKind.SEARCH, "w", "d", {}, Plan((1,)), measurement=measurement))[
-            "baseline_seconds"
-        ]
+        trial_metrics(Trial(1, TrialKind.SEARCH, "w", "d", {}, Plan((1,)), measurement=measurement))["baseline_seconds"]
         == 2.5
     )
 
@@ -361,7 +402,7 @@ def test_what_a_server_missed_is_delivered_when_it_is_back(logged, tmp_path, mon
             tracker.uri = logged.tracker.uri  # as if it had come back before the end
             tracker.finish()
         family = logged.family(name)
-        assert len(family) == 1 + len(select_notable(result.trials))
+        assert len(family) == 1 + len(result.trials)
         assert {run.info.status for run in family} == {"FINISHED"}
 
 
@@ -441,7 +482,7 @@ def tuned(directory: Path, name: str, uri: str) -> tuple[StudyResult, str]:
 def logged_well(client: MlflowClient, result: StudyResult, run: str, page: str, into: Path) -> None:
     parent = client.get_run(run)
     children = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
-    assert len(children) == len(select_notable(result.trials))
+    assert len(children) == len(result.trials)
     assert parent.data.metrics["best_charged_bytes"] == result.best.measurement.charged_bytes
     into.mkdir()
     assert Path(client.download_artifacts(run, "report.html", str(into))).read_text() == page
@@ -454,7 +495,7 @@ def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_deliv
     store, artifacts = f"sqlite:///{tmp_path}/server.db", tmp_path / "artifacts"
     with mlflow_server(store, artifacts, port) as uri:
         result, message = tuned(tmp_path, "first", uri)
-        run = re.search(rf": {uri}/#/experiments/\d+/runs/(\w+)$", message)[1]
+        run = re.search(rf": {uri}/#/experiments/\d+/runs/(\w+)\?workflowType=machine_learning$", message)[1]
         page = (tmp_path / "first" / "report.html").read_text()
         logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
         if browser := shutil.which("chromium"):
@@ -470,7 +511,7 @@ def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_deliv
     runs = client.search_runs([client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key)).experiment_id])
     (parent,) = (run for run in runs if run.info.run_name == "second 65%")
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert len(children) == len(select_notable(result.trials))
+    assert len(children) == len(result.trials)
 
 
 @pytest.mark.slow
@@ -492,26 +533,12 @@ def test_a_study_is_logged_to_postgresql_by_its_address_alone(tmp_path, monkeypa
         with started(serve, port, signal.SIGINT, cwd=directory, **as_user):
             uri = f"postgresql+psycopg://me@127.0.0.1:{port}/postgres"
             result, message = tuned(tmp_path, "first", uri)
-            run = re.search(rf"--backend-store-uri {re.escape(uri)}, then http\S+/runs/(\w+)$", message)[1]
+            run = re.search(
+                rf"--backend-store-uri {re.escape(uri)}, then http\S+/runs/(\w+)\?workflowType=machine_learning$",
+                message,
+            )[1]
             page = (tmp_path / "first" / "report.html").read_text()
             logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
-
-
-def test_failures_are_notable_and_what_was_not_run_is_not():
-    def trial(number: int, outcome: Outcome, ratio: float = 1.0, kind: TrialKind = TrialKind.SEARCH) -> Trial:
-        measurement = Measurement(outcome, step_seconds=(ratio,), baseline_seconds=(1.0,))
-        return Trial(number, kind, "w", "d", {}, Plan((number,)), measurement=measurement)
-
-    trials = [
-        trial(0, Outcome.OK, 1.5),
-        trial(1, Outcome.OK, 1.6),
-        trial(2, Outcome.OUT_OF_MEMORY),
-        trial(3, Outcome.OVER_BUDGET),
-        trial(4, Outcome.OK, 1.2),
-        trial(5, Outcome.OK, 1.1, kind=TrialKind.REPEAT),
-        trial(6, Outcome.OK, 1.3, kind=TrialKind.CONFIRM),
-    ]
-    assert [trial.number for trial in select_notable(trials)] == [0, 2, 4, 6]
 
 
 def test_a_run_that_never_got_a_trial_is_not_logged(tmp_path):

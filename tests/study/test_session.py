@@ -147,6 +147,11 @@ def test_the_winner_has_fresh_numbers_fits_and_is_written_twice(told):
     assert file.verified == "bit-equal to eager"
 
 
+def test_optunas_study_names_the_confirmed_winner(told):
+    directory, _, result, _ = told
+    assert stored(directory).user_attrs["winner"] == result.best.number
+
+
 def test_the_run_directory_holds_what_a_report_needs(told):
     names = {path.name for path in (told[0] / "run").iterdir()}
     assert names >= {

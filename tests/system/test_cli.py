@@ -138,30 +138,10 @@ class FakeTracker:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """No children, and no MLflow, which has tests of its own and takes seconds to import."""
     monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, standard output, standard error) of a command, run in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit:
-            cli.main(arguments)
-        out, err = capfd.readouterr()
-        return int(exit.value.code or 0), out, err
-
-    return call
 
 
 def in_a_process(*arguments: str, cwd: Path) -> tuple[int, str, str]:

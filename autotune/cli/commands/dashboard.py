@@ -303,7 +303,7 @@ def _answers(url: str) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f": {last[:300]}" if last else ""
 

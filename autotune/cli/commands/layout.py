@@ -13,7 +13,7 @@ def run(file: Path, *, capacity: str | None, alignment: int, effort: int, out: P
 
     Raises InfeasibleError where no layout within the capacity was computed.
     """
-    limit = None if capacity is None else int(capacity) if capacity.isdecimal() else parse_bytes(capacity)
+    limit = None if capacity is None else parse_bytes(f"{capacity}B" if capacity.isdecimal() else capacity)
     with answer_stream() as answer:
         result = lay_out_file(file, limit, alignment=alignment, effort=effort)
         layout = result.layout

@@ -91,12 +91,12 @@ def _turbo(cpus: Path) -> str:
 
 def _meminfo(root: Path) -> dict[str, int]:
     """Return the fields of /proc/meminfo in bytes."""
-    rows = (line.partition(":") for line in (root / "proc/meminfo").read_text().splitlines())
+    rows = (line.partition(":") for line in (root / "proc/meminfo").read_text(encoding="utf-8").splitlines())
     return {name: 1024 * int(text.split()[0]) for name, _, text in rows}
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

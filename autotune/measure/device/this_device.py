@@ -104,7 +104,7 @@ def _driver_version() -> str:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        yield from path.read_text().splitlines()
+        yield from path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
 

@@ -25,7 +25,7 @@ class Cgroup:
     def current(cls, root: Path = _ROOT) -> Self | None:
         """Return the cgroup of this process; None where the kernel shows none."""
         try:
-            lines = (root / "proc/self/cgroup").read_text().splitlines()
+            lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         except OSError:
             return None
         for line in sorted(lines, reverse=True):  # v1's numbered hierarchies before v2's 0
@@ -49,13 +49,13 @@ class Cgroup:
     def limit_bytes(self) -> int | None:
         """Return the limit on the charge of all its processes together; None without a limit of its own."""
         path = self.path / ("memory.limit_in_bytes" if self.version == 1 else "memory.max")
-        text = path.read_text().strip() if path.exists() else "max"
+        text = path.read_text(encoding="utf-8").strip() if path.exists() else "max"
         # v1 writes a number near 2^63 for no limit
         return None if text == "max" or int(text) >= 2**60 else int(text)
 
     def file_bytes(self) -> int:
         """Return the page cache of files, without tmpfs."""
-        stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        stat = dict(line.split() for line in (self.path / "memory.stat").read_text(encoding="utf-8").splitlines())
         cache, shmem = ("total_cache", "total_shmem") if self.version == 1 else ("file", "shmem")
         return max(0, int(stat[cache]) - int(stat[shmem]))
 
@@ -63,13 +63,13 @@ class Cgroup:
         """Count the processes that the kernel killed here for memory so far."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         try:
-            counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
+            counts = dict(line.split() for line in (self.path / name).read_text(encoding="utf-8").splitlines())
         except OSError:
             return 0
         return int(counts.get("oom_kill", 0))
 
     def _number(self, name: str) -> int:
-        return int((self.path / name).read_text())
+        return int((self.path / name).read_text(encoding="utf-8"))
 
 
 class CgroupMeter:
@@ -133,7 +133,7 @@ class CgroupMeter:
         self._peak = self._uncertain = None
         self._file_at_entry = self._cgroup.file_bytes()
         if self._cgroup.version == 1:
-            (self._cgroup.path / "memory.max_usage_in_bytes").write_text("0")
+            (self._cgroup.path / "memory.max_usage_in_bytes").write_text("0", encoding="utf-8")
         else:  # v2 resets for one open file alone
             self._peak_file = (self._cgroup.path / "memory.peak").open("r+")
             self._peak_file.write("reset")
@@ -165,13 +165,13 @@ class OwnCgroup:
         self.cgroup = _make(home, f"{PREFIX}{name or os.getpid()}")
 
     def __enter__(self) -> Cgroup:
-        (self.cgroup.path / "cgroup.procs").write_text(str(os.getpid()))
+        (self.cgroup.path / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
         return self.cgroup
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        (self._home.path / "cgroup.procs").write_text(str(os.getpid()))
+        (self._home.path / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
         self.remove()
 
     def remove(self) -> None:
@@ -207,8 +207,8 @@ def _make(home: Cgroup, name: str) -> Cgroup:
     for place in (home.path, home.path.parent):
         try:
             control = place / "cgroup.subtree_control"
-            if "memory" not in control.read_text().split():
-                control.write_text("+memory")
+            if "memory" not in control.read_text(encoding="utf-8").split():
+                control.write_text("+memory", encoding="utf-8")
             (place / name).mkdir(exist_ok=True)
             return Cgroup(place / name, 2)
         except OSError as error:

@@ -59,7 +59,7 @@ class RssMeter:
         self._peak = None
         self._store_bytes_at_entry = self._store_bytes()
         if self.name == "rss":
-            (self._proc / "clear_refs").write_text(_RESET_PEAK)
+            (self._proc / "clear_refs").write_text(_RESET_PEAK, encoding="utf-8")
         else:
             self._sampled = SampledPeak(self.now_bytes)
             self._sampled.start()
@@ -74,14 +74,14 @@ class RssMeter:
         self._sampled = None
 
     def _mark(self) -> int:
-        for line in (self._proc / "status").read_text().splitlines():
+        for line in (self._proc / "status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return self._resident()
 
     def _can_reset(self) -> bool:
         try:
-            (self._proc / "clear_refs").write_text(_RESET_PEAK)
+            (self._proc / "clear_refs").write_text(_RESET_PEAK, encoding="utf-8")
         except OSError:
             return False
         return True

@@ -118,7 +118,9 @@ def write_bounds(eager: EagerWorkload, directory: Path, reasons: dict[str, str])
     for name in (*RoundingWitness, CARRIED):
         if name != center:
             shutil.rmtree(witness_directory(directory, name), ignore_errors=True)
-    (directory / _BOUNDS).write_text(json.dumps({name: [each.admitted, each.center] for name, each in bounds.items()}))
+    (directory / _BOUNDS).write_text(
+        json.dumps({name: [each.admitted, each.center] for name, each in bounds.items()}), encoding="utf-8"
+    )
     return gates.describe_gate(
         float64=bool(center), moved=bool(witnesses), reason=reasons.get(RoundingWitness.FLOAT64, "")
     )
@@ -159,7 +161,7 @@ def _read_bounds(directory: Path) -> dict[str, gates.Bound]:
     path = directory / _BOUNDS
     if not path.exists():
         return {}
-    return {name: gates.Bound(*bound) for name, bound in json.loads(path.read_text()).items()}
+    return {name: gates.Bound(*bound) for name, bound in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def _record_gradient(record: OnGradient, number: int, name: str, gradient: torch.Tensor) -> None:

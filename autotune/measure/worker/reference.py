@@ -50,7 +50,7 @@ class Writer:
     def close(self) -> None:
         """Write the index and close the file."""
         self._file.close()
-        (self._directory / "index.json").write_text(json.dumps(self._entries))
+        (self._directory / "index.json").write_text(json.dumps(self._entries), encoding="utf-8")
 
 
 class Reference:
@@ -58,7 +58,7 @@ class Reference:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "tensors.bin"
-        index = json.loads((directory / "index.json").read_text())
+        index = json.loads((directory / "index.json").read_text(encoding="utf-8"))
         self._entries = {
             name: _Entry(offset, nbytes, tuple(shape), dtype, digest)
             for name, (offset, nbytes, shape, dtype, digest) in index.items()

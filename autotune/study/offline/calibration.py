@@ -89,8 +89,8 @@ def median_trial_seconds(past: Sequence[Sequence[Trial]]) -> float | None:
 
 def _matches(files: RunDir, workload: str, device: Device) -> bool:
     try:
-        recorded = from_json(Device, json.loads(files.device.read_text()), where="")
-        with files.trials.open() as lines:
+        recorded = from_json(Device, json.loads(files.device.read_text(encoding="utf-8")), where="")
+        with files.trials.open(encoding="utf-8") as lines:
             return recorded.key == device.key and json.loads(next(lines))["workload"] == workload
     except (OSError, ValueError, ConfigError, StopIteration, KeyError):
         return False

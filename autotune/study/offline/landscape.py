@@ -225,5 +225,5 @@ def _strip(measurement: Measurement) -> Measurement:
 
 def _capture_error(run_dir: Path) -> float | None:
     path = RunDir(run_dir).study
-    error = json.loads(path.read_text())["capture_error"] if path.exists() else 0.0
+    error = json.loads(path.read_text(encoding="utf-8"))["capture_error"] if path.exists() else 0.0
     return None if error is None else float(error)

@@ -68,7 +68,11 @@ def loaded_library(pid: int, library: str) -> str:
     """Return the file of that library in a process, or "" for glibc's own. SystemExit: it is not loaded."""
     if not library:
         return ""
-    names = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if f"lib{library}" in line}
+    names = {
+        line.split()[-1]
+        for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+        if f"lib{library}" in line
+    }
     if not names:
         raise SystemExit(f"lib{library} was not loaded into the process")
     return Path(min(names)).name
@@ -383,7 +387,7 @@ def main() -> None:
     path = out / "results.json"
     results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "models": {}}
     if path.exists():
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["device"] != results["device"]:
             raise SystemExit(f"{path} is of another machine: choose another --out, or take it away")
         results = stored
@@ -397,9 +401,9 @@ def main() -> None:
         }
         command = shlex.join(["python", "-m", "experiments.benchmarks.allocators", *sys.argv[1:]])
         results["commands"] = list(dict.fromkeys([*results["commands"], command]))
-        path.write_text(json.dumps(results) + "\n")
+        path.write_text(json.dumps(results) + "\n", encoding="utf-8")
     text = summary(results)
-    (out / "summary.md").write_text(text)
+    (out / "summary.md").write_text(text, encoding="utf-8")
     plot(results, out / "allocators.png")
     print(text)
 

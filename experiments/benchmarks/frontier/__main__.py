@@ -70,11 +70,11 @@ class ModelFrontier:
         }
         self.plans: dict[str, Any] = {}
         if self.path.exists():
-            stored = json.loads(self.path.read_text())
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
             for key in ("arguments", "machine"):
                 if stored[key] != self.record[key]:
                     raise SystemExit(f"{self.path} is of another {key}: choose another --out, or take it away")
-            self.record, self.plans = stored, json.loads(self.plans_path.read_text())
+            self.record, self.plans = stored, json.loads(self.plans_path.read_text(encoding="utf-8"))
             drop_results(self.record, options.again)
         self.bench = ModelBench(name, model, arguments, scratch)
 
@@ -189,7 +189,7 @@ class ModelFrontier:
             draft = path.with_suffix(".draft")
             # one line for each part: plans are thousands of numbers
             parts = [f"{json.dumps(key)}: {json.dumps(part)}" for key, part in content.items()]
-            draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+            draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
             draft.replace(path)
 
 

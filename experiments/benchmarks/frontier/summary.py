@@ -188,7 +188,7 @@ def peak_near_eager_time(points: list[VariantPoint]) -> float | None:
 def summarize(out: Path) -> str:
     """Write points.csv, ratios.csv, a plot per model and summary.md from every MODEL.json; return the summary."""
     paths = sorted(path for path in out.glob("*.json") if not path.name.endswith(".plans.json"))
-    records = {path.stem: json.loads(path.read_text()) for path in paths}
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     points_by_model = {model: build_points(model, record) for model, record in records.items()}
     compared = [
         match
@@ -202,7 +202,7 @@ def summarize(out: Path) -> str:
         if any(point.ratio for point in points):
             _plot(out / f"{model}.png", model, points)
     text = markdown(records, points_by_model)
-    (out / "summary.md").write_text(text)
+    (out / "summary.md").write_text(text, encoding="utf-8")
     return text
 
 
@@ -360,7 +360,7 @@ def _error(error: float, equal: bool) -> str:
 
 
 def _csv(path: Path, rows: list[Any]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(asdict(rows[0])) if rows else ["model"])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

@@ -57,8 +57,8 @@ def main() -> None:
         print(row(name, document["models"][name]), flush=True)
     out = HERE / "results" / ("tiny-guards" if options.tiny else "")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    (out / "summary.md").write_text(summary(document))
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / "summary.md").write_text(summary(document), encoding="utf-8")
 
 
 def measure(name: str, arguments: dict[str, Any], pairs: int) -> dict[str, Any]:

@@ -133,9 +133,9 @@ def main() -> None:
         print(row(name, document["models"][name]), flush=True)
     out = HERE / "results" / ("tiny-kernels" if arguments.sizes == "tiny" else arguments.sizes)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    (out / "summary.md").write_text(summary(document))
-    print((out / "summary.md").read_text().splitlines()[-1])
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / "summary.md").write_text(summary(document), encoding="utf-8")
+    print((out / "summary.md").read_text(encoding="utf-8").splitlines()[-1])
 
 
 def block_ratios(seconds_by_side: dict[str, list[float]]) -> list[float]:

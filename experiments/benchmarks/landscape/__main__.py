@@ -180,7 +180,7 @@ class RecordedNoise:
     def from_results(cls, results: Path) -> "RecordedNoise":
         """Read all models with timed plans."""
         paths = [path for path in sorted(results.glob("*/*.json")) if not path.name.endswith(".plans.json")]
-        documents = (json.loads(path.read_text()) for path in paths)
+        documents = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
         plans_by_model = [list(_noise_of_model(document)) for document in documents if document["sessions"]]
         plans = [plan for model in plans_by_model for plan in model]
         return cls(

@@ -180,13 +180,13 @@ def main() -> None:
             print(rows[-1], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(
-        json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8"
     )
-    with (options.out / "results.csv").open("w", newline="") as file:
+    with (options.out / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(LayoutRow)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(asdict, rows))
-    (options.out / "summary.md").write_text(summary(rows, facts))
+    (options.out / "summary.md").write_text(summary(rows, facts), encoding="utf-8")
     print(summary(rows, facts))
 
 

@@ -29,14 +29,15 @@ def main() -> None:
         sys.exit(f"exit {process.returncode}\n{process.stderr[-2000:]}")
     document = json.loads(process.stdout)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "tune.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / "tune.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     eager, best = document["baseline"]["measurement"], document["best"]["measurement"]
     (options.out / "summary.md").write_text(
         f"Limit {options.limit} ({best['limit']}), budget {options.budget}.\n\n"
         f"- plain eager: {eager['outcome']} ({eager['detail'].splitlines()[0] if eager['detail'] else ''})\n"
         f"- best plan: {best['outcome']}, the whole process charged {best['charged_bytes'] / 2**20:.1f} MiB, predicted "
         f"{document['best']['estimate']['peak_bytes'] / 2**20:.1f} MiB above a floor of {best['floor_bytes'] / 2**20:.1f}\n"
-        f"- results: {best['detail'] or 'compared here'}, largest difference {best['max_error']}\n"
+        f"- results: {best['detail'] or 'compared here'}, largest difference {best['max_error']}\n",
+        encoding="utf-8",
     )
 
 

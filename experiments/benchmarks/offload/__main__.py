@@ -291,7 +291,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    results = json.loads(path.read_text()) if path.exists() else {"models": {}, "commands": []}
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"models": {}, "commands": []}
     results["device"] = to_json(this_device("cpu"))
     arguments = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
     command = shlex.join(["python", "-m", "experiments.benchmarks.offload", *arguments])
@@ -299,7 +299,7 @@ def main() -> None:
 
     def save() -> None:
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(results, indent=1) + "\n")
+        draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         draft.replace(path)
 
     for model in options.models:
@@ -317,7 +317,7 @@ def main() -> None:
             save=save,
         )
     save()
-    (options.out / "summary.md").write_text(summary(results))
+    (options.out / "summary.md").write_text(summary(results), encoding="utf-8")
     plot(results, options.out)
     print(summary(results))
 

@@ -248,7 +248,7 @@ def _cell(kind: str, text: str) -> Any:
 def write(path: Path, rows: list[Row]) -> None:
     """Write all rows atomically."""
     draft = path.with_suffix(".draft")
-    with draft.open("w", newline="") as file:
+    with draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
@@ -259,7 +259,7 @@ def _append_run(out: Path) -> None:
     """Append the command and the machine of this run."""
     device = this_device("cpu")
     command = shlex.join(["python", "-m", "experiments.benchmarks.planning", *sys.argv[1:]])
-    with (out / "runs.txt").open("a") as file:
+    with (out / "runs.txt").open("a", encoding="utf-8") as file:
         file.write(
             f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {command}: {device.silicon}, cores: {device.cores},"
             f" Python {sys.version.split()[0]}, torch {device.torch}\n"

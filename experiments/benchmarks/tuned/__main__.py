@@ -44,7 +44,7 @@ def main() -> None:
         extra_options = [argument.format(ssd=options.ssd.resolve()) for argument in extra_options]
         document = tune(model, ["--time", options.time, *extra_options])
         rows = trial_rows(document)
-        with (options.out / f"{name}.csv").open("w", newline="") as file:
+        with (options.out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
@@ -58,8 +58,8 @@ def main() -> None:
             "seconds": round(time.perf_counter() - start),
             "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
         }
-        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    (options.out / "summary.md").write_text(summary(options.out))
+        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (options.out / "summary.md").write_text(summary(options.out), encoding="utf-8")
 
 
 def config_path(model: str) -> Path:
@@ -67,7 +67,11 @@ def config_path(model: str) -> Path:
 
 
 def read_budget(model: str) -> str:
-    return next(line.split()[1] for line in config_path(model).read_text().splitlines() if line.startswith("budget:"))
+    return next(
+        line.split()[1]
+        for line in config_path(model).read_text(encoding="utf-8").splitlines()
+        if line.startswith("budget:")
+    )
 
 
 def tune(model: str, options: list[str]) -> dict[str, Any]:
@@ -140,7 +144,7 @@ def summary(folder: Path) -> str:
         "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|",
     ]
     for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         results = "bit for bit" if record["best_max_error"] == 0 else f"off by {record['best_max_error']:.1e}"
         small = record["smallest"]
         cells = [

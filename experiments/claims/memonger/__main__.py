@@ -336,8 +336,8 @@ def main() -> None:
             write(HERE, [*(claim for claim in claims_of(results) if claim.kind != "measured"), *seconds])
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "summary.md").write_text(summary(results))
+    (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (options.out / "summary.md").write_text(summary(results), encoding="utf-8")
     draw(results, options.out / "shared.png")
     if updates_claims:
         write(HERE, claims_of(results))

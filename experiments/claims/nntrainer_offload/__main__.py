@@ -269,7 +269,7 @@ def measured_before(out: Path) -> dict[str, Any]:
     """Return the results of an earlier run on the same device, or empty results."""
     device = to_json(this_device("cpu"))
     if (path := out / "results.json").exists():
-        stored: dict[str, Any] = json.loads(path.read_text())
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if stored["device"] == device:
             return stored
     return {"device": device, "commands": [], "runs": []}
@@ -301,8 +301,8 @@ def select_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
 def save(results: dict[str, Any], out: Path) -> None:
     """Write every number as JSON and CSV, and the table."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    with (out / "table.csv").open("w", newline="") as file:
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*CASE, "bytes_each_way", "key", "iteration", "seconds"])
         for run in results["runs"]:
@@ -310,7 +310,7 @@ def save(results: dict[str, Any], out: Path) -> None:
                 for number, seconds in enumerate(run["seconds"][key]):
                     facts = [run[name] for name in (*CASE, "bytes_each_way")]
                     writer.writerow([*facts, key, number, f"{seconds:.6f}"])
-    (out / "summary.md").write_text(summary(results))
+    (out / "summary.md").write_text(summary(results), encoding="utf-8")
 
 
 def main() -> None:
