@@ -8,9 +8,10 @@ AutotuneError           1   base class; never raised itself
 ├── InfeasibleError     4   budget that no plan fits
 ├── InconclusiveError   5   nightly run whose measurements allow no verdict
 ├── PlanError           6   plan that breaks a rule, or belongs to another graph
-├── OutOfTimeError      7   nightly run that ended before its last entry
+├── OutOfTimeError      7   nightly run or study whose time ended before its last entry or first plan
 ├── NumericsError       8   plan whose results differ from the reference
 ├── ExperimentError     8   experiment that fails, or whose claim no longer holds
+├── WorkerError         9   process of the baseline or the capture that was killed
 ├── LockedError        75   run directory in use by another process
 └── StudyInterruptedError   study ended by a signal: 128 + the signal's number
 """
@@ -74,7 +75,7 @@ class PlanError(AutotuneError):
 
 
 class OutOfTimeError(AutotuneError):
-    """Raised when a nightly run reaches its time limit before its last entry. It can be resumed. Exit code 7."""
+    """Raised when a time limit ends a night before its last entry, or a study before its first plan. Exit code 7."""
 
     exit_code = 7
 
@@ -89,6 +90,12 @@ class ExperimentError(AutotuneError):
     """Raised when an experiment fails, or a claim that held before no longer holds. Exit code 8."""
 
     exit_code = 8
+
+
+class WorkerError(AutotuneError):
+    """Raised when the process of the baseline or of the capture is killed. Nothing is wrong with the input. Exit code 9."""
+
+    exit_code = 9
 
 
 class LockedError(AutotuneError):

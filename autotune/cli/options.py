@@ -19,7 +19,7 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Upper limit of the charged bytes: a share of eager's peak (65%), or bytes of the process (512MiB, 6GiB, 123456B).",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%, tolerance 0.5 %), or bytes of the process (512MiB, 6GiB, 123456B; no tolerance).",
     ),
 ]
 Arguments = Annotated[
@@ -49,8 +49,7 @@ Time = Annotated[
     typer.Option(
         "--time",
         metavar="TIME",
-        help="Time limit of the search: 90s, 10m, 1h. "
-        "The baseline, two plans and one re-measurement run even if that takes longer.",
+        help="Time limit: 90s, 10m, 1h. No trial begins after it; capture, baseline and the running trial end first.",
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Maximum number of trials.")]

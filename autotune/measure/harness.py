@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
@@ -17,6 +17,10 @@ from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, plan_tolerance
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import Measurement, Outcome, apply_budget
+
+BASELINE_PROCESSES = 2
+"""Number of new processes in which the baseline's charge is measured; their range is the spread to allow for."""
+_KILLED = tuple(f"killed by {name}" for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"))
 
 
 class Harness:
@@ -110,15 +114,32 @@ class Harness:
             if self._disturbance(timing):
                 timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
         except ChildError as error:
+            self._refuse_killed(error, "the baseline")
             return _failed(measurement, error)
+        charges = (timing.step_charged_bytes, *self._repeat_charge())
         return replace(
             measurement,
             charged_bytes=timing.step_charged_bytes + peak.floor_bytes,
+            process_charged_bytes=tuple(charge + peak.floor_bytes for charge in charges),
             step_seconds=timing.step_seconds,
             baseline_seconds=timing.step_seconds,
             load=timing.load,
             disturbed=self._disturbance(timing),
         )
+
+    def _repeat_charge(self) -> list[int]:
+        """Return the charge of an eager step, above the floor, in each further process; empty where one ends."""
+        charges = []
+        for _ in range(1, BASELINE_PROCESSES):
+            self._children.end(ChildRole.EAGER_SECONDS)
+            eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS))
+            try:
+                eager.begin()
+                charged_bytes = eager.run_block().charged_bytes
+                charges.append(charged_bytes - eager.finish().floor_bytes)
+            except ChildError:
+                break
+        return charges
 
     def _prepare(self) -> PreparedWorkload:
         baseline = self.baseline()
@@ -146,6 +167,7 @@ class Harness:
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
                 raise raised from None
+            self._refuse_killed(error, "capture and profile")
             match error.outcome:
                 case Outcome.OUT_OF_MEMORY:
                     limit_bytes = self._spec.limit_bytes
@@ -158,6 +180,13 @@ class Harness:
             raise CaptureError(f"cannot capture and profile {workload}: {error.detail}") from None
         finally:
             self._children.end(ChildRole.SURVEY)
+
+    def _refuse_killed(self, error: ChildError, work: str) -> None:
+        """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
+        if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(_KILLED):
+            raise WorkerError(
+                f"{self._spec.workload}: the process of {work} was {error.detail}; run the command again, the records are kept"
+            ) from None
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:
         expected = self._expected

@@ -14,6 +14,12 @@ from tests.experiments.paths import CLAIMS
 STORED = json.loads((CLAIMS / "memonger/results/results.json").read_text())
 
 
+@pytest.fixture(autouse=True)
+def plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan each sharing once: the repeats are for the seconds, which no test compares."""
+    monkeypatch.setattr(run, "REPEATS", 1)
+
+
 def without_seconds(found: Any) -> Any:
     """Bytes alone: they are the same on every machine."""
     if isinstance(found, dict):

@@ -112,14 +112,15 @@ def test_a_worker_killed_in_a_trial_is_that_trials_outcome_and_the_study_goes_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     planners = {"recompute": ["segments"], "order": ["traced"], "reorder": ["keep"]}
-    config = configured(tmp_path, time="1s", trials=None, budget="95%", samples=2, planners=planners)
+    config = configured(tmp_path, trials=3, budget="95%", samples=2, planners=planners)
     with harness(tmp_path, "wide", {"batch": 1 << 14}) as runner:
         runner.prepare()
         kill_at_its_turn(monkeypatch, runner, ChildRole.PLAN_SECONDS, 2)
         first = tune(config, runner, tmp_path / "run")
     killed = [one for one in first.trials if one.measurement.outcome is Outcome.CRASHED]
     assert [one.measurement.detail.partition(":")[0] for one in killed] == ["killed by SIGKILL"]
-    assert [one.kind for one in first.trials[killed[0].number :]] == ["planner", "confirm"]
+    kinds = [one.kind for one in first.trials[killed[0].number :]]
+    assert (kinds[0], set(kinds[1:])) == ("planner", {"confirm"})
     assert first.best is not None
     assert first.best.plan != killed[0].plan
     assert stored(tmp_path).trials[killed[0].number].constraints["memory"] > 0

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from autotune.study.offline.study_forecast import StudyForecast
 
 
+TOO_NOISY = 1.0
+"""Relative noise of the device's times above which bars around predicted times mean nothing."""
+
+
 def run(config: "Config", *, json: bool) -> None:
     """Print the forecast of a study; then raise InfeasibleError where no plan fits the budget."""
     with answer_stream() as out:
@@ -23,17 +27,26 @@ def run(config: "Config", *, json: bool) -> None:
         if json:
             print_json(_document(forecast), out)
         else:
-            notes = [] if forecast.has_device_profile else [
-                "no device profile: autotune device probe measures the noise that the error bars lack"
-            ]  # fmt: skip
-            lines = [*_table(forecast.points), "", *_summary(config, forecast), *notes]
-            out.write("\n".join(lines) + "\n")
+            is_busy = forecast.noise is not None and forecast.noise > TOO_NOISY
+            table = _table(forecast.points, with_times=not is_busy)
+            out.write("\n".join([*table, "", *_summary(config, forecast), *_note_noise(forecast.noise)]) + "\n")
     if forecast.error is not None:
         raise forecast.error
 
 
-def _table(points: "Sequence[ForecastPoint]") -> list[str]:
-    rows = [("step MiB", "", "step time", "", "vs. traced plan", "")]
+def _note_noise(noise: float | None) -> list[str]:
+    if noise is None:
+        return ["no device profile: autotune device probe measures the noise that the error bars lack"]
+    if noise > TOO_NOISY:
+        return [
+            f"times are not predicted: the machine was too busy when it was profiled, equal work varied by {100 * noise:.0f} %; "
+            "end other work, then: autotune device probe"
+        ]
+    return []
+
+
+def _table(points: "Sequence[ForecastPoint]", *, with_times: bool) -> list[str]:
+    rows: list[tuple[str, ...]] = [("step MiB", "", "step time", "", "vs. traced plan", "")]
     for point in points:
         estimate, (low, high) = point.candidate.estimate, point.nbytes
         rows.append(
@@ -43,7 +56,9 @@ def _table(points: "Sequence[ForecastPoint]") -> list[str]:
                 _percent(point.ratio), f"({_percent(point.ratios[0])} to {_percent(point.ratios[1])})",
             )
         )  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    if not with_times:
+        rows = [row[:2] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

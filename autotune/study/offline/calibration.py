@@ -130,4 +130,4 @@ def _range(errors: Sequence[float], default: Range, *, alone: bool) -> Range:
 
 
 def _widen(interval: Range, noise: float) -> Range:
-    return interval[0] * max(0.0, 1 - noise), interval[1] * (1 + noise)
+    return interval[0] / (1 + noise), interval[1] * (1 + noise)

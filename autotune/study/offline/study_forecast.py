@@ -33,8 +33,8 @@ class StudyForecast:
     points: tuple[ForecastPoint, ...]
     """Pareto front with error bars, the smallest plan first."""
     search: SearchForecast
-    has_device_profile: bool
-    """True if error bars contain the device's noise."""
+    noise: float | None
+    """Relative noise of the device's times, which the error bars contain; None without a device profile."""
     error: AutotuneError | None
     """Reason why no plan fits the budget; None where a plan may fit."""
 
@@ -63,6 +63,6 @@ def forecast_study(config: Config, surveyed: WorkloadSurvey) -> StudyForecast:
         target_bytes=target,
         points=tuple(forecast_point(candidate, traced, past, noise) for candidate in candidates),
         search=forecast_search(config, traced.seconds, past),
-        has_device_profile=profile is not None,
+        noise=None if profile is None else profile.noise,
         error=error,
     )

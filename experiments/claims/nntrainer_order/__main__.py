@@ -4,6 +4,7 @@
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,19 +126,25 @@ def _profile(graph: TrainGraph, order: tuple[int, ...], costs: Costs) -> list[in
     return [m.during_bytes - graph.static_bytes for m in moments if isinstance(m.instruction, Run)]
 
 
-def simulate_training(graph: TrainGraph, costs: Costs) -> dict[str, Estimate]:
-    """Return the estimates of the training step: best order alone, with other planners, and all planners."""
+PLAIN = {"recompute": "keep", "inplace": "never"}
+TRAINING: dict[str, tuple[float, dict[str, str]]] = {
+    "best order": (0.0, {"order": "best", "update": "at_end", **PLAIN}),
+    "and updates early": (0.0, {"order": "best", **PLAIN}),
+    "and in place": (0.0, {"order": "best", "recompute": "keep"}),
+    f"all at {SHARE:.0%}": (SHARE, {}),
+    f"all at {SHARE:.0%}, ordered again": (SHARE, {"order": "best", "reorder": "again"}),
+}
+"""Plans of the training step: budget as a share of the traced peak, and planners by kind."""
+
+
+def simulate_training(graph: TrainGraph, costs: Costs, names: Sequence[str] = tuple(TRAINING)) -> dict[str, Estimate]:
+    """Return the estimates of the traced training step and of the named plans."""
     baseline = simulate_traced(graph, costs)
-    plain = {"recompute": "keep", "inplace": "never"}
-    budget = int(SHARE * baseline.peak_bytes)
-    return {
-        "as traced": baseline,
-        "best order": plan_for_budget(graph, costs, 0, order="best", update="at_end", **plain)[1],
-        "and updates early": plan_for_budget(graph, costs, 0, order="best", **plain)[1],
-        "and in place": plan_for_budget(graph, costs, 0, order="best", recompute="keep")[1],
-        f"all at {SHARE:.0%}": plan_for_budget(graph, costs, budget)[1],
-        f"all at {SHARE:.0%}, ordered again": plan_for_budget(graph, costs, budget, order="best", reorder="again")[1],
-    }
+    estimates = {"as traced": baseline}
+    for name in names:
+        share, planners = TRAINING[name]
+        estimates[name] = plan_for_budget(graph, costs, int(share * baseline.peak_bytes), **planners)[1]
+    return estimates
 
 
 def claims_of_bottleneck() -> list[Claim]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError, PlanError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.child import Child
@@ -121,6 +121,9 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
+    first, second = baseline.process_charged_bytes  # of two processes: the spread that planners allow for
+    assert first == baseline.charged_bytes
+    assert second == pytest.approx(first, rel=0.05)
     assert seen.device is not None
     assert seen.device.environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert seen.device.environment["torch threads"] == "1"
@@ -185,6 +188,17 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
     assert 0.97 * predicted.peak_bytes < seen.step_peak_bytes < predicted.peak_bytes + MIB
     # what they leave must not stay with malloc, nor with the arena what these need again
     assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB
+
+
+@pytest.mark.parametrize("word", ["kill", "raise"])
+def test_a_baseline_killed_from_outside_is_no_error_of_the_input(word: str, tmp_path: Path) -> None:
+    (tmp_path / "switch").write_text(word)
+    expected = WorkerError if word == "kill" else ConfigError
+    said = "the process of the baseline was killed by SIGKILL; run" if word == "kill" else "through the roof"
+    with harness(tmp_path, "switched", {"switch": str(tmp_path / "switch")}) as runner:
+        with pytest.raises(expected, match=said) as caught:
+            runner.prepare()
+        assert not runner.baseline().step_seconds if word == "raise" else caught.value.exit_code == 9
 
 
 def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: tuple[Harness, Path]) -> None:
