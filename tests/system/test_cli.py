@@ -789,7 +789,7 @@ def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
     assert " MiB at " in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("fake_device", "few_planners")
 def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resumed(
     number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
