@@ -102,6 +102,7 @@ class EagerWorkload:
         with torch.no_grad():
             for name, tensor in self._model_tensors():
                 tensor.copy_(self._initial.load(name))
+        self._initial.evict()
         self._seed()
 
     def forget(self) -> None:
@@ -129,7 +130,9 @@ class EagerWorkload:
         with contextlib.closing(Writer(directory)) as writer:
             for name, tensor in self._model_tensors():
                 writer.add(name, tensor)
-        return Reference(directory)
+        initial = Reference(directory)
+        initial.evict()
+        return initial
 
     def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.workload.model.named_parameters():

@@ -1,6 +1,7 @@
 """Tensors on disk with their hashes: results are compared by hash, and by value where hashes differ."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -76,6 +77,16 @@ class Reference:
             return torch.empty(entry.shape, dtype=dtype)
         mapped = np.memmap(self._path, np.uint8, "r+", entry.offset, (entry.nbytes,))
         return torch.from_numpy(mapped).view(dtype).reshape(entry.shape)
+
+    def evict(self) -> None:
+        """Drop the file's page cache; `load` reads it again.
+
+        The kernel may drop cold pages of a file at any time, as proactive reclaim does. A meter cannot tell a drop
+        during a step from memory that the step used. Pages that are still mapped stay.
+        """
+        with self._path.open("rb") as file:
+            os.fdatasync(file.fileno())  # a page that is not on the disk yet cannot be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def comparable(self, name: str, tensor: torch.Tensor) -> bool:
         """Return True if a tensor of this name, shape and dtype was written."""

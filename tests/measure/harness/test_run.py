@@ -176,11 +176,7 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
         planners = {"offload": offload, "update": {"planner": update}, "allocator": {"planner": "arena"}}
         plan = make_plan(graph, planners, 0, prepared.costs)
         predicted = simulate(graph, lower(graph, plan), prepared.costs)
-        # what a step leaves with malloc is there every time; what other work does to the page cache is not
-        for _ in range(3):
-            seen = runner.measure(plan)
-            if not seen.step_charged_bytes or seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB:
-                break
+        seen = runner.measure(plan)
     assert {swap.value for swap in plan.offload} & set(graph.static)
     assert (seen.outcome, seen.max_error) == (Outcome.OK, 0.0)
     assert seen.transfer_bytes == predicted.transfer_bytes
