@@ -157,7 +157,7 @@ def measure_plan(
             raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
         match_plan(path, file, surveyed)
         baseline = runner.baseline()
-        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.budget_bytes), baseline)
+        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
 
 
 @contextlib.contextmanager

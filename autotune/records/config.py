@@ -61,7 +61,8 @@ class Config(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
-    """Upper limit of the charged bytes: a share of eager's peak (`65%`), or bytes of the whole process (`6GiB`)."""
+    """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
+    process (`6GiB`, no tolerance)."""
     objective: Literal["time", "pareto"] = "time"
     """Objective to minimize: step time, or the time-memory Pareto front."""
     time: str = "10m"

@@ -28,13 +28,8 @@ SHORTER = [
     (r"--time \d+m", "--time 5s --trials 2"),
     (r"^( *)time: \d+m$", r"\1time: 5s"),
     (r"^make tune$", "make tune CONFIG=my_model.yaml"),
-    (r"\b(2048|4096)\b", "1024"),
-    (r"\b256\b", "128"),
 ]
-"""Replacements for a run in a test: the same commands, on less time, for a batch and layers of a quarter of the bytes.
-
-`make tune` tunes the page's own model.
-"""
+"""Replacements for a run in a test: the same commands, on less time. `make tune` tunes the page's own model."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Block:
     language: str
     title: str
     text: str
-    """As a test runs it: with shorter times and smaller models."""
+    """As a test runs it: with shorter times."""
 
 
 def blocks(page: Path) -> Iterator[Block]:

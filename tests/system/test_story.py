@@ -20,13 +20,13 @@ MODEL = """
 import torch
 import autotune
 
-def tiny(batch=4096, width=64, depth=12):
+def tiny(batch=16384, width=64, depth=12):
     layers = [part for _ in range(depth) for part in (torch.nn.Linear(width, width), torch.nn.Tanh())]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return autotune.Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(batch, width))
 """
-TUNE = ("tune", "mine.py:tiny", "--budget", "65%", "--trials", "3", "--time", "5s", "--name", "story")
+TUNE = ("tune", "mine.py:tiny", "--budget", "65%", "--trials", "5", "--time", "20s", "--name", "story")
 
 PAGES = {
     "study?study=story": ("Study", ["ended after", "baseline", "BEST"], 1),
