@@ -73,6 +73,13 @@ class EagerPeakRequest(Expects[MemoryPeak]):
 
 
 @dataclass(frozen=True, slots=True)
+class EagerResultsRequest(Expects[Done]):
+    """Run plain eager steps and write their results to a directory, without a measurement."""
+
+    results: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Largest error of a step's results against a reference."""
 
@@ -239,6 +246,7 @@ class Failure:
 Request = (
     SurveyRequest
     | EagerPeakRequest
+    | EagerResultsRequest
     | PlanCheckRequest
     | TracedResultsRequest
     | WitnessRequest

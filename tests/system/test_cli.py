@@ -99,6 +99,9 @@ class FakeHarness:
 
     survey = prepare
 
+    def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
+        pass
+
     def baseline(self) -> Measurement:
         return replace(self.measure(Plan.traced(GRAPH)), max_error=None)
 

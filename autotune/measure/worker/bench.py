@@ -97,10 +97,15 @@ class Bench:
         device = replace(this_device(self._spec.device_kind), environment=environment)
         return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes())
 
-    def measure_eager_peak(self, results: Path) -> MemoryPeak:
-        """Run plain eager steps, write their results to a directory, and measure peak and floor."""
+    def write_eager_results(self, results: Path) -> Done:
+        """Run plain eager steps and write their results to a directory."""
         with contextlib.closing(Writer(results)) as writer:
             record_results(self._eager, self._eager.step, writer.add)
+        return Done()
+
+    def measure_eager_peak(self, results: Path) -> MemoryPeak:
+        """Run plain eager steps, write their results to a directory, and measure peak and floor."""
+        self.write_eager_results(results)
         with self._eager.factory_format():
             peak_bytes, meter = self._peak(lambda: _drop(self._eager.step()))
             return MemoryPeak(peak_bytes, self._floor_bytes(), meter)

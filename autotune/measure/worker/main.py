@@ -18,6 +18,7 @@ from autotune.measure.messages import (
     BoundsRequest,
     DigestsRequest,
     EagerPeakRequest,
+    EagerResultsRequest,
     Failure,
     FinishTiming,
     PlanCheckRequest,
@@ -67,6 +68,8 @@ def answer(bench: "Bench", request: Request) -> Reply:
             return bench.survey()
         case EagerPeakRequest(results):
             return bench.measure_eager_peak(results)
+        case EagerResultsRequest(results):
+            return bench.write_eager_results(results)
         case PlanCheckRequest(plan, reference, tolerance):
             return bench.check_plan(plan, reference, tolerance)
         case TracedResultsRequest(results):

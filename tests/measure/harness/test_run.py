@@ -187,6 +187,28 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
     assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB
 
 
+@pytest.mark.usefixtures("children_in_process")
+def test_a_recorded_baseline_is_not_timed_again_on_the_same_device_and_plans_are_compared_all_the_same(
+    tmp_path: Path,
+) -> None:
+    with harness(tmp_path, "convolutions") as first:
+        device, recorded = first.prepare().device, replace(first.baseline(), disturbed="")
+    with harness(tmp_path, "convolutions") as second:
+        second.reuse_baseline(recorded, device)
+        prepared = second.prepare()
+        assert second.baseline() is recorded
+        seen = second.measure(Plan.traced(prepared.graph))
+        assert (seen.outcome, seen.max_error, prepared.capture_error) == (Outcome.OK, 0.0, 0.0)
+    others = [
+        (recorded, replace(device, environment={"torch threads": "64"})),
+        (replace(recorded, disturbed="busy"), device),
+    ]
+    for measurement, elsewhere in others:
+        with harness(tmp_path, "convolutions") as third:
+            third.reuse_baseline(measurement, elsewhere)
+            assert third.baseline().step_seconds != recorded.step_seconds
+
+
 @pytest.mark.parametrize("word", ["kill", "raise"])
 def test_a_baseline_killed_from_outside_is_no_error_of_the_input(word: str, tmp_path: Path) -> None:
     (tmp_path / "switch").write_text(word)
