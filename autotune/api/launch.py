@@ -20,7 +20,7 @@ from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir, RunsDir, find_runs_dir, remove_empty_run
 from autotune.records.trial import load_trials
-from autotune.study.events import Event, Logged, Progress
+from autotune.study.events import Event, Logged, Preparing, Progress
 
 if TYPE_CHECKING:
     from autotune.measure.harness import Harness
@@ -74,6 +74,7 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
         with open_harness(config, RunDir(run_dir).logs) as runner:
             if (recorded := read_baseline(run_dir)) is not None:
                 runner.reuse_baseline(*recorded)
+            runner.listen(lambda work: progress(Preparing(str(work))))
             return run_tracked(config, runner, run_dir, progress)
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128

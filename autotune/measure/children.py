@@ -4,7 +4,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,8 @@ from autotune.measure.messages import (
     PlanCheckRequest,
     ReplyT,
     TimeBlock,
+    WorkProgress,
+    ignore_progress,
 )
 from autotune.measure.spec import Spec
 
@@ -56,6 +58,8 @@ class Children:
         self.limit = ""
         """Mechanism that enforces the memory limit; empty without a limit, and until the first child has started."""
         self.living: dict[ChildRole, Child] = {}
+        self.report: Callable[[WorkProgress], None] = ignore_progress
+        """Receives the progress of requests."""
         self._spec = spec
         self._numbers = itertools.count(1)
 
@@ -125,5 +129,5 @@ class Children:
         if arguments is not None:
             spec = replace(spec, workload=replace(spec.workload, arguments=dict(arguments)))
         child = Child.start(spec, spec.log_dir / f"{role}-{next(self._numbers)}.log", environment)
-        self.limit = child.limit
+        self.limit, child.report = child.limit, self.report
         return child

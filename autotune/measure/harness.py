@@ -1,5 +1,6 @@
 """The harness: prepare a workload, then measure its baseline and its plans in child processes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,14 @@ from autotune.errors import CaptureError, ConfigError, InfeasibleError, WorkerEr
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
-from autotune.measure.messages import ChildError, EagerPeakRequest, EagerResultsRequest, PlanCheckRequest, SurveyRequest
+from autotune.measure.messages import (
+    ChildError,
+    EagerPeakRequest,
+    EagerResultsRequest,
+    PlanCheckRequest,
+    SurveyRequest,
+    WorkProgress,
+)
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import ExpectedResults, find_expected_results
 from autotune.measure.spec import Spec
@@ -59,6 +67,10 @@ class Harness:
     def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
         """Use a recorded baseline if this is the same device with the same threads, and it was not disturbed."""
         self._recorded = (measurement, device)
+
+    def listen(self, report: Callable[[WorkProgress], None]) -> None:
+        """Report the progress of capture, profile and baseline to a function."""
+        self._children.report = report
 
     def baseline(self) -> Measurement:
         """Measure plain eager steps once, in processes of their own; a step that does not fit is an Outcome."""
@@ -118,6 +130,7 @@ class Harness:
         measurement = Measurement(Outcome.OK)
         results = self._children.scratch / "eager"
         try:
+            self._children.report(WorkProgress("measuring the baseline's bytes"))
             peak = self._children.ask(ChildRole.EAGER, EagerPeakRequest(results))
             measurement = replace(
                 measurement,
@@ -128,6 +141,7 @@ class Harness:
             )
             self._children.end(ChildRole.EAGER)
             self._eager_results = results
+            self._children.report(WorkProgress("timing the baseline"))
             timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
             if self._disturbance(timing):
                 timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
@@ -151,6 +165,7 @@ class Harness:
             )
         surveyed = self.survey()
         traced = Plan.traced(surveyed.graph)
+        self._children.report(WorkProgress("comparing the captured step with eager"))
         self._expected, floor = find_expected_results(self._children, self._spec, traced, self._eager_results)
         return PreparedWorkload(
             graph=surveyed.graph,

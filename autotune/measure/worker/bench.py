@@ -30,6 +30,8 @@ from autotune.measure.messages import (
     TimedBlock,
     TimingEnd,
     Wiring,
+    WorkProgress,
+    ignore_progress,
 )
 from autotune.measure.meters import Meter, Repeated, best_meter
 from autotune.measure.meters.cuda import CudaMeter
@@ -81,6 +83,7 @@ class Bench:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
+        self.report: Callable[[WorkProgress], None] = ignore_progress
         self._store_bytes = _no_bytes
         self._timing: _Timing | None = None
         self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
@@ -91,7 +94,9 @@ class Bench:
         """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
         from autotune.measure.device.this_device import this_device
 
-        op_costs = profile(self._program, cache=self._spec.profile_cache)
+        self.report(WorkProgress("capturing the step"))
+        program, listen = self._program, lambda done, total: self.report(WorkProgress("profiling ops", done, total))
+        op_costs = profile(program, cache=self._spec.profile_cache, listen=listen)
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
         environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
         device = replace(this_device(self._spec.device_kind), environment=environment)

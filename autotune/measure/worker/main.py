@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from typing import IO, TYPE_CHECKING, assert_never
 
 from autotune.measure.limits import classify_error
@@ -54,6 +55,7 @@ def main() -> None:
             try:
                 if bench is None:
                     bench = _open_bench(spec)
+                    bench.report = partial(_send, replies)
                 reply = answer(bench, decode(line))
             except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
                 traceback.print_exc()

@@ -110,7 +110,9 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # what the doctor advises on a busy machine
+    reports: list[str] = []
     with harness(tmp_path, "wide") as runner:
+        runner.listen(lambda work: reports.append(str(work)))
         prepared, baseline = runner.prepare(), runner.baseline()
         plan = Plan.traced(prepared.graph)
         seen = runner.measure(plan)
@@ -121,6 +123,10 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
+    first = ["measuring the baseline's bytes", "timing the baseline", "capturing the step"]
+    assert reports[:3] == first
+    assert any(re.fullmatch(r"profiling ops: \d+ of \d+", report) for report in reports)
+    assert seen.load is not None, "Linux reports the load"
     assert seen.device is not None
     assert seen.device.environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert seen.device.environment["torch threads"] == "1"
