@@ -14,6 +14,7 @@ from autotune.errors import (
 )
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.study.offline.memory_estimate import MemoryEstimate
 from autotune.study.outcome import StudyResult
@@ -33,6 +34,7 @@ __all__ = [
     "NumericsError",
     "PlanError",
     "PlanFile",
+    "PlannedLoss",
     "RecordedRun",
     "StoreError",
     "StudyInterruptedError",

@@ -9,7 +9,6 @@ import pandas as pd
 
 from autotune.nightly.history import NightVerdict
 from autotune.report.charts import (
-    BLACK,
     BLUE,
     GREEN,
     GREY,
@@ -27,8 +26,12 @@ from autotune.report.claims import ClaimVerdict
 from dashboards.nightly_history import NightPoint
 from dashboards.published_claims import ClaimRatio
 
+EAGER = PURPLE
+"""Colour of plain eager, which both of Streamlit's colour schemes show; black is lost on the dark one."""
+LABELS = "#808892"
+"""Colour of words in a chart, legible on both of Streamlit's backgrounds."""
 POINT_STYLES = {
-    PointKind.BASELINE: (BLACK, "diamond"),
+    PointKind.BASELINE: (EAGER, "diamond"),
     PointKind.BEST: (ORANGE, "triangle-up"),
     PointKind.WITHIN_BUDGET: (BLUE, "circle"),
     PointKind.OVER_BUDGET: (VERMILION, "triangle-down"),
@@ -38,7 +41,7 @@ POINT_STYLES = {
 """Colour and shape of each kind of point."""
 NIGHT_COLOURS = {
     NightVerdict.SAME: BLUE, NightVerdict.NEW: SKY, NightVerdict.PROMOTED: GREEN, NightVerdict.REGRESSION: VERMILION,
-    NightVerdict.INCONCLUSIVE: GREY, NightVerdict.FAILED: BLACK,
+    NightVerdict.INCONCLUSIVE: GREY, NightVerdict.FAILED: ORANGE,
 }  # fmt: skip
 CLAIM_COLOURS = {
     ClaimVerdict.REPRODUCED: GREEN, ClaimVerdict.RATIOS: BLUE, ClaimVerdict.NOT_REPRODUCED: VERMILION,
@@ -55,6 +58,8 @@ def frontier_chart(points: Sequence[TrialPoint], budget_bytes: float | None, cos
     x = alt.X("MiB:Q", title="step memory, MiB", scale=alt.Scale(zero=False, padding=50))
     y = alt.Y("cost:Q", title=cost_label, scale=alt.Scale(zero=False, padding=20))
     layers: list[Any] = [layer.encode(x=x, y=y) for layer in (_front(points), _marks(points), _labels(points))]
+    if any(point.interval for point in points):
+        layers.insert(0, _error_bars(points, x, cost_label))
     if budget_bytes is not None:
         layers.insert(0, _budget_line("x", budget_bytes / MIB, f"budget {budget_bytes / MIB:.1f} MiB"))
     return alt.layer(*layers).properties(height=380)
@@ -68,7 +73,7 @@ def memory_chart(rows: Sequence[tuple[str, float, float]], budgets: Sequence[tup
     data = pd.DataFrame(rows, columns=["plan", "ms", "MiB"])
     names = list(dict.fromkeys(data["plan"]))
     legend = alt.Legend(title=None, orient="top", columns=1, labelLimit=700, symbolOpacity=1)
-    colour = alt.Color("plan:N", scale=alt.Scale(domain=names, range=[BLACK, ORANGE][: len(names)]), legend=legend)
+    colour = alt.Color("plan:N", scale=alt.Scale(domain=names, range=[EAGER, ORANGE][: len(names)]), legend=legend)
     base = alt.Chart(data).encode(
         x=alt.X("ms:Q", title="time of one step, simulated, ms", scale=alt.Scale(nice=False)),
         y=alt.Y("MiB:Q", title="step memory, MiB", stack=None),
@@ -158,12 +163,21 @@ def _marks(points: Sequence[TrialPoint]) -> alt.Chart:
     )
 
 
+def _error_bars(points: Sequence[TrialPoint], x: alt.X, cost_label: str) -> alt.Chart:
+    """Return the confidence intervals of the re-measured plans."""
+    rows = [(point.nbytes / MIB, *point.interval) for point in points if point.interval is not None]
+    bars: alt.Chart = alt.Chart(pd.DataFrame(rows, columns=["MiB", "low", "high"])).mark_rule(
+        color=LABELS, strokeWidth=1.5
+    )
+    return bars.encode(x=x, y=alt.Y("low:Q", title=cost_label), y2="high:Q")
+
+
 def _labels(points: Sequence[TrialPoint]) -> alt.Chart:
     """Return text labels of the best trial and of eager."""
     labels = {PointKind.BEST: "plan {}", PointKind.BASELINE: "eager"}
     rows = [(p.nbytes / MIB, p.cost, labels[p.kind].format(p.number)) for p in points if p.kind in labels]
     data = pd.DataFrame(rows, columns=["MiB", "cost", "name"])
-    text: alt.Chart = alt.Chart(data).mark_text(align="left", dx=9, dy=-9, fontSize=12)
+    text: alt.Chart = alt.Chart(data).mark_text(align="left", dx=9, dy=-9, fontSize=12, color=LABELS)
     return text.encode(text="name:N")
 
 

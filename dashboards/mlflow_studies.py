@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
+from autotune.records.tracking_address import mask_secrets
 from autotune.report.mlflow_store import MLFLOW_VIEW, connect, store_errors, tracking_uri
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def load_studies(runs: Path) -> list[LoggedStudy]:
         return [_from_run(run) for run in _parent_runs(connect(uri, runs))]
     except store_errors() as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"MLflow does not answer: {first_line[:200]}") from None
+        raise ConfigError(f"MLflow does not answer: {mask_secrets(first_line[:200])}") from None
 
 
 def _parent_runs(client: "MlflowClient") -> list["Run"]:

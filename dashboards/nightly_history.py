@@ -9,6 +9,8 @@ from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
 from autotune.nightly.result_files import COLUMNS, build_row
 
 HEAD = ("night", *COLUMNS)
+MAX_NIGHTS = 14
+"""Maximum number of nights in the overview."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,29 @@ def load_history(directory: Path) -> list[NightRecord]:
 def latest_nights(histories: Mapping[str, Sequence[NightRecord]]) -> list[NightRecord]:
     """Return every entry's latest night."""
     return [nights[-1] for nights in histories.values() if nights]
+
+
+def build_overview(histories: Mapping[str, Sequence[NightRecord]]) -> tuple[list[str], list[list[str]]]:
+    """Return (header, rows) with a row for each entry and a column for each of the latest nights, the last one first.
+
+    A cell is the verdict, with the champion's time over eager's where it ran; empty where the entry had no turn.
+    """
+    started: dict[str, float] = {}
+    for nights in histories.values():
+        for night in nights:
+            started[night.night] = max(night.started, started.get(night.night, 0.0))
+    shown = sorted(started, key=lambda name: started[name], reverse=True)[:MAX_NIGHTS]
+    rows = []
+    for entry, nights in histories.items():
+        by_night = {night.night: night for night in nights}
+        rows.append([entry, *(_summarize(by_night.get(name)) for name in shown)])
+    return ["entry", *shown], rows
+
+
+def _summarize(night: NightRecord | None) -> str:
+    if night is None:
+        return ""
+    return night.verdict.value if night.ratio is None else f"{night.verdict.value} {night.ratio:.2f}x"
 
 
 def list_regressions(histories: Mapping[str, Sequence[NightRecord]]) -> list[NightRecord]:

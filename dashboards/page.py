@@ -26,6 +26,8 @@ from dashboards.studies import Study, read_study
 
 TUNE = "autotune tune resnet18 --budget 65%"
 NIGHTLY = "autotune nightly configs/nightly.yaml"
+MAX_ROWS = 20
+"""Maximum rows of a table on the screen; a longer table scrolls."""
 REPRODUCE = "autotune reproduce --all"
 
 
@@ -58,7 +60,9 @@ def escape_markdown(text: str) -> str:
 def show_table(head: Sequence[str], rows: Sequence[Sequence[object]], columns: Mapping[str, Any] | None = None) -> None:
     """Show rows in a table as wide as the page; `columns` are Streamlit's settings for some of the columns."""
     data = pd.DataFrame(list(rows), columns=list(head))
-    st.dataframe(data, hide_index=True, width="stretch", placeholder="-", column_config=columns)
+    # whole rows: by default ten and a half are shown
+    height = 37 + 35 * min(len(data), MAX_ROWS)
+    st.dataframe(data, hide_index=True, width="stretch", height=height, placeholder="-", column_config=columns)
 
 
 def select_name(label: str, names: Sequence[str], is_preferred: Callable[[str], bool] = bool) -> str:

@@ -39,6 +39,8 @@ class Study:
     """Axis label of the points' costs."""
     rows: tuple[tuple[Cell, ...], ...]
     """Rows under `COLUMNS`, the last trial first."""
+    confirmed: tuple[tuple[str, ...], ...]
+    """Rows under `tables.CONFIRMED_COLUMNS`: eager, then the re-measured plans; empty before the confirmation."""
     failures: tuple[tuple[int, str, str], ...]
     """(trial, outcome, error message of the worker)."""
 
@@ -65,6 +67,9 @@ def read_study(run_dir: Path) -> Study:
         tuple(trial_points(records)),
         cost_label(records),
         tuple(map(_cells, reversed(tables.trial_rows(records.trials, records.best)))),
+        tuple(row.cells for row in tables.confirmed_rows(records.confirmed, records.baseline))
+        if records.baseline is not None
+        else (),
         tuple(
             (trial.number, tables.trial_verdict(trial), trial.measurement.detail)
             for trial in failures

@@ -166,13 +166,14 @@ def measure_plan(
             raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
         match_plan(path, file, surveyed)
         baseline = runner.baseline()
-        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.budget_bytes), baseline)
+        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
 
 
 @contextlib.contextmanager
 def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harness"]:
     """Open the harness of a config for the time of a `with` block; without `log_dir` its logs are temporary."""
     from autotune.measure.harness import Harness
+    from autotune.measure.scratch import Scratch
     from autotune.measure.spec import Spec
 
     stores = {str(name): Path(directory) for name, directory in config.stores.items()}
@@ -180,7 +181,7 @@ def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harne
     with contextlib.ExitStack() as stack:
         spec = Spec(
             workload=config.ref,
-            log_dir=log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-"))),
+            log_dir=log_dir or stack.enter_context(Scratch(Path(tempfile.gettempdir()), "autotune-session-")).path,
             stores=stores,
             device_kind=config.device,
             memory_format=config.memory_format,

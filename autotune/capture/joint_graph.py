@@ -49,7 +49,14 @@ class JointTrace:
     """Reader of a joint trace: call `read`, then `program`."""
 
     def __init__(
-        self, trace: fx.Graph, owner: fx.GraphModule, workload: Workload, batch_size: int, free: tuple[FreeInput, ...]
+        self,
+        trace: fx.Graph,
+        owner: fx.GraphModule,
+        workload: Workload,
+        batch_size: int,
+        free: tuple[FreeInput, ...],
+        *,
+        returns_gradients: bool,
     ) -> None:
         """`batch_size` is the number of the batch's tensors; the inputs behind them are the free ones."""
         self._trace = trace
@@ -58,6 +65,8 @@ class JointTrace:
         self._updates = (
             make_updates(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
         )
+        self._returns_gradients = returns_gradients
+        self._gradients: list[int] = []  # parameters of the last results
         self._builder = GraphBuilder()
         self._arguments: dict[fx.Node, Any] = {}  # the argument that stands for each node in calls
         self._tensors: dict[int, torch.Tensor] = {}
@@ -94,6 +103,7 @@ class JointTrace:
             None if self._tangent is None else ids[self._tangent],
             results,
             spec,
+            tuple(ids[value] for value in self._gradients),
             self._updates,
             device,
             guards,
@@ -118,19 +128,21 @@ class JointTrace:
         self._read_outputs(outputs)
 
     def _drop_unused_gradients(self, output: fx.Node, outputs: list[tuple[Any, Any]]) -> None:
-        """Remove gradients that no update reads, and the ops that only they need."""
+        """Remove gradients that neither an update nor the loop reads, and the ops that only they need."""
         used = []
         for node, desc in outputs:
-            unused = type(desc).__name__ == "GradAOTOutput" and not self._has_update(desc.grad_of)
+            unused = type(desc).__name__ == "GradAOTOutput" and not self._is_trained(desc.grad_of)
             used.append(None if unused else node)
         outputs[:] = [(node, desc) for node, (_, desc) in zip(used, outputs, strict=True)]
         output.args = (used,)
         # a draw whose result nobody reads still moves the generator
         self._trace.eliminate_dead_code(lambda node: node.is_impure() or _draws(node.target, node.args, node.kwargs))
 
-    def _has_update(self, desc: Any) -> bool:
-        if type(desc).__name__ != "ParamAOTInput" or self._updates is None:
+    def _is_trained(self, desc: Any) -> bool:
+        if type(desc).__name__ != "ParamAOTInput":
             return False
+        if self._updates is None:
+            return self._returns_gradients  # a frozen parameter has no gradient in the trace
         return self._updates.owns(get_attribute(self._owner, desc.target))
 
     def _read_outputs(self, outputs: list[tuple[Any, Any]]) -> None:
@@ -143,6 +155,9 @@ class JointTrace:
                     self._commit(self._mutated_buffer(desc.mutated_input), node)
                 case "GradAOTOutput" if node is not None:
                     gradients.append((node, self._parameter_name(desc.grad_of.target)))
+        if self._returns_gradients:
+            self._return_gradients(gradients)
+            return
         position = {node: index for index, node in enumerate(self._trace.nodes)}
         readers = Counter(value for op in self._builder.ops for value in op.inputs)
         readers.update(value for node, _ in gradients for value in reads(self._argument(node)))
@@ -157,6 +172,16 @@ class JointTrace:
                 self._builder.mark_gradient(value, name)
             updates.add(name, self._inputs[name], gradient, any(readers[value] > 1 for value in values))
         updates.finish()
+
+    def _return_gradients(self, gradients: list[tuple[fx.Node, str]]) -> None:
+        """Add the gradients to the results, in the order of the model's parameters."""
+        order = {name: position for position, name in enumerate(self._name_of.values())}
+        for node, name in sorted(gradients, key=lambda pair: order.get(pair[1], len(order))):
+            gradient = self._argument(node)
+            for value in reads(gradient):
+                self._builder.mark_gradient(value, name)
+            self._results.append(gradient)
+            self._gradients.append(self._inputs[name])
 
     def _parameter_name(self, target: str) -> str:
         """Return the model's first name for a parameter; the tracer may use another one for a tied parameter."""

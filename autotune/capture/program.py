@@ -67,8 +67,11 @@ class Program:
     tangent: int | None
     """Value of the loss's gradient: one, or a scaler's factor. None for inference."""
     results: tuple[Any, ...]
-    """`Read`, `View` or a constant for each leaf of the step's result."""
+    """`Read`, `View` or a constant for each leaf of the step's result, and for each of `gradients`."""
     result_spec: pytree.TreeSpec
+    """Structure of the step's result, without the gradients."""
+    gradients: tuple[int, ...]
+    """Parameters, by value, whose gradients are the last of `results`: for a step of gradients alone, else empty."""
     updates: Updates | None
     device: torch.device
     guards: Guards

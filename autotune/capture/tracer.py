@@ -32,11 +32,14 @@ from autotune.errors import AutotuneError, CaptureError
 from autotune.workloads.workload import Workload, infer
 
 
-def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = frozenset()) -> Program:
+def capture(
+    workload: Workload, name: str = "", *, dynamic: frozenset[str] = frozenset(), gradients: bool | None = None
+) -> Program:
     """Capture the workload's step; model, optimizer, batch and generators stay unchanged.
 
     `name` is the graph's name, by default that of the model's class. `dynamic` names floats (`GuardFailure.source`) that
-    become inputs of the step instead of constants.
+    become inputs of the step instead of constants. `gradients` makes the gradients results of the step; by default they
+    are where the workload has a loss and no optimizer.
 
     >>> import torch
     >>> from autotune.workloads.workload import Workload
@@ -54,8 +57,11 @@ def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = fro
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise CaptureError(f"the batch of {name} contains no tensor; pass a tensor, or a tuple of tensors")
-    if workload.loss_fn is not None:
+    if gradients is None:
+        gradients = workload.loss_fn is not None and workload.optimizer is None
+    if workload.loss_fn is not None and not gradients:  # autograd calls the hooks of gradients that are handed to it
         refuse_parameter_hooks(workload.model)
+    if workload.loss_fn is not None:
         refuse_gradients_of_the_batch(tensors)
     step = _Step(workload, leaves, spec)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
@@ -67,7 +73,9 @@ def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = fro
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
                 rewrite(graph)
-        trace = JointTrace(graph, python_trace.forward, workload, len(tensors), python_trace.free)
+        trace = JointTrace(
+            graph, python_trace.forward, workload, len(tensors), python_trace.free, returns_gradients=gradients
+        )
         with _name_errors(name, "the trace", trace):
             trace.read()
         # a batch may have lengths and the like on the CPU while the model is elsewhere
@@ -75,7 +83,7 @@ def capture(workload: Workload, name: str = "", *, dynamic: frozenset[str] = fro
         with _name_errors(name, "the graph", trace):
             guards = python_trace.guards_without(frozenset(effect.source for effect in unrepeated))
             program = trace.program(name, joint.out_spec, device, guards)
-    if workload.loss_fn is not None and workload.optimizer is not None:
+    if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for effect in unrepeated:
         if effect.line:  # libraries keep caches and the like

@@ -19,7 +19,7 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Upper limit of the charged bytes: a share of eager's peak (65%), or bytes of the process (512MiB, 6GiB, 123456B).",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%, tolerance 0.5 %), or bytes of the process (512MiB, 6GiB, 123456B; no tolerance).",
     ),
 ]
 Arguments = Annotated[

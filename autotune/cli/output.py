@@ -116,4 +116,5 @@ def print_error(document: ErrorDocument) -> None:
 
 def print_note(text: str) -> None:
     """Print one line for people on standard error."""
-    print(escape_controls(text), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # after a lost connection there is no terminal, and the records matter more
+        print(escape_controls(text), file=sys.stderr, flush=True)

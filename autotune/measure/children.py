@@ -3,11 +3,9 @@
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from autotune.measure.allocator_env import allocator_environment
@@ -25,6 +23,7 @@ from autotune.measure.messages import (
     WorkProgress,
     ignore_progress,
 )
+from autotune.measure.scratch import Scratch
 from autotune.measure.spec import Spec
 
 
@@ -53,7 +52,8 @@ class Children:
 
     def __init__(self, spec: Spec) -> None:
         spec.log_dir.mkdir(parents=True, exist_ok=True)
-        self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=spec.log_dir))
+        self._directory = Scratch(spec.log_dir, "scratch-")
+        self.scratch = self._directory.path
         self.time_limit_seconds = spec.time_limit_seconds
         self.limit = ""
         """Mechanism that enforces the memory limit; empty without a limit, and until the first child has started."""
@@ -115,7 +115,7 @@ class Children:
     def close(self) -> None:
         """End every child and remove the temporary files; the logs stay."""
         self.end_all()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._directory.remove()
 
     def _environment(self, request: Expects[Any]) -> dict[str, str] | None:
         """Return the variables that a request needs; None where any environment will do or no plan is involved."""

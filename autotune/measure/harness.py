@@ -27,6 +27,8 @@ from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 
+BASELINE_PROCESSES = 2
+"""Number of new processes in which the baseline's charge is measured; their range is the spread to allow for."""
 _KILLED = tuple(f"killed by {name}" for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"))
 
 
@@ -148,14 +150,30 @@ class Harness:
         except ChildError as error:
             self._refuse_killed(error, "the baseline")
             return _failed(measurement, error)
+        charges = (timing.step_charged_bytes, *self._repeat_charge())
         return replace(
             measurement,
             charged_bytes=timing.step_charged_bytes + peak.floor_bytes,
+            process_charged_bytes=tuple(charge + peak.floor_bytes for charge in charges),
             step_seconds=timing.step_seconds,
             baseline_seconds=timing.step_seconds,
             load=timing.load,
             disturbed=self._disturbance(timing),
         )
+
+    def _repeat_charge(self) -> list[int]:
+        """Return the charge of an eager step, above the floor, in each further process; empty where one ends."""
+        charges = []
+        for _ in range(1, BASELINE_PROCESSES):
+            self._children.end(ChildRole.EAGER_SECONDS)
+            eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS))
+            try:
+                eager.begin()
+                charged_bytes = eager.run_block().charged_bytes
+                charges.append(charged_bytes - eager.finish().floor_bytes)
+            except ChildError:
+                break
+        return charges
 
     def _prepare(self) -> PreparedWorkload:
         baseline = self.baseline()

@@ -27,6 +27,7 @@ from autotune.nightly.history import (
 )
 from autotune.nightly.rounds import PlanRounds, RoundRunner
 from autotune.records import plan_file as planfile
+from autotune.records.budget import Budget
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import Interrupts, Stopped
@@ -152,7 +153,8 @@ class EntrySession:
 
     def rules_of(self, file: PlanFile) -> Rules:
         """Return the rules that a study applied to a plan, on this machine."""
-        return Rules(file.budget_bytes, self.prepared.floor_bytes, self.prepared.tolerance, 0.0)
+        tolerance = Budget.parse(file.budget).tolerance
+        return Rules(file.budget_bytes, self.prepared.floor_bytes, self.prepared.tolerance, 0.0, tolerance)
 
     def compare(self, rounds: PlanRounds) -> HistoryComparison:
         """Compare the champion's rounds with its history."""

@@ -89,7 +89,7 @@ class RoundRunner:
         self.interrupts.check()
         self.runner.renew()
         with self.interrupts.breakable():
-            measurement = self.runner.measure(file.plan, budget_bytes=file.budget_bytes)
+            measurement = self.runner.measure(file.plan, budget_bytes=file.accepted_bytes)
         measurement = apply_rules(measurement, rules)
         if measurement.outcome is not Outcome.OK:
             rounds.failed = measurement

@@ -122,6 +122,22 @@ class StepTimeline:
                 moving.discard(instruction.value)
         return series
 
+    @property
+    def phase_starts(self) -> tuple[tuple[float, str], ...]:
+        """Start in seconds and name of each phase, in the order of their first ops.
+
+        Updates beside their gradients are part of backward: a plan's update phase begins after its last other op.
+        """
+        begins: dict[Phase, float] = {}
+        for span in self.spans:
+            match span.moment.instruction:
+                case Run(op):
+                    phase = self.graph.ops[op].phase
+                    if phase is not Phase.UPDATE:
+                        begins.pop(Phase.UPDATE, None)
+                    begins.setdefault(phase, span.start_seconds)
+        return tuple((start, str(phase)) for phase, start in begins.items())
+
     def bytes_at_peak(self) -> Counter[str]:
         """Return the live bytes at the peak, by the layer that created them; graph inputs by their use."""
         graph = self.graph

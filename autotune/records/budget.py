@@ -6,6 +6,18 @@ from dataclasses import dataclass
 from autotune.errors import ConfigError
 from autotune.units import parse_bytes
 
+PERCENT_TOLERANCE = 0.005
+"""Share by which the charge may exceed a budget in percent; an absolute budget has no tolerance."""
+
+
+def tolerated_bytes(budget_bytes: int, tolerance: float) -> int:
+    """Return the highest charge that a budget with this tolerance accepts.
+
+    >>> tolerated_bytes(1000, 0.005)
+    1005
+    """
+    return budget_bytes + int(max(budget_bytes, 0) * tolerance)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -40,6 +52,15 @@ class Budget:
         if not 0 < share <= 10:
             raise ConfigError(f"budget {text!r} must lie above 0% and at most 1000% of the baseline's step bytes")
         return cls(text.strip(), share=share)
+
+    @property
+    def tolerance(self) -> float:
+        """Share by which the charge may exceed the budget.
+
+        >>> Budget.parse("65%").tolerance, Budget.parse("6GiB").tolerance
+        (0.005, 0.0)
+        """
+        return 0.0 if self.share is None else PERCENT_TOLERANCE
 
     def step_bytes(self, *, floor_bytes: int, baseline_step_bytes: int) -> int:
         """Return the bytes for the training step itself, without the process's floor; may be negative."""

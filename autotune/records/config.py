@@ -4,7 +4,6 @@ import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -13,6 +12,7 @@ from autotune.errors import ConfigError, nearest
 from autotune.planners import KINDS
 from autotune.records import yaml_file as yamlfile
 from autotune.records.budget import Budget
+from autotune.records.tracking_address import check_address, has_secret
 from autotune.units import parse_bytes, parse_seconds
 from autotune.workloads.reference import WorkloadRef, name_factory
 
@@ -61,7 +61,8 @@ class Config(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
-    """Upper limit of the charged bytes: a share of eager's peak (`65%`), or bytes of the whole process (`6GiB`)."""
+    """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
+    process (`6GiB`, no tolerance)."""
     objective: Literal["time", "pareto"] = "time"
     """Objective to minimize: step time, or the time-memory Pareto front."""
     time: str = "10m"
@@ -116,7 +117,12 @@ class Config(Section):
     @field_validator("tracking_uri")
     @classmethod
     def _refuse_password(cls, uri: str | None) -> str | None:
-        if uri is not None and urlsplit(uri).password is not None:
+        if uri is not None:
+            try:
+                check_address(uri)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        if uri is not None and has_secret(uri):
             raise ValueError(
                 "contains a password, and configs are logged; leave it out and set PGPASSWORD or MLFLOW_TRACKING_PASSWORD, "
                 "or set the whole address as MLFLOW_TRACKING_URI"

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from autotune.records.budget import tolerated_bytes
 from autotune.records.device import Device
 from autotune.records.machine_load import MachineLoad
 from autotune.units import fmt_bytes
@@ -77,6 +78,8 @@ class Measurement:
     """
     charged_bytes: int | None = None
     """Peak bytes with the production allocator, first steps of an arena included; a budget limits these."""
+    process_charged_bytes: tuple[int, ...] = ()
+    """Charge of the same steps in each of several new processes, of the baseline only; the first is `charged_bytes`."""
     floor_bytes: int | None = None
     """Bytes between steps without the tensors that live through a step: interpreter, libraries, context."""
     step_seconds: tuple[float, ...] = ()
@@ -157,13 +160,19 @@ class Measurement:
         )
 
 
-def apply_budget(measurement: Measurement, budget_bytes: int | None) -> Measurement:
-    """Return the measurement, with the outcome OVER_BUDGET if the step's charge exceeds the budget.
+def apply_budget(measurement: Measurement, budget_bytes: int | None, tolerance: float = 0.0) -> Measurement:
+    """Return the measurement, with the outcome OVER_BUDGET if the step's charge exceeds the budget and its tolerance.
 
     The step's charge counts, without the floor: floors differ a little from process to process.
     """
     charged = measurement.step_charged_bytes
-    if budget_bytes is None or charged is None or charged <= budget_bytes:
+    if budget_bytes is None or charged is None or charged <= tolerated_bytes(budget_bytes, tolerance):
         return measurement
-    detail = f"the step was charged {fmt_bytes(charged)} of a budget of {fmt_bytes(budget_bytes)}"
+    excess = charged - budget_bytes
+    share = f" ({100 * excess / budget_bytes:.2g} %)" if budget_bytes > 0 else ""
+    accepted = f"; {100 * tolerance:g} % is tolerated" if tolerance else ""
+    detail = (
+        f"the step was charged {fmt_bytes(charged)}, {excess:,} bytes{share} over the budget of "
+        f"{fmt_bytes(budget_bytes)}{accepted}"
+    )
     return replace(measurement, outcome=Outcome.OVER_BUDGET, detail=detail)

@@ -12,6 +12,7 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
+from autotune.records.budget import Budget, tolerated_bytes
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json, parse_json, read_whole, write_whole
 from autotune.records.measurement import Measurement
@@ -46,6 +47,11 @@ class PlanFile:
     run: str = ""
     """Run directory of the study, relative to the directory of plans; empty for a plan made without a study."""
     schema: int = SCHEMA
+
+    @property
+    def accepted_bytes(self) -> int:
+        """Highest charge of the step that is within the budget and its tolerance."""
+        return tolerated_bytes(self.budget_bytes, Budget.parse(self.budget).tolerance)
 
 
 def write(path: Path, file: PlanFile, *, cure: str = "name another file with -o") -> None:

@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import Any
@@ -15,9 +15,15 @@ from autotune.units import fmt_bytes
 BLACK, ORANGE, SKY, GREEN = "#1b1f24", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#8a9099"
 PALE = "#c9cdd2"
+GRID = "#e7e9ec"
 MIB = 2**20
 PIXEL = 1 / 500
 """Share of a chart's height or width below which two marks fall into the same pixel and are merged."""
+
+WIDTH = 7.6
+"""Width of a chart in inches, small enough that its text stays legible on a telephone."""
+MIN_SPAN = 0.04
+"""Least extent of an axis, as a share of its highest value: points of equal bytes would give an axis of digits."""
 
 STYLE = {
     "svg.fonttype": "none",
@@ -28,11 +34,15 @@ STYLE = {
     "axes.spines.right": False,
     "axes.edgecolor": GREY,
     "axes.labelcolor": BLACK,
+    "text.color": BLACK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.formatter.useoffset": False,
     "xtick.color": BLACK,
     "ytick.color": BLACK,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e7e9ec",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "legend.frameon": False,
 }
@@ -64,6 +74,8 @@ class TrialPoint:
     nbytes: float
     cost: float
     kind: PointKind
+    interval: tuple[float, float] | None = None
+    """Confidence interval of the cost, for a re-measured plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,10 @@ class MemoryPanel:
     title: str
     seconds: Sequence[float]
     roles: Mapping[str, Sequence[float]]
+    measured_bytes: float | None = None
+    """Measured peak of the step."""
+    phases: Sequence[tuple[float, str]] = ()
+    """Start in seconds and name of each phase of the step."""
 
 
 Bar = tuple[float, float, str]
@@ -116,6 +132,8 @@ def draw_frontier(points: Sequence[TrialPoint], *, budget_bytes: float | None, c
                     [point.nbytes / MIB for point in of_kind], [point.cost for point in of_kind], label=label, **style
                 )
         for point in points:
+            if point.interval is not None:
+                axes.vlines(point.nbytes / MIB, *point.interval, color=BLACK, lw=1.1, zorder=4.5)
             if point.kind in (PointKind.BEST, PointKind.BASELINE):
                 axes.annotate(
                     f"plan {point.number}" if point.kind is PointKind.BEST else "eager",
@@ -124,6 +142,8 @@ def draw_frontier(points: Sequence[TrialPoint], *, budget_bytes: float | None, c
         axes.set_xlabel("step memory, MiB (with parameters and optimizer state, without the idle process)")
         axes.set_ylabel(cost_label)
         axes.margins(0.08, 0.14)
+        for get, set_ in ((axes.get_xlim, axes.set_xlim), (axes.get_ylim, axes.set_ylim)):
+            set_(*_widen(*get()))
         _legend(axes.figure, [axes])
     return svg.text
 
@@ -151,6 +171,9 @@ def draw_memory(panels: Sequence[MemoryPanel], colours: Mapping[str, str], budge
                 )  # fmt: skip
             if budget_bytes is not None:
                 _budget_line(axes.axhline, budget_bytes)
+            if panel.measured_bytes is not None:
+                axes.axhline(panel.measured_bytes / MIB, color=BLACK, lw=1.1, ls=(0, (1, 2)), label="measured peak")
+            _mark_phases(axes, panel.phases)
             axes.set_title(panel.title, loc="left", fontsize=10)
             axes.set_ylabel("MiB")
             axes.set_ylim(bottom=0)
@@ -210,7 +233,7 @@ def _figure(height: float, label: str, rows: int = 1) -> Iterator[tuple[list[Any
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.4, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         svg = _Svg()
         axes = figure.subplots(rows, 1, sharex=True, sharey=rows > 1, squeeze=False)
         yield list(axes[:, 0]), svg
@@ -227,7 +250,12 @@ def _make_inline(markup: str, label: str) -> str:
     markup = re.sub(r"<g id=\"[^\"]*\"", "<g", markup)
     markup = re.sub(r" d=\"([^\"]*)\"", lambda match: f' d="{_shorten_path(match[1])}"', markup)
     markup = re.sub(r">\s+<", ">\n<", markup)
-    return markup.replace("<svg ", f'<svg role="img" aria-label="{label}" font-family="sans-serif" ', 1)
+    # the page's colour scheme decides what is black on white
+    markup = re.sub(f'{BLACK}(?=[;"])', "currentColor", markup)
+    markup = re.sub(f'{GRID}(?=[;"])', f"var(--grid, {GRID})", markup)
+    # alone, as in a README, a picture is black on white; the page's own style overrides both
+    head = f'<svg role="img" aria-label="{label}" font-family="sans-serif" color="{BLACK}" style="background: #fff" '
+    return markup.replace("<svg ", head, 1)
 
 
 def _shorten_path(path: str) -> str:
@@ -276,7 +304,7 @@ def _simplify(panel: MemoryPanel, nbytes: float) -> MemoryPanel:
         seconds.append(panel.seconds[-1])
         columns.append(columns[-1])
     roles = dict(zip(panel.roles, zip(*columns, strict=True), strict=True)) if columns else {}
-    return MemoryPanel(panel.title, seconds, roles)
+    return replace(panel, seconds=seconds, roles=roles)
 
 
 def _merge_bars(bars: Iterable[Bar], gap: float) -> dict[str, list[tuple[float, float]]]:
@@ -291,6 +319,21 @@ def _merge_bars(bars: Iterable[Bar], gap: float) -> dict[str, list[tuple[float, 
     return merged
 
 
+def _widen(low: float, high: float) -> tuple[float, float]:
+    """Return the limits of an axis, widened about their middle to `MIN_SPAN` of the higher one."""
+    missing = max(0.0, MIN_SPAN * abs(high) - (high - low)) / 2
+    return low - missing, high + missing
+
+
+def _mark_phases(axes: Any, phases: Sequence[tuple[float, str]]) -> None:
+    """Draw a line at the start of each phase but the first, and its name."""
+    for number, (second, name) in enumerate(phases):
+        if number:
+            axes.axvline(1e3 * second, color=GREY, lw=0.9)
+        place = {"xy": (1e3 * second, 1), "xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(name, xytext=(3, -10), fontsize=8.5, **place)
+
+
 def _budget_line(draw: Any, nbytes: float) -> None:
     draw(nbytes / MIB, color=VERMILION, lw=1.4, ls=(0, (5, 3)), label=f"budget, {fmt_bytes(nbytes)}", zorder=3)
 
@@ -302,7 +345,7 @@ def _legend(figure: Any, all_axes: Sequence[Any]) -> None:
         handles.values(),
         handles.keys(),
         loc="outside upper left",
-        ncols=5,
+        ncols=4,
         fontsize=9,
         handlelength=1.4,
         columnspacing=1.3,

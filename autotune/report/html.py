@@ -19,6 +19,9 @@ from autotune.report.run_charts import draw_charts
 from autotune.report.summary import list_device_facts, list_run_facts, summarize_run
 from autotune.study.recorded_run import RecordedRun
 
+VISIBLE_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+"""Symbols in place of control characters: a terminal that prints the page must not obey a worker's error message."""
+
 
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into a run directory and return its path.
@@ -51,7 +54,7 @@ def render_page(records: RecordedRun) -> str:
     template = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8"))
     headline, summary = summarize_run(records)
     trials = select_trials(records)
-    return template.render(
+    page: str = template.render(
         name=records.name, headline=headline, summary=summary, facts=list_run_facts(records),
         **draw_charts(records),
         has_plan=records.chosen is not None, modules=module_rows(records), decisions=decision_rows(records),
@@ -63,6 +66,7 @@ def render_page(records: RecordedRun) -> str:
         omitted=len(records.trials) - len(trials), notes=error_notes(records),
         outcomes=Counter(tables.trial_verdict(trial) for trial in records.trials).most_common(),
     )  # fmt: skip
+    return page.translate(VISIBLE_CONTROLS)
 
 
 def _confirmed_rows(records: RecordedRun) -> list[tables.TrialRow]:

@@ -13,23 +13,23 @@ from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import DISTRIBUTION
+from autotune.errors import DISTRIBUTION, AutotuneError
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, RunsDir
+from autotune.records.tracking_address import mask_secrets
 from autotune.records.trial import Trial, load_trials, to_frame
 from autotune.report.mlflow_store import (
     MLFLOW_VIEW,
     connect,
-    redact_password,
     set_environment,
-    store_errors,
     tracking_uri,
 )
 from autotune.report.run_charts import draw_trial
 from autotune.report.summary import summarize_run
+from autotune.report.tracking.deadline import UnansweredError
 from autotune.report.tracking.fields import (
     confirmed_metrics,
     describe_batch,
@@ -73,6 +73,7 @@ class Tracker:
         self.problem = ""
         """Reason in one line that logging stopped; `finish` retries."""
         self._log: _StudyRun | None = None
+        self._unanswered = False
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -84,7 +85,7 @@ class Tracker:
                 if self.problem:
                     _logger.warning(
                         "not logged to %s: %s. The search continues; logging is retried when it ends",
-                        redact_password(self.uri), self.problem,
+                        mask_secrets(self.uri), self.problem,
                     )  # fmt: skip
 
     def finish(self, *, interrupted: int = 0) -> str:
@@ -95,13 +96,16 @@ class Tracker:
         trials = load_trials(RunDir(self.run_dir).trials)
         if not trials:
             return ""
-        self.problem = ""
+        if not self._unanswered:
+            self.problem = ""
         with self._catching_errors():
+            if self._unanswered:  # the limit on the time of one call is that of the whole study
+                raise UnansweredError(self.problem)
             log = self._study_run()
             log.catch_up(trials)
             log.close(trials, interrupted)
             return f"{log.experiment}: {self._address(log)}"
-        return f"not logged to {redact_password(self.uri)}: {self.problem}. autotune report {self.run_dir} --log logs it later"
+        return f"not logged to {mask_secrets(self.uri)}: {self.problem}. autotune report {self.run_dir} --log logs it later"
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Add tags to the study's run, if it was logged."""
@@ -113,13 +117,13 @@ class Tracker:
         """Return the run's page on a server, or the command that starts a server and the page there."""
         page = f"#/experiments/{log.experiment_id}/runs/{log.run_id}{MLFLOW_VIEW}"
         if self.uri.startswith("http"):
-            return f"{redact_password(self.uri).rstrip('/')}/{page}"
+            return f"{mask_secrets(self.uri).rstrip('/')}/{page}"
         # shorter than the absolute path where runs/ is below the current directory
         relative = f"sqlite:///{RunsDir(Path(self.config.runs)).mlflow_store}"
         is_same = (
             Path(relative.removeprefix("sqlite:///")).resolve() == Path(self.uri.removeprefix("sqlite:///")).resolve()
         )
-        store = relative if is_same else redact_password(self.uri)
+        store = relative if is_same else mask_secrets(self.uri)
         return f"mlflow ui --backend-store-uri {store}, then http://127.0.0.1:5000/{page}"
 
     def _study_run(self) -> "_StudyRun":
@@ -132,10 +136,13 @@ class Tracker:
         set_environment()
         try:
             yield
-        except store_errors() as error:
+        except AutotuneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - hours of measurements must not end with a fault of a server or a library
+            self._unanswered = isinstance(error, UnansweredError)
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._log = None
-            self.problem = redact_password(first_line.partition(" with exception ")[0][:300])
+            self.problem = mask_secrets(first_line.partition(" with exception ")[0][:300])
 
 
 class _StudyRun:

@@ -2,16 +2,17 @@
 
 import logging
 import os
-import re
 import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from autotune.errors import install_command
+from autotune.errors import ConfigError, install_command
 from autotune.records.run_dir import RunsDir, lock_file
+from autotune.records.tracking_address import check_address
+from autotune.report.tracking.deadline import CALL_LIMIT_SECONDS, LimitedClient, call_within
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,17 +67,23 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
     An SQLite store in `runs` is created under a lock: two processes that create one file at once would both fail.
     """
     set_environment()
+    try:
+        check_address(uri)
+    except ConfigError as error:
+        raise OSError(str(error)) from None
     _check_reachable(uri)
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic"):  # both set their levels when they are imported
         logging.getLogger(name).setLevel(logging.WARNING)
+    is_local = uri.startswith("sqlite:")
     try:
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        seconds = None if is_local else CALL_LIMIT_SECONDS
+        client = call_within(seconds, MlflowClient, tracking_uri=uri, registry_uri=uri)
     except ModuleNotFoundError as error:
         raise OSError(f"{error}; {install_command('postgres')} installs the PostgreSQL driver") from None
-    if not uri.startswith("sqlite:"):
-        return client
+    if not is_local:
+        return cast("MlflowClient", LimitedClient(client))
     runs.mkdir(parents=True, exist_ok=True)
     with lock_file(RunsDir(runs).mlflow_lock, wait=True):
         client.search_experiments(max_results=1)
@@ -90,7 +97,7 @@ def store_errors() -> tuple[type[Exception], ...]:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    return MlflowException, SQLAlchemyError, OSError
+    return MlflowException, SQLAlchemyError, OSError, ValueError
 
 
 def set_environment() -> None:
@@ -100,15 +107,6 @@ def set_environment() -> None:
 
 def _sqlite_uri(runs: Path) -> str:
     return f"sqlite:///{RunsDir(runs.resolve()).mlflow_store}"
-
-
-def redact_password(uri: str) -> str:
-    """Return a URI with its password, if any, replaced by `***`.
-
-    >>> redact_password("postgresql://me:secret@server/runs")
-    'postgresql://me:***@server/runs'
-    """
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", uri)
 
 
 def _check_reachable(uri: str) -> None:

@@ -37,13 +37,17 @@ def draw_trial(records: RecordedRun, trial: Trial) -> str:
     if records.traced is None or records.costs is None or trial.plan is None or not trial.was_run:
         return ""
     timeline = StepTimeline(records.traced.graph, records.costs, trial.plan)
-    panels = [_memory_panel("as traced", records.traced), _memory_panel(f"plan {trial.number}", timeline)]
+    panels = [
+        _memory_panel("as traced", records.traced, records.baseline),
+        _memory_panel(f"plan {trial.number}", timeline, trial),
+    ]
     return charts.draw_memory(panels, ROLE_COLOURS, records.budget_step_bytes)
 
 
 def trial_points(records: RecordedRun) -> list[TrialPoint]:
     """Return a point for each trial with bytes and a time, measured or predicted; `cost_label` names the unit of time."""
     points = []
+    intervals = {plan.trial.number: plan.ratio for plan in records.confirmed} if records.has_ratios else {}
     for trial in records.trials:
         if trial.measurement is None or trial.kind == TrialKind.REPEAT:
             continue
@@ -53,7 +57,9 @@ def trial_points(records: RecordedRun) -> list[TrialPoint]:
             nbytes, cost = trial.estimate.peak_bytes, trial.estimate.seconds / _cost_unit(records)
         if nbytes is not None and cost is not None:
             kind = _point_kind(records, trial, trial.measurement.outcome, is_measured=is_measured)
-            points.append(TrialPoint(trial.number, nbytes, cost, kind))
+            interval = intervals.get(trial.number)
+            bounds = None if interval is None else (interval.low, interval.high)
+            points.append(TrialPoint(trial.number, nbytes, cost, kind, bounds))
     return points
 
 
@@ -101,17 +107,20 @@ def _frontier(records: RecordedRun) -> str:
 def _memory(records: RecordedRun) -> str:
     if records.traced is None:
         return ""
-    panels = [_memory_panel("as traced", records.traced)]
+    panels = [_memory_panel("as traced", records.traced, records.baseline)]
     if records.best is not None and records.chosen is not None:
-        panels.append(_memory_panel(f"plan {records.best.number}", records.chosen))
+        panels.append(_memory_panel(f"plan {records.best.number}", records.chosen, records.best))
     return charts.draw_memory(panels, ROLE_COLOURS, records.budget_step_bytes)
 
 
-def _memory_panel(name: str, timeline: StepTimeline) -> MemoryPanel:
+def _memory_panel(name: str, timeline: StepTimeline, trial: Trial | None) -> MemoryPanel:
+    """Return a step's panel, with the measured peak of its trial."""
     seconds, _ = timeline.highest_bytes
     roles = {role: (*nbytes, *nbytes[-1:]) for role, nbytes in timeline.bytes_by_role.items()}
     title = f"{name}: peak {fmt_bytes(timeline.peak_bytes)}, {fmt_seconds(timeline.seconds)}"
-    return MemoryPanel(title, (*seconds, timeline.seconds)[: len(roles["parameters"])], roles)
+    measured = trial.measurement.step_peak_bytes if trial is not None and trial.measurement else None
+    stamps = (*seconds, timeline.seconds)[: len(roles["parameters"])]
+    return MemoryPanel(title, stamps, roles, measured, timeline.phase_starts)
 
 
 def _transfers(records: RecordedRun) -> str:

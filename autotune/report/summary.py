@@ -30,7 +30,7 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
     graph = records.graph
     return [
         ("workload", workload),
-        ("budget", budget if step is None else f"{budget}: {fmt_bytes(step)} for the step"),
+        ("budget", budget if step is None else f"{budget}: {fmt_bytes(step)} for the step{_tolerance(records)}"),
         ("trials", str(len(records.trials))),
         (
             "graph",
@@ -107,6 +107,11 @@ def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str
         f"{100 * (1 - peak / eager_peak):.0f} % less; "
         f"plain PyTorch {'fits the budget too' if eager_fits else 'is over the budget'}."
     )
+
+
+def _tolerance(records: RecordedRun) -> str:
+    share = records.budget_tolerance
+    return f", {100 * share:g} % above it is tolerated" if share else ", without a tolerance"
 
 
 def _verification(records: RecordedRun) -> str:

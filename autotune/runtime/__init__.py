@@ -1,8 +1,8 @@
 """Run a planned training step in the user's own process.
 
-`train_step` is the object that a training loop calls. It looks up or captures the step for a batch (`step_cache`,
-`recapture`) and prepares it (`prepared_step`). It updates once per accumulation cycle (`update_cycle`). An `executor` runs the
-schedule as Python source from `codegen`. Its `offload_engine` moves values to a store (`stores/`), and its arena places
+`train_step` is the object that a training loop calls; `planned_loss` leaves the update to the loop. Both look up or capture the step for a
+batch (`step_selector`, `step_cache`, `recapture`) and prepare it (`prepared_step`). It updates once per accumulation cycle (`update_cycle`). An `executor` runs the
+schedule as Python source from `codegen`. Its engine in `offload/` moves values to a store (`stores/`), and its arena places
 tensors in one block of memory (`arena/`). `op_profiler` measures costs, and `verification/` compares steps with eager.
 
 In: a model, a loss function, an optimizer, and a plan; inside, a `Program` and a `Plan`.

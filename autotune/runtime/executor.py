@@ -14,8 +14,8 @@ from autotune.records.measurement import TransferTrace
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.codegen import StepWriter
-from autotune.runtime.offload_engine import OffloadEngine, Store
-from autotune.runtime.offload_slots import peak_step_bytes, static_tensors
+from autotune.runtime.offload.engine import OffloadEngine, Store
+from autotune.runtime.offload.slots import peak_step_bytes, static_tensors
 
 RangeFactory = Callable[[str], AbstractContextManager[Any]]
 """Opens a named range of a profiler: `torch.profiler.record_function` or `torch.cuda.nvtx.range`."""
@@ -81,16 +81,25 @@ class Executor:
 
     def __call__(self, batch: list[torch.Tensor]) -> Any:
         """Run the step on the batch's tensors; return the results in the structure of the loss function's."""
+        return self.run(self.inputs(batch))[0]
+
+    def inputs(self, batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the inputs of a step: the batch's tensors, and the current values from outside of model and batch."""
+        return [*batch, *(read() for _, read in self.program.free)]
+
+    def run(self, inputs: list[torch.Tensor]) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """Run the step on its inputs; return the results, and the gradients of `program.gradients`."""
         with (
             torch.no_grad(),
             malloc.eager_release(self._memory is not None),
             self._arena.step() if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
-            results = self._step(self.tangent, *batch, *(read() for _, read in self.program.free))
+            results = self._step(self.tangent, *inputs)
         if self._memory is not None:
             self._memory.set_offloaded(0)
-        return pytree.tree_unflatten(list(results), self.program.result_spec)
+        count = len(results) - len(self.program.gradients)
+        return pytree.tree_unflatten(list(results[:count]), self.program.result_spec), results[count:]
 
     def replace_store(self, store: Store) -> None:
         """Offload to `store` from the next step on; it must have the same slots as the first one."""

@@ -22,10 +22,10 @@ from autotune.records.speed_environment import list_changes, read_speed_environm
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.keep_gradients import keep_gradients
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
+from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
-from autotune.runtime.window_adapter import WindowAdapter, make_variants
 from autotune.units import fmt_bytes
 
 
@@ -190,7 +190,7 @@ class StepPreparer:
                 f"{gradient_users}: all gradients are needed at once, so {len(early)} updates that the plan places "
                 f"beside their gradients wait for the end of the step, and {fmt_bytes(nbytes)} of gradients with them; "
                 f"{self._late_update_hint()}",
-                stacklevel=4,
+                stacklevel=5,
             )
         self._has_warned |= bool(early)
 

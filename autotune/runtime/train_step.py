@@ -1,11 +1,10 @@
 """Run a training step under a plan: the object that a training loop calls."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,10 +13,9 @@ from autotune.capture.capture_checks import refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
 from autotune.capture.program import Program
-from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.capture.tracer import capture
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.records import plan_file as planfile
@@ -25,14 +23,11 @@ from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_environment
-from autotune.runtime.recapture import Recaptures, transfer_plan
-from autotune.runtime.step_cache import StepCache, describe_difference
+from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload, check_workload
-
-OtherShapes = Literal["replan", "eager", "error"]
 
 
 class TrainStep:
@@ -129,40 +124,39 @@ class TrainStep:
         self._cycle = UpdateCycle(optimizer, accumulate, before_update, scaler)
         self._eager_step = EagerStep(model, loss_fn, self._cycle)
         self._verifier = Verifier(model, optimizer, scaler, DEFAULT_STEPS if verify is True else int(verify))
-        self._recaptures = Recaptures()
-        self._cache = StepCache(trains=loss_fn is not None)
-        self._preparer = StepPreparer(
+        preparer = StepPreparer(
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan,
             {name: Path(directory).absolute() for name, directory in (stores or {}).items()},
             accumulates=accumulate > 1,
             adapts=adapt,
             range_of=ranges,
         )
-        self._pid = os.getpid()
-        self._has_warned = False
-        self._refuse_loop()
-        warn_of_environment(self._preparer.file)
-        if self._preparer.memory_format:
-            convert_model(model, optimizer, self._preparer.memory_format)
-            batch = convert_batch(batch, self._preparer.memory_format)
-        self._last_executor: Executor | None = None
-        self._first_call, _ = self._signature(batch)
-        program = self._capture(batch)
-        self._last = self._preparer.prepare(
-            program, self._preparer.first_plan(program.graph), self._cycle.gradient_users
+        self._memory_format = preparer.memory_format
+        self._selector = StepSelector(
+            partial(_capture, model, loss_fn, optimizer),
+            preparer,
+            other_shapes,
+            trains=loss_fn is not None,
+            maker="TrainStep",
         )
-        self._cache.add(self._first_call, self._last)
-        self._graph = self._last.program.graph
+        self._pid = os.getpid()
+        self._refuse_loop()
+        warn_of_environment(preparer.file)
+        if self._memory_format:
+            convert_model(model, optimizer, self._memory_format)
+            batch = convert_batch(batch, self._memory_format)
+        self._last_executor: Executor | None = None
+        self._selector.start(batch, self._signature(batch)[0], self._cycle.gradient_users)
 
     @property
     def graph(self) -> TrainGraph:
         """Graph that was captured for the first batch."""
-        return self._graph
+        return self._selector.first.graph
 
     @property
     def plan(self) -> Plan:
         """Plan for the last step's batch."""
-        return self._last.plan
+        return self._selector.last.plan
 
     @property
     def stall_seconds(self) -> float:
@@ -207,7 +201,7 @@ class TrainStep:
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model and the optimizer stay as they are."""
-        self._cache.close()
+        self._selector.cache.close()
 
     def __enter__(self) -> Self:
         return self
@@ -217,29 +211,18 @@ class TrainStep:
 
     def _run_step(self, batch: Any) -> Any:
         """Run one step by the capture whose guards hold, or in eager."""
-        if self._preparer.memory_format:
-            batch = convert_batch(batch, self._preparer.memory_format)
+        if self._memory_format:
+            batch = convert_batch(batch, self._memory_format)
         call, has_hooks = self._signature(batch)
         if self._loss_fn is not None and has_hooks:
             if self._other_shapes == "eager":
                 return self._run_eager(batch)
             refuse_parameter_hooks(self.model)
-        self._recaptures.steps += 1
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        step, change = self._cache.find(call, tensors)
-        if step is None and self._other_shapes == "error":
-            self._refuse_call(call, change)
-        if step is not self._last:
-            self._last.suspend()  # alternating shapes would otherwise hold an arena and a store each
+        step = self._selector.select(batch, call, tensors, self._cycle.gradient_users)
         if step is None:
-            self._warn(call, change)
-            if self._other_shapes == "eager":
-                self._last_executor = None
-                return self._run_eager(batch)
-            step = self._prepare_again(batch, change)
-            self._cache.add(call, step)
-        step.resume()
-        self._last = step
+            self._last_executor = None
+            return self._run_eager(batch)
         self._last_executor = step.executor
         run = partial(self._run_planned, step, step.executor, tensors)
         results = self._run_verified(step.number, batch, run) if self._verifier.is_due(step.number) else run()
@@ -299,47 +282,15 @@ class TrainStep:
 
     def _refuse_loop(self) -> None:
         refuse_modes(trains=self.optimizer is not None)
-        if self._cache.offloads:
+        if self._selector.cache.offloads:
             refuse_fork(self._pid)
 
-    def _refuse_call(self, call: Signature, change: GuardFailure | None) -> None:
-        raise PlanError(
-            f"this step was made for a batch of {self._first_call.shapes}; this is "
-            f"{describe_difference(call, self._first_call)}. Pass other_shapes='replan' or make a TrainStep for it"
-            if change is None
-            else f"{change}. Pass other_shapes='replan' or make a TrainStep for it"
-        )
 
-    def _warn(self, call: Signature, change: GuardFailure | None) -> None:
-        eager = self._other_shapes == "eager"
-        if change is not None:
-            if self._recaptures.is_first(change):
-                action = "runs in plain eager" if eager else "is captured again"
-                warnings.warn(f"{change}; the step {action} whenever it changes", stacklevel=4)
-            return
-        if not self._has_warned:
-            action = (
-                "runs as it is traced" if self._preparer.file is None else "is planned again with the same settings"
-            )
-            action = "runs in plain eager" if eager else action
-            difference = describe_difference(call, self._first_call)
-            warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=4)
-        self._has_warned = True
-
-    def _capture(self, batch: Any, inputs: frozenset[str] | None = None) -> Program:
-        dynamic = self._recaptures.inputs if inputs is None else inputs
-        return capture(Workload(self.model, self._loss_fn, self.optimizer, batch), dynamic=dynamic)
-
-    def _prepare_again(self, batch: Any, change: GuardFailure | None) -> PreparedStep:
-        """Capture and prepare a call without a step; keep the plan if only Python constants differ."""
-        plan = None
-        if change is None:
-            program = self._capture(batch)
-        else:
-            self._recaptures.refuse_frequent(change)
-            program = self._recaptures.capture(change, partial(self._capture, batch))
-            plan = transfer_plan(self._last.captured_plan, self._last.program, program)
-        users = self._cycle.gradient_users
-        if plan is None:
-            plan = self._preparer.make_plan(program, users)
-        return self._preparer.prepare(program, plan, users)
+def _capture(
+    model: torch.nn.Module,
+    loss_fn: LossFn | None,
+    optimizer: torch.optim.Optimizer | None,
+    batch: Any,
+    inputs: frozenset[str],
+) -> Program:
+    return capture(Workload(model, loss_fn, optimizer, batch), dynamic=inputs, gradients=False)

@@ -1,4 +1,4 @@
-"""Stop a study by SIGINT or SIGTERM."""
+"""Stop a study by SIGINT, SIGTERM or SIGHUP."""
 
 import signal
 import threading
@@ -13,7 +13,10 @@ class Stopped(BaseException):
 
 
 class Interrupts:
-    """Signal handlers of a study: one SIGINT stops it after the running trial, a second one or SIGTERM at once."""
+    """Signal handlers of a study: one SIGINT stops it after the running trial, a second one, SIGTERM or SIGHUP at once.
+
+    A signal that the process ignores, as `nohup` ignores SIGHUP, stays ignored.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -25,7 +28,9 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                    continue
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -37,7 +42,7 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self._urgent = bool(self.received) or number == signal.SIGTERM
+        self._urgent = bool(self.received) or number in (signal.SIGTERM, signal.SIGHUP)
         self.received = number
         if self._breakable and (self._urgent or not self._patient):
             raise Stopped

@@ -20,7 +20,7 @@ from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
-from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
 
@@ -112,6 +112,8 @@ def summarize(
     return {
         "best": None if best is None else best.number,
         "budget_bytes": rules.budget_bytes,
+        "budget_tolerance": rules.budget_tolerance,
+        "charge_spread": estimate_spread(trials),
         "floor_bytes": rules.floor_bytes,
         "baseline_fits": prepared.baseline_fits,
         "capture_error": prepared.capture_error,
@@ -184,7 +186,7 @@ def explain_failure(
         nbytes = trial.step_charged_bytes
         if trial.plan is not None and nbytes is not None:
             charged[trial.plan] = max(nbytes, charged.get(trial.plan, nbytes))
-    if charged and min(charged.values()) > rules.budget_bytes:
+    if charged and min(charged.values()) > rules.accepted_bytes:
         return explain_too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
     # some plan fitted, so the reason is not the budget alone
     expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)

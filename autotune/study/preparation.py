@@ -105,4 +105,4 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=baseline_bytes)
     plain = first.median_seconds
     task.progress(Resolved(budget_bytes, prepared.floor_bytes, traced.seconds / plain if plain else None))
-    return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds)
+    return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds, config.parsed_budget.tolerance)

@@ -1,5 +1,7 @@
 """Read a run directory."""
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,8 +83,16 @@ class RecordedRun:
         step = self.budget_step_bytes
         if step is None:
             return None
-        # the tolerance was applied when the outcomes were recorded
-        return Rules(step, self.floor_bytes or 0, None, self.traced.seconds if self.traced else 0.0)
+        # the numerical tolerance was applied when the outcomes were recorded
+        seconds = self.traced.seconds if self.traced else 0.0
+        return Rules(step, self.floor_bytes or 0, None, seconds, self.budget_tolerance)
+
+    @cached_property
+    def budget_tolerance(self) -> float:
+        """Share by which the charge may exceed the budget: as recorded, else as today's rule has it."""
+        if self.run_dir is not None and "budget_tolerance" in (study := _document(RunDir(self.run_dir).study)):
+            return float(study["budget_tolerance"])
+        return Budget.parse(str(self.config["budget"])).tolerance if "budget" in self.config else 0.0
 
     @cached_property
     def floor_bytes(self) -> int | None:
@@ -126,6 +136,14 @@ class RecordedRun:
         if self.graph is None or self.costs is None or self.best is None or self.best.plan is None:
             return None
         return StepTimeline(self.graph, self.costs, self.best.plan)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return a JSON object; empty where the file is missing or was cut short."""
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return document if isinstance(document, dict) else {}
+    return {}
 
 
 def _record(kind: Any, path: Path) -> Any:

@@ -1,7 +1,7 @@
 """Search for the fastest plan within a budget: baseline, smallest plan, planned candidates, sampler, re-measurement."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,14 +40,18 @@ from autotune.study.verdicts.confirm import (
     MIN_ROUNDS,
     ConfirmationStatus,
     compare_confirmed,
+    compute_lowered_target,
+    select_near_miss,
     select_next,
     to_table,
 )
 from autotune.study.verdicts.ranking import (
+    NEW_RUNS,
     Rules,
     apply_rules,
     compute_stop_ratio,
     compute_target_bytes,
+    estimate_spread,
     exceeds_budget,
     measured_ratio,
     reject_by_estimate,
@@ -205,7 +209,7 @@ class _Session:
         if self.seeds is None:
             return
         self.progress(PhaseStarted(StudyPhase.SEEDS))
-        measured = self.measured_settings()
+        measured = self.store.measured_settings
         for settings in self.seeds.adapt(self.costs.stores, self.space):
             if settings not in measured and not self.is_spent():
                 self.suggest_and_evaluate(TrialKind.SEED, settings)
@@ -213,21 +217,12 @@ class _Session:
     def measure_planned(self) -> None:
         """Measure what the planners propose for the budget, and for lower targets while no plan kept the budget."""
         self.progress(PhaseStarted(StudyPhase.PLANNERS))
-        measured = self.measured_settings()
+        measured = self.store.measured_settings
         target = self.target_bytes
         self.measure_proposals(lambda proposal: proposal.settings not in measured)
-        while self.target_bytes < target and not self.is_spent() and not self.planned_plan_fits():
+        while self.target_bytes < target and not self.is_spent() and not self.store.planned_plan_fits:
             target = self.target_bytes
             self.measure_proposals(lambda proposal: proposal.plan not in [trial.plan for trial in self.trials], most=1)
-
-    def measured_settings(self) -> Collection[Settings]:
-        """Settings of all trials but the smallest plan's, which was made for another budget."""
-        return [trial.settings for trial in self.trials if trial.kind != TrialKind.SMALLEST]
-
-    def planned_plan_fits(self) -> bool:
-        """Return True if a planned candidate ran within the budget."""
-        planned = [trial.measurement for trial in self.trials if trial.kind == TrialKind.PLANNER]
-        return any(result is not None and result.outcome is Outcome.OK for result in planned)
 
     def measure_proposals(self, is_new: Callable[[Candidate], bool], most: int = PLANNED) -> None:
         """Measure at most `most` of the planners' proposals for the present target, fastest estimate first."""
@@ -265,25 +260,32 @@ class _Session:
             self.suggest_and_evaluate(TrialKind.SEARCH)
 
     def confirm(self) -> None:
-        """Re-measure the best plans in new processes until one is the winner or the time is up."""
+        """Re-measure the best plans in new processes until one is the winner or the time is up.
+
+        A finalist that missed the budget by little is planned again first.
+        """
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
-        while self.seconds_left > 0 and (best := select_next(self.trials, self.rules)) is not None:
+        while self.seconds_left > 0:
             self.interrupts.check()
+            missed, best = select_near_miss(self.trials, self.rules), select_next(self.trials, self.rules)
             runs = sum(trial.kind == TrialKind.CONFIRM and trial.was_run for trial in self.trials)
             confirmed = compare_confirmed(self.trials, self.rules)
             has_winner = any(plan.status is ConfirmationStatus.BEST for plan in confirmed)
-            if (has_winner or runs >= MAX_CONTENDERS) and self.seconds_left <= self.longest_seconds:
+            is_late = (has_winner or runs >= MAX_CONTENDERS) and self.seconds_left <= self.longest_seconds
+            if is_late or (missed is None and best is None):
                 return
-            assert best.plan is not None
-            assert best.estimate is not None
             self.runner.renew()
-            candidate = Candidate(best.settings, best.plan, best.estimate)
-            self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
+            if missed is not None:
+                target = compute_lowered_target(missed, self.rules, estimate_spread(self.trials))
+                self.evaluate(TrialKind.LOWERED, missed.settings, target_bytes=target)
+            elif best is not None and best.plan is not None and best.estimate is not None:
+                candidate = Candidate(best.settings, best.plan, best.estimate)
+                self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
 
     def is_spent(self) -> bool:
         """Return True if the search ends here; the time of one more trial and of the confirmation is reserved."""
         self.interrupts.check()
-        searched = sum(trial.kind != TrialKind.CONFIRM for trial in self.trials)
+        searched = sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
         share = min(CONFIRMATIONS * self.longest_seconds, CONFIRMING_SHARE * self.config.time_seconds)
         reserved = self.longest_seconds + max(self.longest_seconds, share)
@@ -301,7 +303,7 @@ class _Session:
     @property
     def target_bytes(self) -> int:
         """Peak bytes that planners have to meet now, so that the charge meets the budget."""
-        return compute_target_bytes(self.rules.budget_bytes, self.store.overheads)
+        return compute_target_bytes(self.rules.budget_bytes, self.store.overheads, estimate_spread(self.trials))
 
     def suggest_and_evaluate(
         self, kind: TrialKind, settings: Settings | None = None, candidate: Candidate | None = None
@@ -328,6 +330,7 @@ class _Session:
         *,
         candidate: Candidate | None = None,
         request: "optuna.Trial | None" = None,
+        target_bytes: int | None = None,
     ) -> None:
         """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
         number = self.store.next_number() if request is None else request.number
@@ -335,7 +338,7 @@ class _Session:
         began = time.monotonic()
         try:
             with self.interrupts.breakable():
-                candidate = candidate or self.planning.make_candidate(settings, self.target_bytes)
+                candidate = candidate or self.planning.make_candidate(settings, target_bytes or self.target_bytes)
             # the bound is for the budget: planners meet a lower target, whose bound would be too high
             bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
             estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
@@ -365,7 +368,7 @@ class _Session:
             return replace(trial, measurement=reject_by_estimate(estimate, self.rules))
         self.progress(Measuring(trial))
         with self.interrupts.breakable():
-            result = self.runner.measure(candidate.plan, budget_bytes=self.rules.budget_bytes, beat=stop_ratio)
+            result = self.runner.measure(candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=stop_ratio)
         return replace(trial, measurement=apply_rules(result, self.rules))
 
     @property

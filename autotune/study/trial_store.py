@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import DISTRIBUTION
 from autotune.measure.survey import PreparedWorkload
+from autotune.planners.knobs import Settings
 from autotune.planners.space import Space
 from autotune.records import trial as trials_file
 from autotune.records.config import Config
+from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space as space
@@ -54,6 +56,17 @@ class TrialStore:
     def overheads(self) -> list[float]:
         """Measured allocator overheads so far, as shares of the predicted peak."""
         return allocator_overheads(self.trials)
+
+    @property
+    def measured_settings(self) -> list[Settings]:
+        """Settings of all trials but the smallest plan's, which was made for another budget."""
+        return [trial.settings for trial in self.trials if trial.kind != TrialKind.SMALLEST]
+
+    @property
+    def planned_plan_fits(self) -> bool:
+        """True if a planned candidate ran within the budget."""
+        planned = [trial.measurement for trial in self.trials if trial.kind == TrialKind.PLANNER]
+        return any(result is not None and result.outcome is Outcome.OK for result in planned)
 
     def next_number(self) -> int:
         """Return the number of the next trial, for one that Optuna does not suggest."""

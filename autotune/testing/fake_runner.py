@@ -41,7 +41,7 @@ DEVICE = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0")
 class FakeRunner:
     """Runner that answers from the simulator. Set the fields before the study; read the lists after it.
 
-    >>> runner = FakeRunner(overhead=0.0)
+    >>> runner = FakeRunner(overhead=0.0, spread=0.0)
     >>> plan = Plan.traced(runner.graph)
     >>> result = runner.measure(plan, budget_bytes=10**9)
     >>> result.outcome.value, result.charged_bytes == result.peak_bytes, len(runner.measured)
@@ -52,6 +52,8 @@ class FakeRunner:
     """Graph of the step; every op takes one to three milliseconds."""
     overhead: float = 0.02
     """Allocator overhead, as a share of a plan's peak bytes."""
+    spread: float = 0.002
+    """Range of a plan's charge over processes, as a share of its peak bytes; seeded by plan and process."""
     store: bool = False
     """True if plans may offload to a store named `ssd`."""
     baseline_fits: bool = True
@@ -90,7 +92,10 @@ class FakeRunner:
 
     def baseline(self) -> Measurement:
         """Return the measurement of plain eager, which names no device, as the harness's does not."""
-        return replace(self._simulate(Plan.traced(self.graph), slowdown=1.0, error=0.0), device=None)
+        traced = Plan.traced(self.graph)
+        first = self._simulate(traced, slowdown=1.0, error=0.0)
+        charges = tuple(FLOOR_BYTES + self._charge(traced, f"baseline {number}") for number in range(2))
+        return replace(first, charged_bytes=charges[0], process_charged_bytes=charges, device=None)
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
         """Return the measurement of a plan, stopped early where it cannot reach the ratio `beat`."""
@@ -124,7 +129,7 @@ class FakeRunner:
         return Measurement(
             Outcome.OK,
             peak_bytes=FLOOR_BYTES + estimate.peak_bytes,
-            charged_bytes=FLOOR_BYTES + int(estimate.peak_bytes * (1 + self.overhead)),
+            charged_bytes=FLOOR_BYTES + self._charge(plan, str(self.renewed)),
             floor_bytes=FLOOR_BYTES,
             step_seconds=tuple(estimate.seconds * slowdown * jitter.gauss(1, 0.003) for _ in range(8)),
             baseline_seconds=tuple(eager * jitter.gauss(1, 0.003) for _ in range(8)),
@@ -135,3 +140,9 @@ class FakeRunner:
             meter="fake",
             device=DEVICE,
         )
+
+    def _charge(self, plan: Plan, process: str) -> int:
+        """Return the charge of a plan's step in one process, without the floor."""
+        peak_bytes = simulate(self.graph, lower(self.graph, plan), self.costs).peak_bytes
+        excess = self.spread * random.Random(f"{plan_hash(plan)} {process}").random()
+        return int(peak_bytes * (1 + self.overhead + excess))

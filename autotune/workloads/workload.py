@@ -16,6 +16,8 @@ LossFn = Callable[[torch.nn.Module, Any], Any]
 class Workload:
     """Parts of one training step; without a loss and an optimizer, of one inference step.
 
+    A loss without an optimizer is a step of gradients alone: forward and backward, and the loop updates.
+
     A factory returns a workload, so that every process can create the same step:
 
     >>> def make(batch: int = 8) -> Workload:
@@ -31,7 +33,7 @@ class Workload:
     loss_fn: LossFn | None = None
     """Function that runs the forward pass and returns the loss; None for inference."""
     optimizer: torch.optim.Optimizer | None = None
-    """Optimizer over the model's parameters, or some of them; None for inference."""
+    """Optimizer over the model's parameters, or some of them; None for inference and for gradients alone."""
     batch: Any = None
     """A tensor, or a tuple, list or dict of tensors.
 
@@ -71,9 +73,8 @@ def check_workload(workload: object, name: str) -> None:
         raise ConfigError(f"{name}: model is {type(workload.model).__name__}, not a torch.nn.Module")
     if workload.batch is None:
         raise ConfigError(f"{name}: batch is None; give the tensors of one step")
-    if (workload.loss_fn is None) != (workload.optimizer is None):
-        present, missing = ("optimizer", "loss_fn") if workload.loss_fn is None else ("loss_fn", "optimizer")
-        raise ConfigError(f"{name}: {present} without {missing}; give both to train, neither for inference")
+    if workload.loss_fn is None and workload.optimizer is not None:
+        raise ConfigError(f"{name}: optimizer without loss_fn; give both to train, neither for inference")
     if workload.loss_fn is not None and not callable(workload.loss_fn):
         raise ConfigError(
             f"{name}: loss_fn is {type(workload.loss_fn).__name__}; give a function loss_fn(model, batch)"

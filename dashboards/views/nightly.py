@@ -16,6 +16,8 @@ if not histories:
     page.show_missing(f"No night on record in {arguments.runs}.", page.NIGHTLY)
     st.stop()
 
+st.subheader("All entries, the latest nights")
+page.show_table(*nightly_history.build_overview(histories))
 st.subheader("Latest night of each entry")
 latest = nightly_history.latest_nights(histories)
 page.show_table(nightly_history.HEAD, [row for night in latest for row in nightly_history.history_rows([night])])

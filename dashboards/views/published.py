@@ -22,4 +22,12 @@ if ratios := published_claims.claim_ratios(results):
     st.altair_chart(charts.claims_chart(ratios), width="stretch")
 names = st.multiselect("experiments", list(results), placeholder="all")
 selected = {name: claims for name, claims in results.items() if not names or name in names}
-page.show_table(published_claims.HEAD, list(published_claims.claim_rows(selected)))
+sources = [claim.source for claims in selected.values() for claim in claims]
+page.show_table(
+    (*published_claims.HEAD, "source", "link"),
+    [
+        (*row, source, published_claims.link_source(source))
+        for row, source in zip(published_claims.claim_rows(selected), sources, strict=True)
+    ],
+    columns={"link": st.column_config.LinkColumn(display_text="open")},
+)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import streamlit as st
 
+from autotune.records.run_dir import RunDir
+from autotune.report import tables
 from dashboards import charts, page, studies
 from dashboards.discovery import Unreadable, relative_name
 
@@ -40,6 +42,11 @@ def show_study(study: studies.Study, progress: studies.StudyProgress) -> None:
     if study.points:
         chart = charts.frontier_chart(study.points, study.records.budget_step_bytes, study.cost_label)
         st.altair_chart(chart, width="stretch")
+    if study.confirmed:
+        st.subheader("Re-measured plans")
+        page.show_table(tables.CONFIRMED_COLUMNS, study.confirmed)
+    show_report(study.records.run_dir)
+    st.subheader("All trials")
     number = st.column_config.NumberColumn
     page.show_table(
         studies.COLUMNS,
@@ -50,6 +57,14 @@ def show_study(study: studies.Study, progress: studies.StudyProgress) -> None:
     for trial, outcome, detail in study.failures:
         with st.expander(f"plan {trial}: {outcome}"):
             st.code(detail, language=None)
+
+
+def show_report(run_dir: Path | None) -> None:
+    """Show a button that hands out the report; a browser opens no address of a file from a page."""
+    path = RunDir(run_dir).report if run_dir is not None else None
+    if path is not None and path.exists():
+        st.download_button("Report as one HTML file", path.read_bytes(), f"{path.parent.name}.html", "text/html")
+        st.caption(f"also in {path}")
 
 
 runs = {relative_name(path, arguments.runs): path for path in index.runs}

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 
 import autotune
 from autotune.errors import ConfigError, StudyInterruptedError
+from autotune.ir.costs import Costs
 from autotune.records.config import Config
 from autotune.study.events import Event, Finished
+from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import name_factory
 from autotune.workloads.zoo.resnet import resnet18
-from tests.system.test_cli import FakeHarness, FakeTracker
+from tests.system.test_cli import MIB, PREPARED, FakeHarness, FakeTracker
 
 TINY = """
 import torch
@@ -38,8 +41,13 @@ def make(width=32, rows=64):
 FUNCTIONS = [name for name in autotune.__all__ if inspect.isfunction(getattr(autotune, name))]
 
 
+SMALL = training_chain(4, 20 * MIB, MIB)
+
+
 class QuietHarness(FakeHarness):
-    """A fake harness without output."""
+    """A fake harness without output, of a graph that is planned at once."""
+
+    prepared = replace(PREPARED, graph=SMALL, costs=Costs((0.01,) * len(SMALL.ops), (0,) * len(SMALL.ops)))
 
     def __init__(self, *workload: object, **options: object) -> None:
         pass
@@ -72,7 +80,7 @@ def test_the_example_of_a_function_runs(name: str):
     (example,) = doctest.DocTestFinder(recurse=False).find(function, name, globs={})
     assert example.examples
     output: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=output.append)
+    doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=output.append)
     assert not output, "".join(output)
 
 

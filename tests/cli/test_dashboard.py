@@ -201,7 +201,13 @@ def test_a_signal_before_anything_answers_ends_all(start: Start, fakes: Path) ->
 
 def test_a_child_that_does_not_listen_is_killed_with_what_it_started(start: Start, fakes: Path) -> None:
     (fakes / "streamlit.py").write_text(STUBBORN)
-    process = start("--json")
+    impatient = """
+import autotune.cli.main
+from autotune.cli.commands import dashboard
+dashboard.GRACE_SECONDS = 0.2
+autotune.cli.main.main()
+"""
+    process = start("--json", code=impatient)
     told(process)
     before = children(process)
     assert any(child.name() == "sleep" for child in before)

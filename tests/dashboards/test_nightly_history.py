@@ -1,6 +1,14 @@
 from pathlib import Path
 
-from dashboards.nightly_history import HEAD, history_rows, latest_nights, list_regressions, load_history, night_points
+from dashboards.nightly_history import (
+    HEAD,
+    build_overview,
+    history_rows,
+    latest_nights,
+    list_regressions,
+    load_history,
+    night_points,
+)
 from tests.dashboards import sample_runs
 
 
@@ -24,3 +32,11 @@ def test_a_night_is_drawn_at_the_median_of_its_turns(tmp_path: Path) -> None:
     points = night_points({"chain": load_history(sample_runs.nights(tmp_path))})
     assert [point.ratio for point in points] == [0.96] * 4 + [1.2]
     assert points[0].charged_mib == 800_000 / 2**20
+
+
+def test_the_overview_has_a_row_for_each_entry_and_the_last_night_first(tmp_path: Path) -> None:
+    nights = load_history(sample_runs.nights(tmp_path))
+    head, rows = build_overview({"chain": nights, "late": nights[-1:]})
+    assert head == ["entry", "n4", "n3", "n2", "n1", "n0"]
+    assert rows[0][:2] == ["chain", "regression 1.20x"]
+    assert rows[1] == ["late", "regression 1.20x", "", "", "", ""]

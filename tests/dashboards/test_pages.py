@@ -6,9 +6,14 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from autotune.report.charts import BLACK, PointKind, TrialPoint
 from autotune.report.claims import Claim, Figure, write
+from autotune.study.session import tune
+from autotune.testing.fake_runner import FakeRunner
+from dashboards.charts import frontier_chart, memory_chart
 from dashboards.page import escape_markdown
 from tests.dashboards import sample_runs
+from tests.study.test_session import configured
 
 ROOT = Path(__file__).parents[2] / "dashboards"
 PAGES = sorted(path.stem for path in (ROOT / "views").glob("*.py"))
@@ -85,10 +90,21 @@ def test_a_study_shows_headline_frontier_table_and_why_trials_failed(runs: Path)
     assert test.markdown[0].value == "**ended after 10 trials**"
     assert test.subheader[0].value.endswith("for 1 % more time")
     assert charts(test) == 1
-    table = test.dataframe[0].value
+    (table,) = (element.value for element in test.dataframe)
     assert list(table["plan"]) == [str(number) for number in reversed(range(10))]
     assert list(table["verdict"]).count("BEST") == 1
     assert any("crashed" in element.label for element in test.expander)
+
+
+def test_a_study_shows_its_confirmation_and_hands_out_its_report(runs: Path) -> None:
+    tune(configured(runs.parent, trials=4), FakeRunner(), runs / "whole")
+    assert not page("study").get("download_button")
+    (runs / "whole" / "report.html").write_text("<html>")
+    test = page("study")
+    confirmed, _ = (element.value for element in test.dataframe)
+    assert next(iter(confirmed["plan"])) == "eager"
+    assert list(confirmed["verdict"]).count("BEST") == 1
+    assert len(test.get("download_button")) == 1
 
 
 def test_the_study_that_runs_is_shown_first_and_grows_as_it_goes_on(runs: Path) -> None:
@@ -100,10 +116,10 @@ def test_the_study_that_runs_is_shown_first_and_grows_as_it_goes_on(runs: Path) 
     test = page("study")
     assert test.selectbox[0].value == "running"
     assert "running as process" in test.markdown[0].value
-    assert len(test.dataframe[0].value) == 2
+    assert len(test.dataframe[-1].value) == 2
     (running / "trials.jsonl").write_text("".join(lines) + '{"number": 10, "ki')
     test.run()
-    assert len(test.dataframe[0].value) == 10
+    assert len(test.dataframe[-1].value) == 10
 
 
 def test_a_study_that_has_only_begun_is_not_called_broken(runs: Path) -> None:
@@ -140,7 +156,8 @@ def test_nights_show_the_regression_its_cause_and_every_night(runs: Path) -> Non
     (red,) = test.error
     assert "cause: **environment**" in red.value
     assert charts(test) == 1
-    assert len(test.dataframe[1].value) == 5
+    assert list(test.dataframe[0].value["n4"]) == ["regression 1.20x"]
+    assert len(test.dataframe[2].value) == 5
 
 
 def test_words_of_a_record_are_shown_as_they_are_and_not_as_markdown() -> None:
@@ -157,7 +174,7 @@ def test_an_entry_whose_history_is_torn_is_named_and_the_others_stay(runs: Path)
 
 def test_claims_are_counted_drawn_and_told(runs: Path) -> None:
     folder = runs.parent / "experiments" / "net"
-    write(folder, [Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(10.0))])
+    write(folder, [Claim("a net: peak", "owner/paper#7", "simulated", "GB", Figure(10.0), Figure(10.0))])
     (folder.parent / "bad" / "results").mkdir(parents=True)
     (folder.parent / "bad" / "results" / "result.json").write_text("[")
     test = page("published")
@@ -165,6 +182,7 @@ def test_claims_are_counted_drawn_and_told(runs: Path) -> None:
     assert charts(test) == 1
     assert "no list of claims" in test.warning[0].value
     assert list(test.dataframe[0].value["claim"]) == ["a net: peak"]
+    assert list(test.dataframe[0].value["link"]) == ["https://github.com/owner/paper/issues/7"]
 
 
 def test_the_app_has_its_pages_and_says_which_servers_do_not_run(runs: Path) -> None:
@@ -173,3 +191,13 @@ def test_the_app_has_its_pages_and_says_which_servers_do_not_run(runs: Path) -> 
     captions = [caption.value for caption in test.sidebar.caption]
     assert captions[:2] == ["MLflow is not running", "optuna-dashboard is not running"]
     assert test.title[0].value == "Models and devices"
+
+
+def test_no_mark_of_a_chart_is_black_which_the_dark_scheme_hides() -> None:
+    points = [TrialPoint(0, 2e8, 1.0, PointKind.BASELINE), TrialPoint(1, 1e8, 1.1, PointKind.BEST, (1.0, 1.2))]
+    drawn = (
+        frontier_chart(points, 1.5e8, "ratio").to_json(),
+        memory_chart([("eager", 0.0, 1.0), ("plan 1", 0.0, 0.5)], [("budget", 10**6)]).to_json(),
+    )
+    assert not any(BLACK in chart for chart in drawn)
+    assert '"low"' in drawn[0]

@@ -1,8 +1,9 @@
 """Charts: scales that can be compared, and small files."""
 
 import re
+from dataclasses import replace
 
-from autotune.report.charts import MemoryPanel, draw_memory, draw_transfers
+from autotune.report.charts import MemoryPanel, PointKind, TrialPoint, draw_frontier, draw_memory, draw_transfers
 
 MIB = 2**20
 COLOURS = {"parameters": "#0072b2", "activations": "#009e73"}
@@ -74,3 +75,37 @@ def test_a_picture_stands_in_a_page_beside_others_and_alone():
     )
     assert "<?xml" not in svg
     assert '<g id="' not in svg
+
+
+def test_a_step_shows_its_measured_peak_and_where_its_phases_begin():
+    plain = panel("as traced", 80, 40)
+    svg = draw_memory(
+        [replace(plain, measured_bytes=82 * MIB, phases=((0.0, "forward"), (1.0, "backward")))], COLOURS, None
+    )
+    for word in ("measured peak", "forward", "backward"):
+        assert f">{word}<" in svg
+        assert f">{word}<" not in draw_memory([plain], COLOURS, None)
+
+
+def test_a_re_measured_plan_has_an_error_bar():
+    point = TrialPoint(3, 100 * MIB, 1.0, PointKind.BEST)
+    svg = draw_frontier([replace(point, interval=(0.9, 1.2))], budget_bytes=None, cost_label="ratio")
+    bars = [svg.count("<path") - draw_frontier([point], budget_bytes=None, cost_label="ratio").count("<path")]
+    assert bars[0] >= 1
+
+
+def test_points_of_almost_equal_bytes_have_an_axis_of_plain_and_different_numbers():
+    points = [TrialPoint(n, 218.6 * MIB + n, 1.0 + n / 10, PointKind.WITHIN_BUDGET) for n in range(4)]
+    svg = draw_frontier(points, budget_bytes=218.6 * MIB + 5, cost_label="ratio")
+    ticks = [float(text) for text in re.findall(r">(\d+\.?\d*)</text>", svg)]
+    mebibytes = [tick for tick in ticks if tick > 100]
+    assert len(mebibytes) == len(set(mebibytes)) >= 3
+    assert max(mebibytes) - min(mebibytes) > 2
+    assert "+2" not in svg
+
+
+def test_colours_of_text_and_grid_follow_the_page():
+    svg = draw_memory([panel("as traced", 80)], COLOURS, None)
+    assert "currentColor" in svg
+    assert "var(--grid, #e7e9ec)" in svg
+    assert svg.count("#1b1f24") == 1

@@ -298,6 +298,27 @@ def test_a_value_is_in_transit_until_it_is_written_and_until_it_is_read() -> Non
     assert moving == ["fwd2", "dx2", "dw2", "dx1"]
 
 
+def test_a_workers_terminal_escapes_are_symbols_in_the_page(tmp_path: Path) -> None:
+    records = RecordedRun.load(full_run(tmp_path / "run"))
+    failed = Measurement(Outcome.CRASHED, "boom \x1b]0;pwn\x07\x1b[2J\x7f at\tline 3\nsecond")
+    page = render_page(
+        replace(
+            records,
+            trials=(*records.trials, Trial(900, TrialKind.SEARCH, "w", "d", {}, Plan((0,)), measurement=failed)),
+        )
+    )
+    assert "boom \u241b]0;pwn\u2407\u241b[2J\u2421 at\tline 3\nsecond" in page
+    assert not set(page) & {chr(code) for code in range(32) if chr(code) not in "\t\n"}
+
+
+def test_every_box_that_scrolls_takes_the_keyboards_focus_and_the_page_has_a_dark_scheme(tmp_path: Path) -> None:
+    page = render_page(RecordedRun.load(full_run(tmp_path / "run")))
+    boxes = re.findall(r'<div class="wide"[^>]*>|<pre[^>]*>', page)
+    assert len(boxes) > 4
+    assert all('tabindex="0"' in box for box in boxes)
+    assert "@media (prefers-color-scheme: dark)" in page
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_the_page_opens_from_disk_and_no_screen_is_too_narrow(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import simulate, timeline
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import peak_step_bytes, slot_sizes
+from autotune.runtime.offload.slots import peak_step_bytes, slot_sizes
 from autotune.runtime.op_profiler import profile, read_allocations
 from autotune.runtime.stores import open_store
 from autotune.testing.graphs import Builder

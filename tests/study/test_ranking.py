@@ -7,9 +7,11 @@ import pytest
 from autotune.ir.plan import Plan
 from autotune.measure.early_stop import cannot_beat
 from autotune.predict.simulate import Estimate
+from autotune.records.budget import PERCENT_TOLERANCE, Budget
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.ranking import (
+    NOTABLE_SHARE,
     TIE_SHARE,
     Rules,
     allocator_overheads,
@@ -18,6 +20,7 @@ from autotune.study.verdicts.ranking import (
     compute_stop_ratio,
     compute_target_bytes,
     estimate_overhead,
+    estimate_spread,
     exceeds_budget,
     pool_runs,
     ratio_noise,
@@ -217,3 +220,33 @@ def test_what_cannot_be_laid_out_within_the_budget_is_not_run_and_says_so():
 def test_noise_of_equal_samples_is_none_and_grows_with_their_spread():
     assert ratio_noise(seen()) == 0.0
     assert ratio_noise(seen(spread=0.1)) > ratio_noise(seen(spread=0.01)) > 0
+
+
+def test_the_charge_of_a_percentage_budget_has_a_tolerance_and_that_of_an_absolute_one_has_none():
+    percent, absolute = Budget.parse("65%"), Budget.parse("6GiB")
+    assert (percent.tolerance, absolute.tolerance) == (PERCENT_TOLERANCE, 0.0)
+    charged = replace(seen(), charged_bytes=RULES.floor_bytes + 1004)
+    tolerant = replace(RULES, budget_tolerance=percent.tolerance)
+    assert apply_rules(charged, tolerant).outcome is Outcome.OK
+    over = apply_rules(charged, RULES)
+    assert over.outcome is Outcome.OVER_BUDGET
+    assert "4 bytes (0.4 %) over the budget" in over.detail
+    above = apply_rules(replace(charged, charged_bytes=RULES.floor_bytes + 1006), tolerant)
+    assert above.outcome is Outcome.OVER_BUDGET
+    assert "0.5 % is tolerated" in above.detail
+
+
+def test_the_spread_is_the_widest_range_of_one_plan_over_processes_and_planners_aim_lower_by_it():
+    floor = RULES.floor_bytes
+    baseline = replace(seen(), process_charged_bytes=(floor + 1000, floor + 1002))
+    first = Trial(0, TrialKind.BASELINE, "w", "d", measurement=baseline)
+    assert estimate_spread([first]) == pytest.approx(0.002)
+    again = [
+        trial(number, replace(seen(), charged_bytes=floor + nbytes), plan=7) for number, nbytes in ((1, 800), (2, 804))
+    ]
+    assert estimate_spread([first, *again]) == pytest.approx(0.005)
+    assert (
+        estimate_spread([first, *again, trial(3, replace(seen(), charged_bytes=floor + 900), plan=7)]) == NOTABLE_SHARE
+    )
+    assert estimate_spread([]) == 0.0
+    assert compute_target_bytes(1000, [0.0], spread=0.005) == 995

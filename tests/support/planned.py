@@ -21,7 +21,7 @@ from autotune.planners.space import build_space
 from autotune.predict.bounds import peak_lower_bound
 from autotune.predict.simulate import peak_bytes, resident_bytes, simulate
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.op_profiler import profile, read_allocations
 from autotune.runtime.stores import open_store
 from autotune.runtime.train_step import TrainStep

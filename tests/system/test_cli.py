@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -86,6 +86,8 @@ PREPARED = PreparedWorkload(GRAPH, COSTS, DEVICE, FLOOR, True, 0.0)
 class FakeHarness:
     """A harness that measures what the simulator predicts; `prints` on standard output, as careless libraries do."""
 
+    prepared: ClassVar[PreparedWorkload] = PREPARED
+
     def __init__(self, spec: Spec) -> None:
         print("noise from a library")
 
@@ -96,7 +98,7 @@ class FakeHarness:
         self.close()
 
     def prepare(self) -> PreparedWorkload:
-        return PREPARED
+        return self.prepared
 
     survey = prepare
 
@@ -107,17 +109,18 @@ class FakeHarness:
         pass
 
     def baseline(self) -> Measurement:
-        return replace(self.measure(Plan.traced(GRAPH)), max_error=None)
+        return replace(self.measure(Plan.traced(self.prepared.graph)), max_error=None)
 
     def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
-        expected = simulate(GRAPH, lower(GRAPH, plan), COSTS)
+        graph, costs = self.prepared.graph, self.prepared.costs
+        expected = simulate(graph, lower(graph, plan), costs)
         return Measurement(
             Outcome.OK,
             peak_bytes=FLOOR + expected.peak_bytes,
             charged_bytes=FLOOR + expected.peak_bytes,
             floor_bytes=FLOOR,
             step_seconds=(expected.seconds,) * 8,
-            baseline_seconds=(sum(COSTS.seconds),) * 8,
+            baseline_seconds=(sum(costs.seconds),) * 8,
             max_error=0.0,
             verified="bit-equal to eager",
             meter="fake",
@@ -142,6 +145,18 @@ class FakeTracker:
 
     def finish(self, *, interrupted: int = 0) -> str:
         return f"{self.events} events"
+
+
+FEW_PLANNERS = "few.yaml"
+
+
+@pytest.fixture
+def few_planners(here: Path) -> str:
+    """A config of `chain` that plans at once, for what holds whatever the plans are."""
+    (here / FEW_PLANNERS).write_text(
+        "workload: chain\nbudget: 60%\nplanners: {order: [traced], update: [at_end], recompute: [greedy], reorder: [keep]}\n"
+    )
+    return FEW_PLANNERS
 
 
 @pytest.fixture
@@ -328,9 +343,9 @@ def test_a_run_that_fails_before_its_first_trial_leaves_no_directory(
 
 
 def test_a_resumed_run_that_another_process_works_in_names_a_move_that_there_is(
-    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
 ) -> None:
-    run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")
+    run("tune", few_planners, "--trials", "4", "--name", "one")
     with lock_run_dir(here / "runs/one"):
         code, _, err = run("resume", "runs/one")
     assert code == 75
@@ -487,17 +502,17 @@ def test_a_dry_run_of_a_budget_too_small_shows_the_frontier_and_is_4(
 
 @pytest.mark.usefixtures("never_runs")
 def test_the_noise_of_the_devices_profile_widens_what_a_dry_run_says_of_time(
-    here: Path, run: Callable[..., tuple[int, str, str]]
+    few_planners: str, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     def highest() -> float:
-        first = json.loads(run("tune", "chain", "--dry-run", "--json")[1])["frontier"][0]
+        first = json.loads(run("tune", few_planners, "--dry-run", "--json")[1])["frontier"][0]
         return float(first["seconds_range"][1] / first["estimate"]["seconds"])
 
     plain = highest()
     noisy = replace(PROFILE, noise_seconds=(1.0, 1.0, 1.0, 1.0, 1.5) * 4)
     device_profile.write(device_profile.profile_path(Path("runs"), DEVICE), noisy)
     assert highest() == pytest.approx(1.5 * plain)
-    assert "no device profile" not in run("tune", "chain", "--dry-run")[1]
+    assert "no device profile" not in run("tune", few_planners, "--dry-run")[1]
 
 
 @pytest.mark.usefixtures("never_runs")
@@ -677,6 +692,9 @@ def test_other_threads_than_the_plans_are_named_on_standard_error(capfd: pytest.
 def test_a_gpu_that_is_not_here_is_named_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from tests.measure.harness.conftest import InProcessChildren
+
+    monkeypatch.setattr("autotune.measure.harness.Children", InProcessChildren)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FACTORIES)
     for command, code in ((["tune", "mine.py:tiny", "--device", "cuda"], 2), (["measure", "p.json"], 6)):
@@ -727,9 +745,9 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
 
 
 def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
-    here: Path, fake_device: None, run: Callable[..., tuple[int, str, str]]
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "6", "--name", "one")
+    code, out, err = run("tune", few_planners, "--trials", "6", "--name", "one")
     assert code == 0, err
     lines = out.splitlines()
     assert lines[0].split()[:4] == ["plan", "kind", "order", "update"]
@@ -778,8 +796,8 @@ def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
     assert " MiB at " in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.usefixtures("fake_device", "few_planners")
 def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resumed(
     number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -792,7 +810,7 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
             return FakeHarness.measure(self, Plan.traced(GRAPH))
 
     monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
-    got, _, err = run("tune", "chain", "--budget", "60%", "--name", "one")
+    got, _, err = run("tune", FEW_PLANNERS, "--name", "one")
     assert got == code
     assert err.splitlines()[-1] == "error: interrupted; continue with: autotune resume runs/one"
     kept = (here / "runs/one/trials.jsonl").read_bytes()
@@ -805,20 +823,20 @@ def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resum
 
 @pytest.mark.usefixtures("fake_device")
 def test_a_resumed_run_interrupted_in_its_capture_keeps_its_trials_and_says_so(
-    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+    here: Path, few_planners: str, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
     class Interrupted(FakeHarness):
         def prepare(self) -> PreparedWorkload:
             signal.raise_signal(signal.SIGINT)
             return super().prepare()
 
-    assert run("tune", "chain", "--budget", "60%", "--trials", "4", "--name", "one")[0] == 0
+    assert run("tune", few_planners, "--trials", "4", "--name", "one")[0] == 0
     kept = (here / "runs/one/trials.jsonl").read_bytes()
     monkeypatch.setattr("autotune.measure.harness.Harness", Interrupted)
     code, _, err = run("resume", "runs/one")
     assert (code, err.splitlines()[-1]) == (130, "error: interrupted; continue with: autotune resume runs/one")
     assert (here / "runs/one/trials.jsonl").read_bytes() == kept
-    code, _, err = run("tune", "chain", "--name", "two")
+    code, _, err = run("tune", few_planners, "--name", "two")
     assert (code, err.splitlines()[-1].rpartition("; ")[2]) == (130, "nothing is kept")
     assert not (here / "runs/two").exists()
 
@@ -832,9 +850,11 @@ def test_resume_help_explains_its_limits(run: Callable[..., tuple[int, str, str]
 # -- with real children --------------------------------------------------------------------------------------------
 
 
-def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(here: Path) -> None:
+def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
     (here / "mine.py").write_text(FACTORIES)
-    code, out, err = in_a_process("tune", "mine.py:broken", "--budget", "65%", cwd=here)
+    code, out, err = run("tune", "mine.py:broken", "--budget", "65%")
     assert (code, out) == (2, "")
     last = err.splitlines()[-1]
     assert last.startswith("error: ")
@@ -843,11 +863,11 @@ def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(here: Pa
     assert [name for name in files(here) if "__pycache__" not in name] == ["mine.py"]
 
 
-def test_a_plan_of_another_model_is_6(here: Path) -> None:
+def test_a_plan_of_another_model_is_6(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     (here / "mine.py").write_text(FACTORIES)
     code, _, err = in_a_process("plan", "mine.py:tiny", "--budget", "200%", "-o", "plan.json", cwd=here)
     assert code == 0, err
-    code, out, err = in_a_process("measure", "plan.json", "--set", "width=16", cwd=here)
+    code, out, err = run("measure", "plan.json", "--set", "width=16")
     assert (code, out) == (6, "")
     assert "on other shapes" in err.splitlines()[-1]
 

@@ -24,7 +24,7 @@ from autotune.predict.simulate import simulate
 from autotune.records.plan_file import PlanFile
 from autotune.runtime import train_step
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import STORES, open_store
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload

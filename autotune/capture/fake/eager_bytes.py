@@ -85,18 +85,19 @@ def count_eager_bytes(workload: Workload) -> int:
 
 
 def _run_step(workload: Workload, counter: LiveBytesCounter) -> None:
-    if workload.loss_fn is None or workload.optimizer is None:
+    if workload.loss_fn is None:
         with torch.no_grad():
             infer(workload.model, workload.batch)
         return
     results = workload.loss_fn(workload.model, workload.batch)
     loss = results[0] if isinstance(results, tuple) else results
     loss.backward()
-    # optimizers read their step count, which changes values but no bytes
-    counter.scalar = 1.0
-    workload.optimizer.step()
-    counter.scalar = None
-    workload.optimizer.zero_grad(set_to_none=True)
+    if workload.optimizer is not None:
+        # optimizers read their step count, which changes values but no bytes
+        counter.scalar = 1.0
+        workload.optimizer.step()
+        counter.scalar = None
+    workload.model.zero_grad(set_to_none=True)
 
 
 def count_workload_bytes(reference: str, arguments: Mapping[str, Any]) -> int:

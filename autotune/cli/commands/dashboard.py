@@ -22,6 +22,7 @@ from typing import Any
 import autotune
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import DISTRIBUTION, AutotuneError, ConfigError, install_command
+from autotune.records.tracking_address import mask_secrets, without_credentials
 from autotune.report.mlflow_store import ENVIRONMENT, connect, store_errors, tracking_uri
 
 HOST = "127.0.0.1"
@@ -124,7 +125,7 @@ def _start(
     ports = {name: _port(name, port if name == "dashboard" else None) for name in PORTS}
     url = {name: f"http://{HOST}:{number}" for name, number in ports.items()}
     uri = tracking_uri(runs)
-    remote = {"mlflow": uri.rstrip("/")} if uri.startswith("http") else {}
+    remote = {"mlflow": without_credentials(uri).rstrip("/")} if uri.startswith("http") else {}
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
 
@@ -188,7 +189,7 @@ def _prepare_store(uri: str, runs: Path) -> str:
     try:
         connect(uri, runs)
     except store_errors() as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        return mask_secrets((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
     return ""
 
 

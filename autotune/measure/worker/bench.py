@@ -40,7 +40,6 @@ from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
 from autotune.measure.worker.compare import (
     COMPARED_STEPS,
-    HookedStep,
     Step,
     compare,
     record_results,
@@ -53,7 +52,7 @@ from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.runtime.verification.witness import float64, move_weights
@@ -124,7 +123,7 @@ class Bench:
         comparison = None
         with self._running(plan) as (step, _):
             if reference is not None:
-                comparison = compare(self._eager, self._hooked(step), reference)
+                comparison = compare(self._eager, step, reference)
                 if comparison.max_error > tolerance:
                     return PlanCheck(comparison)
             else:
@@ -145,7 +144,7 @@ class Bench:
             contextlib.closing(Writer(results)) as writer,
             self._running(Plan.traced(self._program.graph)) as (step, _),
         ):
-            record_results(self._eager, self._hooked(step), writer.add)
+            record_results(self._eager, step, writer.add)
         return Done()
 
     def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
@@ -300,9 +299,15 @@ class Bench:
         updates = self._program.updates
         self._store_bytes = store.held_bytes if store is not None else _no_bytes
 
-        def step() -> list[torch.Tensor]:
+        def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
+            if updates is not None:
+                updates.on_gradient = on_gradient
             with updates.step() if updates is not None else contextlib.nullcontext():
-                outputs = detached_tensors(executor(self._eager.batch()))
+                results, gradients = executor.run(executor.inputs(self._eager.batch()))
+            outputs = detached_tensors(results)
+            if on_gradient is not None:
+                for parameter, gradient in zip(self._program.gradients, gradients, strict=True):
+                    on_gradient(graph.values[parameter].name, gradient)
             if (
                 executor.problem
             ):  # the results are right, but the step did not run as planned, so its bytes are not the plan's
@@ -323,19 +328,6 @@ class Bench:
         if name not in self._spec.stores:
             raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
         return open_store(name, self._spec.stores[name], slot_sizes(self._program, schedule))
-
-    def _hooked(self, step: Step) -> HookedStep:
-        def hooked(on_gradient: OnGradient) -> list[torch.Tensor]:
-            updates = self._program.updates
-            if updates is None:
-                return step()
-            updates.on_gradient = on_gradient
-            try:
-                return step()
-            finally:
-                updates.on_gradient = None
-
-        return hooked
 
     def _warm_up(self, step: Step) -> None:
         self._eager.restore()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,8 +22,12 @@ COMPARED_STEPS = 2
 CARRIED = "carried"
 """Name of a run of eager whose gradients are moved by the error that the gate admits."""
 
-Step = Callable[[], list[torch.Tensor]]
-HookedStep = Callable[[OnGradient], list[torch.Tensor]]
+
+class Step(Protocol):
+    """A training step of the workload's batch: returns its results, and calls `on_gradient` for each gradient."""
+
+    def __call__(self, on_gradient: OnGradient | None = None) -> list[torch.Tensor]: ...
+
 
 _BOUNDS = "bounds.json"
 _STAGES = tuple(f"step {number}." for number in range(COMPARED_STEPS))
@@ -31,7 +35,7 @@ _STAGES = tuple(f"step {number}." for number in range(COMPARED_STEPS))
 
 def record_results(
     eager: EagerWorkload,
-    step: HookedStep,
+    step: Step,
     record: OnGradient,
     *,
     begin: Callable[[], object] = lambda: None,
@@ -58,7 +62,7 @@ def record_results(
         record(name, tensor)
 
 
-def compare(eager: EagerWorkload, step: HookedStep, directory: Path) -> Comparison:
+def compare(eager: EagerWorkload, step: Step, directory: Path) -> Comparison:
     """Return the largest error against the reference in a directory, as a share of its bounds, and the worst tensor."""
     reference, bounds = Reference(directory), _read_bounds(directory)
     centers = {
@@ -125,10 +129,11 @@ def write_bounds(eager: EagerWorkload, directory: Path, reasons: dict[str, str])
 def _carry(eager: EagerWorkload, bounds: dict[str, gates.Bound], directory: Path) -> Reference:
     """Run eager with gradients moved by the error admitted in the first step, and return its results."""
 
-    def step(record: OnGradient) -> list[torch.Tensor]:
+    def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
         def move(name: str, gradient: torch.Tensor) -> None:
             gradient.copy_(gates.move_towards_zero(gradient, bounds[f"{_STAGES[0]}gradient {name}"].admitted))
-            record(name, gradient)
+            if on_gradient is not None:
+                on_gradient(name, gradient)
 
         return eager.step(move)
 

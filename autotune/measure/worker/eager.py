@@ -51,14 +51,14 @@ class EagerWorkload:
         if loss_fn is None:
             with torch.no_grad():
                 return detached_tensors(infer(model, batch))
-        if optimizer is not None:
-            optimizer.zero_grad(set_to_none=True)
+        # optimizers may train tensors that are no parameters of the model; without one, the step is gradients alone
+        (optimizer or model).zero_grad(set_to_none=True)
         result = loss_fn(model, batch)
         loss = result[0] if isinstance(result, tuple) else result
         loss.backward()
+        if on_gradient is not None:
+            self._report_gradients(on_gradient)
         if optimizer is not None:
-            if on_gradient is not None:
-                self._report_gradients(optimizer, on_gradient)
             optimizer.step()
         return detached_tensors(result)
 
@@ -137,10 +137,12 @@ class EagerWorkload:
         for name, buffer in self.workload.model.named_buffers():
             yield f"buffer.{name}", buffer
 
-    def _report_gradients(self, optimizer: torch.optim.Optimizer, on_gradient: OnGradient) -> None:
-        optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    def _report_gradients(self, on_gradient: OnGradient) -> None:
+        optimizer = self.workload.optimizer
+        groups = optimizer.param_groups if optimizer is not None else [{"params": self.workload.model.parameters()}]
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
         for name, parameter in self.workload.model.named_parameters():
-            if parameter.grad is not None and id(parameter) in optimized:
+            if parameter.grad is not None and id(parameter) in trained:
                 on_gradient(name, parameter.grad)
 
 

@@ -1,5 +1,6 @@
 """Re-measure the best plans: select the next plan to run, and compare each plan with the best one."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ MAX_CONTENDERS = 3
 """Maximum number of plans that are re-measured because each may be the fastest."""
 CONTENDER_MARGIN = 0.1
 """Share of time above the leader's from which on a re-measurement would not make a plan the winner."""
+NEAR_MISS = 0.01
+"""Share of the budget: a finalist that misses by less is planned again for fewer bytes."""
+MAX_LOWERED = 2
+"""Maximum number of such plans from the same settings."""
 MIN_ROUNDS, MAX_ROUNDS = 2, 6
 """Least and most runs of a contender, each in new processes; more than the least only while the result is inconclusive."""
 TIE_MARGIN = 0.03
@@ -129,6 +134,35 @@ def select_contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial]:
     limit = time_cost(first, rules) * (1 + CONTENDER_MARGIN)
     near = [trial for trial in others if time_cost(trial, rules) <= limit]
     return [first, *sorted(near, key=lambda trial: time_cost(trial, rules))[: MAX_CONTENDERS - 1]]
+
+
+def select_near_miss(trials: Sequence[Trial], rules: Rules) -> Trial | None:
+    """Return the fastest finalist that missed the budget by little and was not planned again yet; None without one.
+
+    A finalist is as fast as a contender. Where no plan fits, every plan is a finalist.
+    """
+    contenders = select_contenders(trials, rules)
+    limit = time_cost(contenders[0], rules) * (1 + CONTENDER_MARGIN) if contenders else math.inf
+    lowered = [trial for trial in trials if trial.kind == TrialKind.LOWERED]
+    missed = []
+    for trial in trials:
+        result, charged = trial.measurement, trial.step_charged_bytes
+        if trial.plan is None or trial.kind == TrialKind.REPEAT or result is None or charged is None:
+            continue
+        is_near = result.outcome is Outcome.OVER_BUDGET and charged < rules.budget_bytes * (1 + NEAR_MISS)
+        same = [other for other in lowered if other.settings == trial.settings]
+        is_done = len(same) >= MAX_LOWERED or any(other.number > trial.number for other in same)
+        if is_near and not is_done and time_cost(trial, rules) <= limit:
+            missed.append(trial)
+    return min(missed, key=lambda trial: time_cost(trial, rules), default=None)
+
+
+def compute_lowered_target(missed: Trial, rules: Rules, spread: float) -> int:
+    """Return the peak bytes for the next plan of a near miss: its own by estimate, less its excess and the spread."""
+    assert missed.estimate is not None
+    assert missed.step_charged_bytes is not None
+    share = rules.budget_bytes * (1 - spread) / missed.step_charged_bytes
+    return min(int(missed.estimate.peak_bytes * share), missed.estimate.peak_bytes - 1)
 
 
 def select_fallback(fitting: Sequence[Trial], best: Trial, rules: Rules) -> Trial | None:

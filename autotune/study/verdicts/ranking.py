@@ -10,6 +10,7 @@ from itertools import chain
 
 from autotune.ir.plan import Plan
 from autotune.predict.simulate import Estimate
+from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.trial import Trial, TrialKind
@@ -17,6 +18,8 @@ from autotune.units import fmt_bytes
 
 ASSUMED_OVERHEAD = 0.03
 """Allocator overhead as a share of a plan's bytes, until the first plan is measured."""
+NEW_RUNS = (TrialKind.LOWERED, TrialKind.CONFIRM)
+"""Kinds of trials that run in new processes, even where the plan was measured before."""
 NOTABLE_SHARE = 0.01
 """Minimum share of bytes that counts as smaller; a process's charge varies by less from run to run."""
 TIE_SHARE = 0.02
@@ -35,11 +38,18 @@ class Rules:
     """Largest accepted `max_error`; None where eager fits at no batch size, so that no comparison is possible."""
     baseline_seconds: float
     """Predicted seconds of the traced plan; stands in where the baseline did not run."""
+    budget_tolerance: float = 0.0
+    """Share by which the charge may exceed the budget."""
+
+    @property
+    def accepted_bytes(self) -> int:
+        """Highest charge of the step that is within the budget and its tolerance."""
+        return tolerated_bytes(self.budget_bytes, self.budget_tolerance)
 
     @property
     def allowed_bytes(self) -> int:
         """Maximum charge of the whole process."""
-        return self.floor_bytes + self.budget_bytes
+        return self.floor_bytes + self.accepted_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +95,31 @@ def estimate_overhead(overheads: Sequence[float]) -> float:
     return max(0.0, *(overhead for overhead in ordered if overhead <= high + 1.5 * (high - low)))
 
 
-def compute_target_bytes(budget_bytes: int, overheads: Sequence[float]) -> int:
-    """Return the peak bytes that planners have to meet, so that the charge meets the budget.
+def compute_target_bytes(budget_bytes: int, overheads: Sequence[float], spread: float = 0.0) -> int:
+    """Return the peak bytes that planners have to meet, so that the charge meets the budget in every process.
 
     >>> compute_target_bytes(1030, [])
     1000
+    >>> compute_target_bytes(1030, [], spread=0.01)
+    990
     """
-    return int(budget_bytes / (1 + estimate_overhead(overheads)))
+    return int(budget_bytes * (1 - spread) / (1 + estimate_overhead(overheads)))
+
+
+def estimate_spread(trials: Iterable[Trial]) -> float:
+    """Return the range of one step's charge over new processes, as a share of the lowest; at most `NOTABLE_SHARE`.
+
+    The baseline's processes measure it first, then the runs of each re-measured plan. A wider range has other causes
+    than the process, such as a heap that malloc trims at another moment.
+    """
+    charges: dict[Plan | None, list[int]] = {}
+    for trial in trials:
+        if trial.measurement is not None and trial.kind != TrialKind.REPEAT:
+            floor, charged = trial.measurement.floor_bytes or 0, trial.step_charged_bytes
+            samples = [nbytes - floor for nbytes in trial.measurement.process_charged_bytes]
+            charges.setdefault(trial.plan, []).extend(samples or ([] if charged is None else [charged]))
+    ranges = [max(same) / min(same) - 1 for same in charges.values() if same and min(same) > 0]
+    return min(NOTABLE_SHARE, max(ranges, default=0.0))
 
 
 def plan_hash(plan: Plan) -> str:
@@ -101,6 +129,9 @@ def plan_hash(plan: Plan) -> str:
 
 def apply_rules(measurement: Measurement, rules: Rules) -> Measurement:
     """Return the measurement with the outcome by the study's tolerance and budget."""
+    if measurement.outcome is Outcome.OVER_BUDGET and measurement.charged_bytes is not None:
+        # a runner knows the accepted bytes only: state the budget and its tolerance
+        return apply_budget(measurement, rules.budget_bytes, rules.budget_tolerance)
     if measurement.outcome is not Outcome.OK:
         return measurement
     if not _within_tolerance(measurement, rules):
@@ -108,7 +139,7 @@ def apply_rules(measurement: Measurement, rules: Rules) -> Measurement:
             f"results differ from the reference by {measurement.max_error} of the bound; {rules.tolerance} is accepted"
         )
         return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=detail)
-    return apply_budget(measurement, rules.budget_bytes)
+    return apply_budget(measurement, rules.budget_bytes, rules.budget_tolerance)
 
 
 def exceeds_budget(estimate: Estimate, rules: Rules) -> bool:
@@ -271,7 +302,7 @@ def _trial_noise(trial: Trial) -> float:
 def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
     """Return the trial as a repeat with the earlier measurement of its plan; None where the plan is new."""
     same = [old for old in trials if old.plan == trial.plan and old.was_run and old.kind != TrialKind.REPEAT]
-    pooled = pool_runs(same).measurement if same and trial.kind != TrialKind.CONFIRM else None
+    pooled = pool_runs(same).measurement if same and trial.kind not in NEW_RUNS else None
     if pooled is None:
         return None
     note = f"same plan as trial {same[-1].number}: not run again"

@@ -25,7 +25,7 @@ from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import total_seconds
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import slot_sizes
+from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import open_store
 from autotune.workloads.factory import load_workload
 from experiments.common.turns import bootstrap_interval

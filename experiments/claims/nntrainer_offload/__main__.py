@@ -36,7 +36,7 @@ from autotune.records.measurement import total_seconds
 from autotune.report.claims import RESULT, Claim, Figure, read, write
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_slots import offloaded_values, slot_sizes
+from autotune.runtime.offload.slots import offloaded_values, slot_sizes
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.workloads.factory import load_workload

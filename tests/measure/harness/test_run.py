@@ -123,10 +123,13 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
-    first = ["measuring the baseline's bytes", "timing the baseline", "capturing the step"]
-    assert reports[:3] == first
+    steps = ["measuring the baseline's bytes", "timing the baseline", "capturing the step"]
+    assert reports[:3] == steps
     assert any(re.fullmatch(r"profiling ops: \d+ of \d+", report) for report in reports)
     assert seen.load is not None, "Linux reports the load"
+    first, second = baseline.process_charged_bytes  # of two processes: the spread that planners allow for
+    assert first == baseline.charged_bytes
+    assert second == pytest.approx(first, rel=0.05)
     assert seen.device is not None
     assert seen.device.environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert seen.device.environment["torch threads"] == "1"

@@ -10,7 +10,7 @@ import torch
 
 from autotune.errors import ConfigError, StoreError
 from autotune.ir.costs import Costs
-from autotune.runtime.offload_engine import OffloadEngine
+from autotune.runtime.offload.engine import OffloadEngine
 from autotune.runtime.stores import DEVICE_KINDS, STORES, measure_stores, open_store
 from autotune.runtime.stores.pinned_host import HostStore
 

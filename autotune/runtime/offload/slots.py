@@ -9,7 +9,7 @@ from autotune.capture.program import Program, reads
 from autotune.errors import PlanError
 from autotune.ir.graph import Role, TrainGraph
 from autotune.ir.schedule import Offload, Schedule, lives
-from autotune.runtime.offload_engine import slot_key
+from autotune.runtime.offload.engine import slot_key
 
 
 def peak_step_bytes(graph: TrainGraph, schedule: Schedule) -> int:

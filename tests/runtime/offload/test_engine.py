@@ -22,8 +22,8 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import Run, Schedule, lower
 from autotune.planners.offload.window import OffloadWindow
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload_engine import OffloadEngine
-from autotune.runtime.offload_slots import offloaded_values, slot_sizes
+from autotune.runtime.offload.engine import OffloadEngine
+from autotune.runtime.offload.slots import offloaded_values, slot_sizes
 from autotune.runtime.stores import open_store
 from autotune.workloads.workload import Workload
 from tests.support.eager import eager_step, tensors, worst_difference

@@ -14,7 +14,7 @@ from autotune.ir.schedule import Offload, Prefetch, Run, lower
 from autotune.planners.offload.window import OffloadWindow
 from autotune.predict.simulate import peak_bytes, time_instructions
 from autotune.records.measurement import TransferTrace
-from autotune.runtime.window_adapter import (
+from autotune.runtime.offload.window_adapter import (
     DECISION_STEPS,
     SETTLED_DECISIONS,
     UNSETTLED_STEPS,

@@ -1,0 +1,50 @@
+"""Temporary directories that a later session removes where their own session was killed."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Self
+
+
+class Scratch:
+    """Temporary directory that is locked while its process lives, however that ends."""
+
+    def __init__(self, parent: Path, prefix: str) -> None:
+        remove_dead(parent, prefix)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self.path.exists():  # another session may have removed it before it was locked
+                return
+            os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the directory with its files; a second call does nothing."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_dead(parent: Path, prefix: str) -> None:
+    """Remove this user's directories of a prefix whose session has ended; a live session holds a lock on its own."""
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # BlockingIOError: its session is alive
+            if path.lstat().st_uid != os.geteuid():
+                continue
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(directory)

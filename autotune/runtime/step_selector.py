@@ -1,0 +1,124 @@
+"""Find the prepared step of a call, or capture, plan and prepare another one."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from autotune.capture.program import Program
+from autotune.capture.python.guards import GuardFailure
+from autotune.capture.signature import Signature
+from autotune.errors import PlanError
+from autotune.runtime.prepared_step import PreparedStep, StepPreparer
+from autotune.runtime.recapture import Recaptures, transfer_plan
+from autotune.runtime.step_cache import StepCache, describe_difference
+
+OtherShapes = Literal["replan", "eager", "error"]
+
+
+class StepSelector:
+    """The prepared steps of one loop.
+
+    Args:
+        capture: Captures the step for a batch; the second argument names floats that become inputs.
+        preparer: Plans captured programs and makes them ready to run.
+        other_shapes: Action for a call without a prepared step: prepare another one, run in eager, or raise PlanError.
+        trains: False for steps without gradients.
+        maker: Name of the class that a message tells the user to create.
+    """
+
+    def __init__(
+        self,
+        capture: Callable[[Any, frozenset[str]], Program],
+        preparer: StepPreparer,
+        other_shapes: OtherShapes,
+        *,
+        trains: bool,
+        maker: str,
+    ) -> None:
+        self._capture, self._preparer, self._other_shapes, self._maker = capture, preparer, other_shapes, maker
+        self._recaptures = Recaptures()
+        self.cache = StepCache(trains=trains)
+        self._has_warned = False
+        self._first_call: Signature
+        self.first: Program
+        """Program of the first batch."""
+        self.last: PreparedStep
+        """Step of the last call that did not run in eager."""
+
+    def start(self, batch: Any, call: Signature, gradient_users: str) -> None:
+        """Prepare the step of the first batch.
+
+        Raises:
+            CaptureError: The step cannot be captured.
+            PlanError: The plan is for another graph.
+            StoreError: A store cannot be opened.
+        """
+        self._first_call, self.first = call, self._capture(batch, frozenset())
+        self.last = self._preparer.prepare(self.first, self._preparer.first_plan(self.first.graph), gradient_users)
+        self.cache.add(call, self.last)
+
+    def select(
+        self, batch: Any, call: Signature, tensors: list[torch.Tensor], gradient_users: str
+    ) -> PreparedStep | None:
+        """Return the step of a call, ready to run; None for a call that runs in eager.
+
+        Raises:
+            CaptureError: The step must be captured again, which fails.
+            PlanError: `other_shapes` is "error", or a value changes too often.
+            StoreError: A store cannot be opened.
+        """
+        self._recaptures.steps += 1
+        step, change = self.cache.find(call, tensors)
+        if step is None and self._other_shapes == "error":
+            self._refuse_call(call, change)
+        if step is not self.last:
+            self.last.suspend()  # alternating shapes would otherwise hold an arena and a store each
+        if step is None:
+            self._warn(call, change)
+            if self._other_shapes == "eager":
+                return None
+            step = self._prepare_again(batch, change, gradient_users)
+            self.cache.add(call, step)
+        step.resume()
+        self.last = step
+        return step
+
+    def _refuse_call(self, call: Signature, change: GuardFailure | None) -> None:
+        raise PlanError(
+            f"this step was made for a batch of {self._first_call.shapes}; this is "
+            f"{describe_difference(call, self._first_call)}. Pass other_shapes='replan' or make a {self._maker} for it"
+            if change is None
+            else f"{change}. Pass other_shapes='replan' or make a {self._maker} for it"
+        )
+
+    def _warn(self, call: Signature, change: GuardFailure | None) -> None:
+        eager = self._other_shapes == "eager"
+        if change is not None:
+            if self._recaptures.is_first(change):
+                action = "runs in plain eager" if eager else "is captured again"
+                warnings.warn(f"{change}; the step {action} whenever it changes", stacklevel=5)
+            return
+        if not self._has_warned:
+            action = (
+                "runs as it is traced" if self._preparer.file is None else "is planned again with the same settings"
+            )
+            action = "runs in plain eager" if eager else action
+            difference = describe_difference(call, self._first_call)
+            warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=5)
+        self._has_warned = True
+
+    def _prepare_again(self, batch: Any, change: GuardFailure | None, gradient_users: str) -> PreparedStep:
+        """Capture and prepare a call without a step; keep the plan if only Python constants differ."""
+        plan = None
+        if change is None:
+            program = self._capture(batch, self._recaptures.inputs)
+        else:
+            self._recaptures.refuse_frequent(change)
+            program = self._recaptures.capture(change, partial(self._capture, batch))
+            plan = transfer_plan(self.last.captured_plan, self.last.program, program)
+        if plan is None:
+            plan = self._preparer.make_plan(program, gradient_users)
+        return self._preparer.prepare(program, plan, gradient_users)

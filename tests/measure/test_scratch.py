@@ -1,0 +1,50 @@
+"""Temporary directories of killed sessions go at the next start; those of live ones stay."""
+
+import os
+import signal
+from pathlib import Path
+
+from autotune.measure.children import Children
+from autotune.measure.scratch import Scratch, remove_dead
+from autotune.measure.spec import Spec
+from autotune.study.interrupts import Interrupts
+from autotune.workloads.reference import WorkloadRef
+
+
+def create_and_die(parent: Path) -> None:
+    """Create a directory in a process that SIGKILL ends."""
+    child = os.fork()
+    if child == 0:
+        (Scratch(parent, "scratch-").path / "initial-1").write_bytes(b"1" * 100)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert list(parent.glob("scratch-*/initial-1"))
+
+
+def test_the_next_session_removes_scratch_of_a_killed_one_and_keeps_that_of_a_live_one(tmp_path: Path) -> None:
+    with Scratch(tmp_path, "scratch-") as live:
+        create_and_die(tmp_path)
+        (tmp_path / "eager-1.log").touch()
+        children = Children(Spec(WorkloadRef("zoo"), tmp_path))
+        assert set(tmp_path.iterdir()) == {live.path, children.scratch, tmp_path / "eager-1.log"}
+        children.close()
+        children.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["eager-1.log"]
+
+
+def test_scratch_of_another_user_and_a_link_stay(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "scratch-link").symlink_to(tmp_path / "other")
+    remove_dead(tmp_path, "scratch-")
+    assert (tmp_path / "scratch-link").is_symlink()
+    assert (tmp_path / "other").is_dir()
+
+
+def test_a_sighup_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+        assert interrupts.received == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

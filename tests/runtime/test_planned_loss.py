@@ -1,0 +1,274 @@
+"""A planned loss in a loop of the user's: the loop's every bit is that of plain PyTorch."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from autotune.capture.tracer import capture
+from autotune.errors import PlanError
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.planners.auto import best_plan
+from autotune.predict.simulate import simulate
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.planned_loss import PlannedLoss
+from autotune.workloads.workload import Workload
+
+Loss = Callable[[Any], Any]
+Loop = Callable[[nn.Module, torch.optim.Optimizer, Loss], Iterator[torch.Tensor]]
+
+
+class Net(nn.Module):
+    """A net whose step draws random numbers and changes buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.Conv2d(8, 8, 3, padding=1),
+            nn.BatchNorm2d(8), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Any:
+    logits = model(batch[0])
+    return nn.functional.cross_entropy(logits, batch[1]), {"hits": (logits.argmax(1) == batch[1]).sum()}
+
+
+def batches(count: int = 6) -> list[Any]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(4, 3, 8, 8, generator=generator), torch.randint(5, (4,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def clipping(model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss) -> Iterator[torch.Tensor]:
+    for batch in batches():
+        loss, extras = loss_of(batch)
+        loss.backward()
+        yield clip_grad_norm_(model.parameters(), 0.05)
+        yield extras["hits"]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accumulation_of_three_with_a_remainder(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    for number, batch in enumerate(batches(8)):
+        loss, _ = loss_of(batch)
+        (loss / 3).backward()
+        yield loss.detach()
+        if number % 3 == 2 or number == 7:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def scaling_with_an_overflow(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=3e4, growth_interval=2)
+    for number, batch in enumerate(batches()):
+        loss, _ = loss_of(batch)
+        scaler.scale(loss * (float("inf") if number == 2 else 1)).backward()
+        scaler.unscale_(optimizer)
+        yield clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        yield torch.tensor(scaler.get_scale())
+        optimizer.zero_grad()
+
+
+def one_backward_of_two_losses(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    for first, second in zip(batches(), reversed(batches()), strict=True):
+        loss = 0.7 * loss_of(first)[0] + loss_of(second)[0]
+        loss.backward()
+        yield loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def hooks_and_a_frozen_layer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    weight = model.body[0].weight
+    weight.register_hook(lambda gradient: gradient * 0.5)
+    weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
+    for number, batch in enumerate(batches()):
+        model.body[4].requires_grad_(number != 3)
+        loss_of(batch)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    yield from seen
+
+
+def evaluation_between_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    for batch in batches(4):
+        loss_of(batch)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            yield loss_of(batch)[0]
+        model.train()
+
+
+def autocast_around_the_loss(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    for batch in batches(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _ = loss_of(batch)
+        loss.backward()
+        yield loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def run(loop: Loop, wrap: Callable[[nn.Module], Loss]) -> list[torch.Tensor]:
+    """Return all that a loop yields, and the state it ends in."""
+    torch.manual_seed(5)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    yielded = [part.clone() for part in loop(model, optimizer, wrap(model))]
+    state = [part for parts in optimizer.state.values() for part in parts.values()]
+    return [*yielded, *model.state_dict().values(), *state, torch.get_rng_state()]
+
+
+def eager(model: nn.Module) -> Loss:
+    return lambda batch: loss_fn(model, batch)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """A plan that recomputes, for the net's gradients at half the bytes above its static ones."""
+    program = capture(Workload(Net(), loss_fn, None, batches()[0]))
+    graph, costs = program.graph, profile(program)
+    traced = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
+    plan = best_plan(graph, costs, graph.static_bytes + (traced - graph.static_bytes) // 2).plan
+    assert plan.recomputed
+    assert simulate(graph, lower(graph, plan), costs).peak_bytes < traced
+    return plan
+
+
+LOOPS: list[Loop] = [
+    clipping, accumulation_of_three_with_a_remainder, scaling_with_an_overflow, one_backward_of_two_losses,
+    evaluation_between_steps,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_a_loop_with_a_planned_loss_ends_in_every_bit_where_plain_pytorch_ends(loop: Loop, plan: Plan):
+    wanted, got = run(loop, eager), run(loop, lambda model: PlannedLoss(model, loss_fn, plan))
+    assert [tensor.dtype for tensor in wanted] == [tensor.dtype for tensor in got]
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(wanted, got, strict=True))
+
+
+@pytest.mark.parametrize("loop", [hooks_and_a_frozen_layer, autocast_around_the_loss], ids=lambda loop: loop.__name__)
+@pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
+def test_a_loop_that_needs_more_than_one_capture_ends_where_plain_pytorch_ends(loop: Loop):
+    wanted, got = run(loop, eager), run(loop, lambda model: PlannedLoss(model, loss_fn))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+def test_gradients_are_results_of_the_graph_and_no_op_updates():
+    model = Net()
+    program = capture(Workload(model, loss_fn, None, batches()[0]))
+    named = dict(model.named_parameters())
+    assert [program.graph.values[value].name for value in program.gradients] == list(named)
+    assert not [op for op in program.graph.ops if op.target.startswith(("update", "step"))]
+    parameters = sum(parameter.nbytes for parameter in named.values())
+    assert sum(program.graph.values[value].nbytes for value in program.graph.outputs) >= parameters
+
+
+def test_accumulated_gradients_leave_the_arena_its_layout(plan: Plan):
+    model = Net()
+    planned = PlannedLoss(model, loss_fn, replace(plan, allocator="arena"))
+    for batch in batches(6):
+        planned(batch)[0].backward()  # never cleared: `.grad` grows by each
+    (selector,) = planned._selectors.values()
+    arena = selector.last.arena
+    assert arena is not None
+    assert not arena.works or (arena.bytes > 0 and arena.misses == 0)
+
+
+def test_gradients_are_handed_over_once():
+    planned = PlannedLoss(Net(), loss_fn)
+    loss, _ = planned(batches()[0])
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="ran a second time through a planned loss"):
+        loss.backward()
+
+
+def test_a_parameter_that_changes_before_backward_is_refused_where_the_step_must_run_again():
+    model = Net()
+    planned = PlannedLoss(model, loss_fn)
+    loss, _ = planned(batches()[0])
+    with torch.no_grad():
+        model.head.weight.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place between the call and backward"):
+        (loss / 3).backward()
+
+
+def test_another_shape_is_refused_on_request():
+    planned = PlannedLoss(Net(), loss_fn, other_shapes="error")
+    planned(batches()[0])
+    with pytest.raises(PlanError, match="make a PlannedLoss for it"):
+        planned((torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)))
+
+
+RANK = """
+import sys
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from autotune.runtime.planned_loss import PlannedLoss
+from tests.runtime.test_planned_loss import Net, batches, loss_fn
+class Plain(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+    def forward(self, batch):
+        return loss_fn(self.model, batch)
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+def train(wrap):
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(wrap(Net()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches()[rank::2]:
+        loss, _ = model(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+pairs = zip(train(Plain), train(lambda model: PlannedLoss(model, loss_fn)), strict=True)
+print(all(torch.equal(a, b) for a, b in pairs))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_train_a_planned_loss_in_ddp_to_the_bits_of_ddp(tmp_path: Path):
+    command = [sys.executable, "-W", "ignore", "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=300)[0].strip() for rank in ranks] == ["True", "True"]
