@@ -21,6 +21,7 @@ from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir, RunsDir, find_runs_dir, remove_empty_run
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress
+from autotune.workloads.reference import lies_here
 
 if TYPE_CHECKING:
     from autotune.measure.harness import Harness
@@ -139,15 +140,23 @@ def measure_plan(
     stores: Mapping[str, str],
     limit: str | None,
     notify: Callable[[str], None] = ignore_note,
+    allow_reference: bool = False,
 ) -> PlanMeasurement:
     """Measure a plan file on this machine, interleaved with the baseline; `notify` receives a line before that.
 
-    `arguments` override those that the plan was made with. Raises StoreError where the plan's store has no directory, and
+    `arguments` override those that the plan was made with. A plan file names the code that is run; code outside of the zoo
+    and the working directory needs `allow_reference`, else ConfigError is raised. Raises StoreError where the plan's store has no directory, and
     PlanError where the plan belongs to another graph or another kind of device.
     """
     file = planfile.read(path)
+    if not allow_reference and not lies_here(file.workload.reference):
+        raise ConfigError(
+            f"{path}: its workload {file.workload} lies outside of {Path.cwd()}, and measuring runs it; "
+            "check that code, then add --allow-reference"
+        )
     if file.plan.offload and file.plan.store not in stores:
         raise StoreError(f"{path}: the plan offloads to {file.plan.store}; add --store {file.plan.store}=DIR")
+    notify(f"{path} names the workload {file.workload}")
     overrides = {
         "arguments": {**file.workload.arguments, **arguments},
         "device": file.device.kind if file.device else None,

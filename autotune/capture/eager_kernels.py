@@ -18,6 +18,8 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import traceback
 from torch.fx.node import _side_effectful_functions
 
+from autotune.capture.fake.kernel_strides import kernel_strides
+
 aten = torch.ops.aten
 _DECOMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 """Dispatch keys of decompositions above autograd."""
@@ -102,7 +104,8 @@ def eager_kernels() -> Iterator[None]:
             if _is_view(op):
                 op.py_kernels.pop(DispatchKey.Meta, None)
             op._dispatch_cache.clear()
-        yield
+        with kernel_strides():
+            yield
     finally:
         fake_impls.op_implementations_dict.update(views)
         FunctionalTensorMode.__torch_dispatch__ = functionalize  # type: ignore[method-assign]

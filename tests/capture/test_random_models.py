@@ -1,5 +1,9 @@
-"""Steps that nobody wrote, under plans that nobody chose: equal to eager bit for bit, at the bytes that were estimated."""
+"""Steps that nobody wrote, under plans that nobody chose: equal to eager bit for bit, at the bytes that were estimated.
 
+The slow tests run the seeds below 80. `AUTOTUNE_RANDOM_MODELS=300` in the environment runs those below 300.
+"""
+
+import os
 import random
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +20,8 @@ from tests.support.planned import Case, difference, eager_trace, planned_trace, 
 from tests.support.random_chains import Chain, chains
 from tests.support.random_models import draw, runs_in_eager, shrink
 
-MANY, FEW = 300, 8
+MANY, FEW = int(os.environ.get("AUTOTUNE_RANDOM_MODELS", "80")), 8
+"""Seeds of the slow and the default tests."""
 
 
 @pytest.fixture(scope="module")

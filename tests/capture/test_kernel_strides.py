@@ -1,0 +1,102 @@
+"""Fake tensors have the strides of the kernels: with others the trace loses copies that a backward kernel depends on."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autotune.capture.eager_kernels import eager_kernels
+from autotune.capture.fake.kernel_strides import ITERATED, ON_CPU
+from tests.support.eager import assert_equals_eager
+from tests.support.random_chains import Chain
+
+aten = torch.ops.aten
+SHAPES = ((2, 3, 4, 5), (1, 1, 6, 6), (1, 3, 4, 4), (2, 1, 4, 4), (2, 4, 4, 1))
+
+
+def mask_like(tensor: Tensor) -> Tensor:
+    """Mask of the same strides, or contiguous: a dropout never makes a mask with gaps."""
+    dense = aten.is_non_overlapping_and_dense(tensor)
+    strides = tensor.stride() if dense else torch.empty(tensor.shape).stride()
+    return torch.empty_strided(tensor.shape, strides, dtype=torch.bool).fill_(True)
+
+
+CALLS: dict[torch._ops.OpOverload, Callable[[Tensor, Tensor], Any]] = {
+    aten.add.Tensor: aten.add.Tensor,
+    aten.mul.Tensor: aten.mul.Tensor,
+    aten.native_dropout_backward.default: lambda x, y: aten.native_dropout_backward(x, mask_like(y), 2.0),
+    aten.hardtanh_backward.default: lambda x, y: aten.hardtanh_backward(x, y, 0.0, 6.0),
+    aten.elu_backward.default: lambda x, y: aten.elu_backward(x, 1.0, 1.0, 1.0, False, y),
+    aten.leaky_relu_backward.default: lambda x, y: aten.leaky_relu_backward(x, y, 0.1, False),
+    aten.threshold_backward.default: lambda x, y: aten.threshold_backward(x, y, 0),
+    aten.softplus_backward.default: lambda x, y: aten.softplus_backward(x, y, 1, 20),
+    aten.hardswish_backward.default: aten.hardswish_backward,
+    aten.hardsigmoid_backward.default: aten.hardsigmoid_backward,
+    aten.logit_backward.default: lambda x, y: aten.logit_backward(x, y, 0.1),
+    aten.copysign.Tensor: aten.copysign,
+    aten.logaddexp.default: aten.logaddexp,
+    aten.xlogy.Tensor: aten.xlogy,
+    aten.heaviside.default: aten.heaviside,
+    aten.log_sigmoid_forward.default: lambda x, y: aten.log_sigmoid_forward(x)[0],
+    aten.log_sigmoid_backward.default: lambda x, y: aten.log_sigmoid_backward(x, y, torch.zeros(y.shape)),
+    aten.binary_cross_entropy_backward.default: lambda x, y: aten.binary_cross_entropy_backward(x, x, y),
+    aten.mse_loss_backward.default: lambda x, y: aten.mse_loss_backward(x.sum(), x, y, 1),
+    aten.smooth_l1_loss_backward.default: lambda x, y: aten.smooth_l1_loss_backward(x.sum(), x, y, 1, 1.0),
+    aten.huber_loss_backward.default: lambda x, y: aten.huber_loss_backward(x.sum(), x, y, 1, 1.0),
+    aten._log_softmax_backward_data.default: lambda x, y: aten._log_softmax_backward_data(x, y, 1, torch.float32),
+    aten.glu_backward.default: lambda x, y: aten.glu_backward(x.narrow(2, 0, 2).clone(), y.narrow(2, 0, 4).clone(), 2),
+    aten.native_layer_norm_backward.default: lambda x, y: aten.native_layer_norm_backward(
+        x, y, x.shape[3:], torch.zeros(*x.shape[:3], 1), torch.ones(*x.shape[:3], 1), None, None, [True, False, False]
+    ),
+    aten.reflection_pad2d_backward.default: lambda x, y: aten.reflection_pad2d_backward(
+        x.repeat(1, 1, 2, 1), y.repeat(1, 1, 2, 1).narrow(2, 0, 2 * x.shape[2] - 2), [0, 0, 1, 1]
+    ),
+}  # fmt: skip
+
+
+def layouts(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Strides in which a value may lie: permuted, a slice of channels or of the last dimension, or expanded."""
+    whole = torch.empty(shape)
+    for order in ((0, 1, 2, 3), (0, 1, 3, 2), (0, 2, 3, 1)):
+        permuted = torch.empty([shape[dim] for dim in order])
+        yield permuted.permute([order.index(dim) for dim in range(4)]).stride()
+    yield torch.cat([whole, whole], 1)[:, : shape[1]].stride()
+    yield torch.cat([whole, whole], 3)[..., ::2].stride()
+    yield whole[:, :1].expand(shape).stride()
+
+
+def strides_of(result: Any) -> tuple[int, ...]:
+    first = result if isinstance(result, Tensor) else result[0]
+    return first.stride()
+
+
+@pytest.mark.parametrize("op", [*ITERATED, *ON_CPU], ids=str)
+def test_a_fake_result_has_the_strides_of_the_kernels(op: torch._ops.OpOverload):
+    different, fake = [], FakeTensorMode()
+    with torch.no_grad(), eager_kernels():
+        for shape in SHAPES:
+            for pair in product(layouts(shape), repeat=2):
+                tensors = [torch.empty_strided(shape, strides).fill_(0.5) for strides in pair]
+                eager = strides_of(CALLS[op](*tensors))
+                with fake:
+                    blank = [torch.empty_strided(shape, strides) for strides in pair]
+                    traced = strides_of(CALLS[op](*blank))
+                if traced != eager:
+                    different.append((pair, eager, traced))
+    assert different == []
+
+
+def test_a_group_norm_behind_a_transposed_gradient_equals_eager():
+    # the kernel ignores strides: autograd copies the gradient before, but only if it knows that it is transposed
+    norm = ("branches", (("norm", "group"),), ())
+    links = (norm, ("activation", "relu6"), ("branches", (("activation", "relu"),), (("activation", "relu"),)))
+    chain = Chain(links, 1, 1, "sgd", 0.0)
+    one, other = chain.make(), chain.make()
+    for workload in (one, other):
+        loss_fn = workload.loss_fn
+        workload.loss_fn = lambda model, batch, loss_fn=loss_fn: loss_fn(model, batch)[0]
+    assert_equals_eager(one, other)
