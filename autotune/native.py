@@ -1,6 +1,7 @@
 """Load the project's C++ libraries: built into the wheel, or with g++ on first use into the user's cache folder."""
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -14,6 +15,16 @@ _log = logging.getLogger(__name__)
 
 PREBUILT = Path(__file__).with_name("_native")
 """Folder of the libraries that were compiled when the wheel was built; absent in a checkout."""
+
+
+def _check_owner(*paths: Path) -> None:
+    """Raise RuntimeError for a path that another user owns or may write: a library there runs as this user."""
+    for path in paths:
+        status = path.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise RuntimeError(
+                f"{path} belongs to another user or others may write it; run chmod go-w {path}, or set XDG_CACHE_HOME"
+            )
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,21 @@ class Library:
             without: Consequence of a missing library, for the warning.
         """
         try:
-            return ctypes.CDLL(str(self.locate()))
+            path = self.locate()
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                if path.parent == PREBUILT:
+                    raise
+                path.unlink(missing_ok=True)  # cut short by a full disk or a power failure
+                return ctypes.CDLL(str(self.compile(path.parent)))
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             detail = getattr(error, "stderr", None) or str(error) or type(error).__name__
-            _log.warning("%s: %s. Install g++", without, detail.strip().splitlines()[-1])
+            is_unwritable = isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC)
+            is_foreign = isinstance(error, RuntimeError)
+            advice = "Set XDG_CACHE_HOME to a writable directory" if is_unwritable else "Install g++"
+            reason = detail.strip().splitlines()[-1]
+            _log.warning("%s: %s%s", without, reason, "" if is_foreign else f". {advice}")
             return None
 
     def locate(self) -> Path:
@@ -53,11 +75,14 @@ class Library:
 
         Raises:
             OSError: There is no g++.
+            RuntimeError: Another user may write the cache folder.
             subprocess.SubprocessError: The compiler fails, or runs longer than 300 seconds.
         """
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
         for folder in (PREBUILT, cache):
             if (folder / self.file_name).exists():
+                if folder == cache:
+                    _check_owner(folder, folder / self.file_name)
                 return folder / self.file_name
         return self.compile(cache)
 
@@ -66,7 +91,8 @@ class Library:
         compiler = shutil.which("g++")
         if compiler is None:
             raise OSError("there is no g++")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _check_owner(folder)
         with tempfile.TemporaryDirectory(dir=folder) as drafts:
             draft = Path(drafts) / self.file_name
             command = [compiler, str(self.sources[0]), "-o", str(draft), "-shared", "-fPIC", "-std=c++20", *self.flags]

@@ -222,13 +222,30 @@ def measure(
     set_: Arguments = None,
     store: Stores = None,
     limit: Limit = None,
+    allow_reference: Annotated[
+        bool,
+        typer.Option(
+            "--allow-reference",
+            help="Run the workload that the plan names even where it lies outside of this directory.",
+        ),
+    ] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure a plan on this machine, interleaved with the baseline: results, bytes and seconds."""
+    """Measure a plan on this machine, interleaved with the baseline: results, bytes and seconds.
+
+    This runs the code that the plan file names.
+    """
     from autotune.cli.commands.measure import run
 
-    run(plan, parse_pairs(set_, "--set"), parse_pairs(store, "--store"), limit, json=json)
+    run(
+        plan,
+        parse_pairs(set_, "--set"),
+        parse_pairs(store, "--store"),
+        limit,
+        allow_reference=allow_reference,
+        json=json,
+    )
 
 
 @app.command(short_help="Verify and improve champions, and detect regressions.")

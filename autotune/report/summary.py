@@ -1,15 +1,18 @@
 """State the result of a run in one headline, one sentence and two lists of facts."""
 
+from datetime import UTC, datetime
+
 from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.trial import Trial
 from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.statistics import Interval, format_percent
 from autotune.units import fmt_bytes, fmt_seconds
 
 NEGLIGIBLE = 0.005
-"""Largest relative difference of step times that the headline calls no difference."""
+"""Largest relative difference of step times that the headline calls none, however narrow the interval."""
 
 
 def summarize_run(records: RecordedRun) -> tuple[str, str]:
@@ -18,6 +21,8 @@ def summarize_run(records: RecordedRun) -> tuple[str, str]:
     if not records.trials:
         return "No plan tried yet", "The run holds no trials; go on with autotune resume."
     best = records.best
+    if all(trial.plan is None for trial in records.trials):
+        return "Nothing but the baseline ran yet", f"Go on with autotune resume {records.run_dir or records.name}"
     if best is None or best.measurement is None:
         return f"No plan that was tried fits {budget}", _describe_lowest(records)
     return _describe_best(records, best, best.measurement, budget)
@@ -37,6 +42,9 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
             "-" if graph is None else f"{graph.name}, {len(graph.ops)} ops, {len(graph.values)} values, {graph.digest}",
         ),
         ("results of the best plan", _verification(records)),
+        ("time over eager's", _format_ratio(records.time_ratio)),
+        ("date", _format_date(records)),
+        ("machine", records.device.silicon if records.device else "-"),
         *([("disturbed by other work", disturbed)] if (disturbed := describe_disturbance(records.trials)) else []),
     ]
 
@@ -87,13 +95,32 @@ def _describe_best(records: RecordedRun, best: Trial, measurement: Measurement, 
             f"Plan {best.number} uses {used} and {fmt_seconds(measurement.median_seconds or 0)} a step; "
             f"the eager step{needs} did not run to its end, so there is no time to compare with."
         )
-    return f"{fits} {_price(ratio)}", _describe_saving(records, best, peak)
+    return f"{fits} {describe_time(records.time_ratio)}", _describe_saving(records, best, peak)
 
 
-def _price(ratio: float) -> str:
-    if ratio >= 1 + NEGLIGIBLE:
-        return f"for {100 * (ratio - 1):.0f} % more time"
-    return "for no extra time" if ratio > 1 - NEGLIGIBLE else f"and saves {100 * (1 - ratio):.0f} % of the time"
+def describe_time(ratio: Interval | None) -> str:
+    """Describe a time ratio as the end of a sentence; only an interval without equal times shows a difference.
+
+    >>> describe_time(Interval(1.06, 1.05, 1.07))
+    'for 6 % more time'
+    >>> describe_time(Interval(0.9, 0.67, 1.07))
+    'and is no slower within the noise (-33 % to +7 %)'
+    >>> describe_time(None)
+    'but too few steps were timed to compare it with eager'
+    """
+    if ratio is None:
+        return "but too few steps were timed to compare it with eager"
+    is_range = ratio.samples > 0 and ratio.confidence is None
+    ends = f"{100 * (ratio.low - 1):+.0f} % to {100 * (ratio.high - 1):+.0f} %"
+    ends += f", {ratio.basis}" if is_range else ""
+    if ratio.low <= 1 <= ratio.high:
+        return f"and is no slower within the noise ({ends})"
+    text = f"and saves {100 * (1 - ratio.middle):.0f} % of the time"
+    if abs(ratio.middle - 1) < NEGLIGIBLE:
+        text = "for no extra time"
+    elif ratio.middle > 1:
+        text = f"for {100 * (ratio.middle - 1):.0f} % more time"
+    return f"{text} ({ends})" if is_range else text
 
 
 def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str:
@@ -112,6 +139,18 @@ def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str
 def _tolerance(records: RecordedRun) -> str:
     share = records.budget_tolerance
     return f", {100 * share:g} % above it is tolerated" if share else ", without a tolerance"
+
+
+def _format_ratio(ratio: Interval | None) -> str:
+    if ratio is None:
+        return "-"
+    ends = f"{format_percent(ratio.low)} to {format_percent(ratio.high)}"
+    return f"{format_percent(ratio.middle)} ({ends}, {ratio.basis})"
+
+
+def _format_date(records: RecordedRun) -> str:
+    started = records.trials[0].started if records.trials else 0.0
+    return datetime.fromtimestamp(started, tz=UTC).strftime("%Y-%m-%d") if started else "-"
 
 
 def _verification(records: RecordedRun) -> str:

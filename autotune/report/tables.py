@@ -15,12 +15,12 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of the table of trials."""
 CONFIRMED_COLUMNS = (
-    "plan", "peak MiB", "charged MiB", "step ms", "step 95 % CI", "overhead", "overhead 95 % CI", "vs. best", "rounds",
+    "plan", "peak MiB", "charged MiB", "step ms", "step interval", "overhead", "overhead interval", "vs. best", "rounds",
     "verdict",
 )  # fmt: skip
 """Columns of the table of re-measured plans."""
 NUMERIC_COLUMNS = frozenset({
-    "plan", "peak MiB", "charged MiB", "step ms", "ratio", "step 95 % CI", "overhead", "overhead 95 % CI", "rounds",
+    "plan", "peak MiB", "charged MiB", "step ms", "ratio", "step interval", "overhead", "overhead interval", "rounds",
 })  # fmt: skip
 """Columns to align to the right."""
 DUPLICATE, NOT_RUN, BEST, DISTURBED = "duplicate", "not run", "BEST", "disturbed"
@@ -114,7 +114,9 @@ def _trial_row(trial: Trial, best: bool) -> TrialRow:
 
 def _confirmed_row(plan: ConfirmedPlan) -> TrialRow:
     measurement, ratio = plan.trial.measurement, plan.ratio
-    ratio_interval = "-" if ratio is None else f"{format_percent(ratio.low)} to {format_percent(ratio.high)}"
+    ratio_interval = (
+        "-" if ratio is None else f"{format_percent(ratio.low)} to {format_percent(ratio.high)} ({ratio.basis})"
+    )
     cells = (
         str(plan.trial.number),
         mib(measurement.step_peak_bytes if measurement else None),

@@ -23,6 +23,7 @@ from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.verdicts.confirm import ConfirmedPlan, compare_confirmed
 from autotune.study.verdicts.ranking import Rules, baseline_step_bytes, select_winner
+from autotune.study.verdicts.statistics import Interval, block_ratios, median_interval
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,18 @@ class RecordedRun:
     def confirmed(self) -> list[ConfirmedPlan]:
         """Re-measured plans, the best first."""
         return [] if self.rules is None else compare_confirmed(self.trials, self.rules)
+
+    @cached_property
+    def time_ratio(self) -> Interval | None:
+        """Time of the best plan over eager's: re-measured where it was, else by its own blocks; None where too few ran."""
+        best = self.best
+        if best is None or best.measurement is None or best.measurement.time_ratio is None:
+            return None
+        confirmed = next((plan for plan in self.confirmed if plan.trial.plan == best.plan), None)
+        if confirmed is not None:
+            return confirmed.ratio
+        ratios = block_ratios(best.measurement)
+        return median_interval(ratios) if len(ratios) > 1 else None
 
     @cached_property
     def rules(self) -> Rules | None:

@@ -1,5 +1,6 @@
 """References to workloads, by name and arguments."""
 
+import importlib.machinery
 import inspect
 import sys
 from collections.abc import Callable
@@ -26,6 +27,25 @@ class WorkloadRef:
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"{self.reference}({arguments})"
+
+
+def lies_here(reference: str) -> bool:
+    """Return whether a reference names code of the zoo or below the working directory; nothing is imported.
+
+    >>> lies_here("resnet18"), lies_here("os:system")
+    (True, False)
+    """
+    place, colon, _ = reference.rpartition(":")
+    if not colon:
+        return True
+    if place.endswith(".py"):
+        return Path(place).resolve().is_relative_to(Path.cwd())
+    # only the working directory is searched, so an installed package is none of it
+    spec = importlib.machinery.PathFinder.find_spec(place.partition(".")[0], [str(Path.cwd())])
+    if spec is None or place.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return all(Path(location).resolve().is_relative_to(Path.cwd()) for location in locations)
 
 
 def name_factory(factory: Callable[..., Any]) -> str:

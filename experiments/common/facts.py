@@ -1,6 +1,5 @@
 """Origin of a benchmark's figures, and the exact confidence interval of a median."""
 
-import math
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 from autotune.measure.device.this_device import this_device
 from autotune.records.json_codec import to_json
+from autotune.study.verdicts.statistics import median_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,9 +44,5 @@ def exact_median_interval(values: Sequence[float], level: float = 0.95) -> tuple
 
     The interval holds for every distribution. None: too few values; a level of 95 % needs six.
     """
-    ordered, count = sorted(values), len(values)
-    for rank in range(count // 2, 0, -1):
-        excluded = 2 * sum(math.comb(count, below) for below in range(rank)) / 2**count
-        if 1 - excluded >= level:
-            return ordered[rank - 1], ordered[count - rank]
-    return None
+    interval = median_interval(values, level) if values else None
+    return None if interval is None or interval.confidence is None else (interval.low, interval.high)

@@ -13,7 +13,7 @@ from autotune.nightly.comparison import (
     is_memory_regression,
 )
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose, list_differences
-from autotune.study.verdicts.statistics import RatioInterval, compare_ratios
+from autotune.study.verdicts.statistics import RatioInterval, compare_ratios, median_interval
 
 STEADY = [1.0, 1.001, 0.999, 1.002, 0.998, 1.0]
 WILD = [1.0, 1.4, 0.7, 1.2, 0.9, 1.0]
@@ -104,3 +104,17 @@ def test_without_a_good_night_the_cause_says_so():
 def test_a_machine_that_was_as_busy_before_explains_nothing():
     busy = Conditions(busy=0.9)
     assert diagnose(busy, busy)[1] == "code, packages and silicon are the same as in the last good night"
+
+
+def test_an_interval_of_a_median_states_a_confidence_only_where_its_samples_allow_one():
+    few, enough = median_interval([1.0, 1.2, 1.1]), median_interval(WILD)
+    assert (few.low, few.high, few.confidence, few.basis) == (1.0, 1.2, None, "range of 3")
+    assert (enough.low, enough.high, enough.confidence) == (0.7, 1.4, pytest.approx(1 - 2 / 2**6))
+    many = median_interval([float(number) for number in range(1, 21)])
+    assert (many.low, many.high) == (6.0, 15.0)  # order statistics 6 and 15 of 20, by the binomial table
+    assert many.basis == "95 % of 20"
+
+
+def test_a_ratio_of_too_few_samples_is_as_wide_as_any_two_of_them():
+    found = compare_ratios([1.0, 1.1], [1.0, 0.8])
+    assert (found.low, found.high) == pytest.approx((1.0, 1.1 / 0.8))

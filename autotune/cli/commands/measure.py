@@ -15,11 +15,21 @@ from autotune.records.yaml_file import scalar
 from autotune.report.plan_text import compare_measurement
 
 
-def run(path: Path, arguments: dict[str, str], stores: dict[str, str], limit: str | None, *, json: bool) -> None:
+def run(
+    path: Path,
+    arguments: dict[str, str],
+    stores: dict[str, str],
+    limit: str | None,
+    *,
+    allow_reference: bool,
+    json: bool,
+) -> None:
     """Measure a plan and print the measurement; then raise the error that belongs to its outcome, if there is one."""
     values = {key: scalar(text, f"--set {key}") for key, text in arguments.items()}
     with answer_stream() as out:
-        pair = measure_plan(path, arguments=values, stores=stores, limit=limit, notify=print_note)
+        pair = measure_plan(
+            path, arguments=values, stores=stores, limit=limit, notify=print_note, allow_reference=allow_reference
+        )
         measurement, baseline = pair.measurement, pair.baseline
         if json:
             changes = list_changes(_environment(pair.file.device), _environment(measurement.device))

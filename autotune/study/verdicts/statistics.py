@@ -1,4 +1,4 @@
-"""Compute medians of step-time ratios with bootstrap confidence intervals; samples are means of blocks of steps."""
+"""Compute medians of step-time ratios with confidence intervals; samples are means of blocks of steps."""
 
 import math
 import statistics
@@ -11,6 +11,8 @@ from autotune.records.measurement import Measurement
 
 CONFIDENCE = 0.95
 """Confidence level of all intervals."""
+MIN_BOOTSTRAP = 6
+"""Minimum number of samples to resample, as for a 95 % interval by order statistics."""
 RESAMPLES = 1000
 """Number of bootstrap resamples."""
 
@@ -43,11 +45,22 @@ def format_percent(ratio: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median with its confidence interval, in the unit of its samples."""
+    """A median with its confidence interval, in the unit of its samples; the range of too few samples."""
 
     middle: float
     low: float
     high: float
+    samples: int = 0
+    """Number of samples; 0 where it is unknown."""
+    confidence: float | None = None
+    """Confidence level that the number of samples allows; None for a range."""
+
+    @property
+    def basis(self) -> str:
+        """Basis of the ends, as `95 % of 8` or `range of 3`; empty where it is unknown."""
+        if not self.samples:
+            return ""
+        return f"range of {self.samples}" if self.confidence is None else f"{100 * CONFIDENCE:.0f} % of {self.samples}"
 
 
 def block_ratios(measurement: Measurement) -> list[float]:
@@ -68,24 +81,34 @@ def block_means(seconds: Sequence[float]) -> list[float]:
     return [statistics.fmean(seconds[start : start + BLOCK_STEPS]) for start in range(0, len(seconds), BLOCK_STEPS)]
 
 
-def median_interval(samples: Sequence[float], *, resamples: int = RESAMPLES) -> Interval:
-    """Return the median of the samples with its confidence interval, by percentile bootstrap.
+def median_interval(samples: Sequence[float], level: float = CONFIDENCE) -> Interval:
+    """Return the median with the narrowest order statistics that contain it with at least this confidence.
 
-    A single sample is its own interval.
+    The interval holds for every distribution of independent samples. A level of 95 % needs six samples; fewer give
+    their range, without a confidence level.
+
+    >>> median_interval([1.0, 3.0, 2.0]).basis
+    'range of 3'
     """
-    import numpy as np
-
-    if len(samples) == 1:
-        return Interval(*samples, *samples, *samples)
-    return Interval(statistics.median(samples), *_bootstrap((np.asarray(samples),), np.median, resamples))
+    ordered, count = sorted(samples), len(samples)
+    for rank in range(count // 2, 0, -1):
+        confidence = 1 - 2 * sum(math.comb(count, below) for below in range(rank)) / 2**count
+        if confidence >= level:
+            return Interval(statistics.median(ordered), ordered[rank - 1], ordered[count - rank], count, confidence)
+    return Interval(statistics.median(ordered), ordered[0], ordered[-1], count)
 
 
 def compare_ratios(samples: Sequence[float], reference: Sequence[float]) -> RatioInterval:
     """Return the median of the samples over the median of the reference, with the interval by percentile bootstrap.
 
-    Both are ratios to plain eager, two or more each.
+    Both are ratios to plain eager. Where either has fewer than `MIN_BOOTSTRAP`, the ends are those of the ratios of any
+    two samples: a resample of so few is no more certain than their range.
     """
     import numpy as np
+
+    if min(len(samples), len(reference)) < MIN_BOOTSTRAP:
+        ratio = statistics.median(samples) / statistics.median(reference)
+        return RatioInterval(ratio, min(samples) / max(reference), max(samples) / min(reference))
 
     def difference(one: Any, other: Any, axis: int = -1) -> Any:
         return np.median(one, axis=axis) - np.median(other, axis=axis)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from scipy.optimize import isotonic_regression
 
 from autotune.measure.interleaving import pair_with_baseline, ratios_to_baseline
-from experiments.common.turns import bootstrap_interval
+from experiments.common.turns import median_bounds
 
 WRONG, ROUNDINGS = 0.01, 10.0
 """Relative error of a gradient that is more than rounding, and the factor over the effect of one ulp in every parameter."""
@@ -316,7 +316,7 @@ def _timed(session: dict[str, Any], variant: str) -> dict[str, Any]:
     ratios = ratios_to_baseline(pairs)
     seconds = list(itertools.chain(*(seconds_of_block for seconds_of_block, _ in pairs)))
     median = statistics.median(seconds)
-    low, high = bootstrap_interval(ratios)
+    low, high = median_bounds(ratios)
     return {
         "ratio": statistics.median(ratios),
         "ratio_low": low,

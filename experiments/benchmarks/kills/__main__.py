@@ -16,7 +16,7 @@ from typing import Any
 from autotune.records.run_dir import write_text
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.verdicts.ranking import plan_hash
-from experiments.benchmarks.kills.sessions import TRIALS, WORKERS, start_session
+from experiments.benchmarks.kills.sessions import TRIALS, WORKERS, import_everything, start_session
 from experiments.common.facts import collect_facts
 
 HERE = Path(__file__).parent
@@ -31,10 +31,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Job:
     """One study or night, killed and continued until it is complete."""
 
+    seconds = dict.fromkeys(MODES, 0.3)
+    """Time by mode that a session took to end by itself: kills are spread over it."""
+
     def __init__(self, root: Path, mode: str) -> None:
         self.root, self.mode = root, mode
-        self.seconds = 1.0
-        """Time of the last session that ended by itself: kills are spread over it."""
 
     def records(self) -> dict[Path, bytes]:
         """Return the complete lines of every file of records."""
@@ -49,17 +50,22 @@ class Job:
         begun = time.monotonic()
         if self.mode == "confirm":
             self._wait_for_trials(coordinator, begun)
-        time.sleep(dice.uniform(0, self.seconds))
+            begun = time.monotonic()
+        time.sleep(dice.uniform(0, self.seconds[self.mode]))
         new = self._workers()[len(workers) :]
         victims = ([coordinator] if target != "worker" else []) + (new[-1:] if target != "coordinator" else [])
         hit = [_send(pid, number) for pid in victims]
         code, problems = _wait_for_end(coordinator)
         if code == 0:
-            self.seconds = max(0.05, 0.5 * self.seconds + 0.5 * (time.monotonic() - begun))
+            # a session that outlived the sleep took longer than it; one that did not was over before
+            self.seconds[self.mode] = min(1.2 * self.seconds[self.mode], time.monotonic() - begun) * 0.9
+        else:
+            self.seconds[self.mode] *= 1.02
         allowed = {0, -number, 128 + number} if target != "worker" else {0}
         if code is not None and code not in allowed:
             problems.append(f"the coordinator ended with {code}")
-        return any(hit), problems + self._compare(before, code)
+        # a signal to a session that had just ended kills nothing
+        return any(hit) and (target == "worker" or code != 0), problems + self._compare(before, code)
 
     def is_complete(self) -> bool:
         """Return whether a session ended by itself with every record."""
@@ -153,14 +159,24 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "kills.json"
-    empty: dict[str, Any] = {"kills": 0, "seconds": 0.0, "completed": 0, "by_kind": {}, "problems": [], "sessions": []}
+    empty: dict[str, Any] = {
+        "kills": 0,
+        "attempts": 0,
+        "seconds": 0.0,
+        "completed": 0,
+        "by_kind": {},
+        "problems": [],
+        "sessions": [],
+    }
     document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
     document["sessions"].append(collect_facts() | {"from_kill": document["kills"]})
     with tempfile.TemporaryDirectory(prefix="autotune-kills-") as folder:
+        import_everything(Path(tempfile.mkdtemp(dir=folder)))
         jobs: dict[str, Job] = {}
         while document["kills"] < options.kills:
             number = document["kills"]
-            dice = random.Random(f"{options.seed} {number} {len(document['sessions'])}")
+            document["attempts"] += 1
+            dice = random.Random(f"{options.seed} {document['attempts']}")
             mode, target, sent = dice.choice(MODES), dice.choice(TARGETS), dice.choice(SIGNALS)
             job = jobs.setdefault(mode, Job(Path(tempfile.mkdtemp(dir=folder)), mode))
             begun = time.monotonic()

@@ -25,12 +25,16 @@ from autotune.records.measurement import Measurement
 from autotune.runtime.stores.slab_file import Slab
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
+from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import WorkloadRef
 
 TRIALS = 5
 WORKER_SECONDS = 0.005
 """Time that a worker takes for a plan."""
-PLANNERS = {"recompute": ["keep", "segments"], "reorder": ["keep"], "order": ["traced"]}
+PLANNERS = {
+    "recompute": ["keep", "segments"], "reorder": ["keep"], "order": ["traced"], "offload": ["keep"], "update": ["at_end"],
+    "inplace": ["never"], "allocator": ["arena"],
+}  # fmt: skip
 WORKERS = "workers"
 """File of the ids of all workers, one a line."""
 
@@ -128,14 +132,21 @@ def open_runner(root: Path, log_dir: Path) -> Iterator[WorkerRunner]:
     spec = Spec(WorkloadRef("chain"), log_dir, stores={"ssd": root / "store"}, time_limit_seconds=20)
     children = Children(spec)
     try:
-        yield WorkerRunner(children=children)
+        yield WorkerRunner(graph=training_chain(12, nbytes=100_000, param_bytes=5_000), children=children)
     finally:
         children.close()
 
 
 def run_study(root: Path) -> None:
     """Begin or continue the study below `root`."""
-    fields = {"trials": TRIALS, "plans": str(root / "plans"), "planners": PLANNERS, "runs": str(root / "runs")}
+    fields = {
+        "trials": TRIALS,
+        "plans": str(root / "plans"),
+        "planners": PLANNERS,
+        "budget": "90%",
+        "sampler": "random",
+        "runs": str(root / "runs"),
+    }
     with open_runner(root, root / "runs" / "one" / "logs") as runner:
         tune(load_config("chain", overrides=fields), runner, root / "runs" / "one")
 
@@ -143,12 +154,23 @@ def run_study(root: Path) -> None:
 def run_one_night(root: Path) -> None:
     """Begin or continue the night below `root`, of two entries."""
     entries = [
-        NightlyEntry(workload="chain", name=name, trials=3, planners=PLANNERS, time="2s")  # type: ignore[arg-type]
+        NightlyEntry(
+            workload="chain", name=name, trials=3, planners=PLANNERS, time="2s", budget="90%", sampler="random"
+        )  # type: ignore[arg-type]
         for name in ("first", "second")
     ]
     options = NightlyConfig(entries=entries, directory=str(root / "runs"), time="1h")
     job = NightJob(options, Path("nightly.yaml"), lambda _, log_dir: open_runner(root, log_dir), tune, _ignore)
     run_night(job, "n1")
+
+
+def import_everything(root: Path) -> None:
+    """Run a study and a night in this process, so that forked sessions import nothing."""
+    (root / "store").mkdir()
+    _simulate_workers(root)
+    run_study(root)
+    (root / "night" / "store").mkdir(parents=True)
+    run_one_night(root / "night")
 
 
 def start_session(root: Path, mode: str) -> int:

@@ -28,7 +28,7 @@ from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import open_store
 from autotune.workloads.factory import load_workload
-from experiments.common.turns import bootstrap_interval
+from experiments.common.turns import median_bounds
 
 UNMEASURED, ROUNDS = 4, 24
 """Unmeasured steps of each plan, in which arenas are laid out; then the number of rounds, with one step of each plan."""
@@ -112,7 +112,7 @@ def summarize_steps(steps: Mapping[str, Sequence[Mapping[str, Any]]], name: str)
     hidden = [step["hidden"] for step in steps[name] if step["hidden"] is not None]
     return {
         "ratio_without": statistics.median(ratios),
-        "ratio_without_95": bootstrap_interval(ratios),
+        "ratio_without_95": median_bounds(ratios),
         "hidden": statistics.median(hidden) if hidden else None,
         "steps": len(steps[name]),
     } | {
