@@ -1,6 +1,7 @@
 """Start a study or a measurement from a config: directories, child processes, and MLflow as a listener."""
 
 import contextlib
+import json
 import os
 import re
 import tempfile
@@ -13,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ConfigError, PlanError, StoreError, StudyInterruptedError
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
+from autotune.records.device import Device
+from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir, RunsDir, find_runs_dir, remove_empty_run
-from autotune.study.events import Event, Logged, Progress
+from autotune.records.trial import load_trials
+from autotune.study.events import Event, Logged, Preparing, Progress
 from autotune.workloads.reference import lies_here
 
 if TYPE_CHECKING:
@@ -69,6 +73,9 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
     """
     try:
         with open_harness(config, RunDir(run_dir).logs) as runner:
+            if (recorded := read_baseline(run_dir)) is not None:
+                runner.reuse_baseline(*recorded)
+            runner.listen(lambda work: progress(Preparing(str(work))))
             return run_tracked(config, runner, run_dir, progress)
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128
@@ -76,6 +83,17 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", signal) from None
         message = f"{run_dir}: interrupted before the baseline was measured; nothing is kept"
         raise StudyInterruptedError(message, signal) from None
+
+
+def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
+    """Return the baseline that a run recorded and its device; None for a new run, or where either cannot be read."""
+    files = RunDir(run_dir)
+    try:
+        device = from_json(Device, json.loads(files.device.read_text()), where=str(files.device))
+        measurement = next((trial.measurement for trial in load_trials(files.trials)), None)
+    except (OSError, ValueError, ConfigError):
+        return None  # the study reads the trials again, and names what is wrong with them
+    return None if measurement is None else (measurement, device)
 
 
 def run_tracked(

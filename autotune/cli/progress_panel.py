@@ -18,6 +18,7 @@ from autotune.study.events import (
     Logged,
     Measuring,
     PhaseStarted,
+    Preparing,
     Progress,
     Ready,
     Resolved,
@@ -38,6 +39,8 @@ PHASES = {
     StudyPhase.CONFIRM: "re-measuring the best plans, interleaved, in new processes",
 }
 """Description of each phase of a study."""
+LINE_SECONDS = 10.0
+"""Least number of seconds between two lines about one activity where standard error is no terminal."""
 BUSY_RATIO = 1.5
 """Ratio of the profiled ops' total time to the eager step, above which the profile ran beside other work."""
 
@@ -76,6 +79,9 @@ class _StudyState:
         self.last: Finished | None = None
         self.running: Trial | None = None
         self.warning = ""
+        self.activity = ""
+        self.told = -LINE_SECONDS
+        """Moment of the last line about an activity, in seconds on the monotonic clock."""
         self.disturbed = ""
         self.logged = ""
 
@@ -84,7 +90,10 @@ class _StudyState:
         match event:
             case PhaseStarted(phase):
                 self.phase = phase
+            case Preparing(activity):
+                self.activity = activity
             case Ready(graph, _, device):
+                self.activity = ""
                 self.summary.append(f"{graph.name}, {len(graph.ops)} ops")
                 self.summary.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
             case Resolved(budget_bytes, floor_bytes, ratio):
@@ -128,6 +137,8 @@ class _StudyState:
         ]
         phase = PHASES[self.phase] if self.phase else "starting"
         lines.append(Text(f"  {phase}; {count}{limit} trials; {self.elapsed}"))
+        if self.activity:
+            lines.append(Text(f"  now    {self.activity}"))
         lines += [Text(f"  {warning}", style="yellow") for warning in (self.warning, self.disturbed) if warning]
         if self.running is not None:
             lines.append(Text(f"  now    {_format_running(self.running)}"))
@@ -146,6 +157,9 @@ def _print_event(state: _StudyState, event: Event) -> None:
     match event:
         case PhaseStarted(phase):
             print_note(f"[{state.elapsed}] {PHASES[phase]}")
+        case Preparing(activity) if time.monotonic() - state.told >= LINE_SECONDS:
+            state.told = time.monotonic()
+            print_note(f"[{state.elapsed}]   {activity}")
         case Ready() | Resolved():
             print_note("; ".join(state.summary[summarized:]))
             if state.warning:

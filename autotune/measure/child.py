@@ -8,13 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 from autotune.measure.limits import LimitKind, limit_cgroup, oom_kills, reports_no_memory
-from autotune.measure.messages import ChildError, Expects, Failure, ReplyT, decode, encode
+from autotune.measure.messages import (
+    ChildError,
+    Expects,
+    Failure,
+    ReplyT,
+    WorkProgress,
+    decode,
+    encode,
+    ignore_progress,
+)
 from autotune.measure.meters.cgroup import OwnCgroup
 from autotune.measure.spec import Spec
 from autotune.records.measurement import Outcome
@@ -51,6 +60,8 @@ class Child:
         """Mechanism that enforces the memory limit; empty without a limit."""
         self.environment: Mapping[str, str] = {}
         """Variables set on top of this process's environment."""
+        self.report: Callable[[WorkProgress], None] = ignore_progress
+        """Receives the progress of a request."""
 
     @classmethod
     def start(cls, spec: Spec, log: Path, environment: Mapping[str, str] | None = None) -> Self:
@@ -98,7 +109,8 @@ class Child:
         deadline = time.monotonic() + seconds
         try:
             self._send(encode(request))
-            reply = self._receive(deadline)
+            while isinstance(reply := self._receive(deadline), WorkProgress):
+                self.report(reply)
         except TimeoutError:
             self.end()
             raise ChildError(Outcome.TIMEOUT, self._with_log(f"no answer within {seconds:g} s")) from None

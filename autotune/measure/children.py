@@ -3,7 +3,7 @@
 import itertools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -20,6 +20,8 @@ from autotune.measure.messages import (
     PlanCheckRequest,
     ReplyT,
     TimeBlock,
+    WorkProgress,
+    ignore_progress,
 )
 from autotune.measure.scratch import Scratch
 from autotune.measure.spec import Spec
@@ -56,6 +58,8 @@ class Children:
         self.limit = ""
         """Mechanism that enforces the memory limit; empty without a limit, and until the first child has started."""
         self.living: dict[ChildRole, Child] = {}
+        self.report: Callable[[WorkProgress], None] = ignore_progress
+        """Receives the progress of requests."""
         self._spec = spec
         self._numbers = itertools.count(1)
 
@@ -125,5 +129,5 @@ class Children:
         if arguments is not None:
             spec = replace(spec, workload=replace(spec.workload, arguments=dict(arguments)))
         child = Child.start(spec, spec.log_dir / f"{role}-{next(self._numbers)}.log", environment)
-        self.limit = child.limit
+        self.limit, child.report = child.limit, self.report
         return child

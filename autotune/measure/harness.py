@@ -1,5 +1,6 @@
 """The harness: prepare a workload, then measure its baseline and its plans in child processes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,19 @@ from autotune.errors import CaptureError, ConfigError, InfeasibleError, WorkerEr
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
-from autotune.measure.messages import ChildError, EagerPeakRequest, PlanCheckRequest, SurveyRequest
+from autotune.measure.messages import (
+    ChildError,
+    EagerPeakRequest,
+    EagerResultsRequest,
+    PlanCheckRequest,
+    SurveyRequest,
+    WorkProgress,
+)
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import ExpectedResults, find_expected_results
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, plan_tolerance
+from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 
@@ -34,6 +43,7 @@ class Harness:
         self._spec = spec
         self._children = Children(spec)
         self._baseline: Measurement | None = None
+        self._recorded: tuple[Measurement, Device] | None = None
         self._eager_results: Path | None = None
         self._surveyed: WorkloadSurvey | None = None
         self._prepared: PreparedWorkload | None = None
@@ -56,10 +66,18 @@ class Harness:
         """End all children: the next measurement uses new processes."""
         self._children.end_all()
 
+    def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
+        """Use a recorded baseline if this is the same device with the same threads, and it was not disturbed."""
+        self._recorded = (measurement, device)
+
+    def listen(self, report: Callable[[WorkProgress], None]) -> None:
+        """Report the progress of capture, profile and baseline to a function."""
+        self._children.report = report
+
     def baseline(self) -> Measurement:
         """Measure plain eager steps once, in processes of their own; a step that does not fit is an Outcome."""
         if self._baseline is None:
-            self._baseline = replace(self._measure_baseline(), limit=self._children.limit)
+            self._baseline = self._reuse_recorded() or replace(self._measure_baseline(), limit=self._children.limit)
         return self._baseline
 
     def survey(self) -> WorkloadSurvey:
@@ -96,10 +114,25 @@ class Harness:
             return _failed(measurement, error)
         return measurement
 
+    def _reuse_recorded(self) -> Measurement | None:
+        """Return the recorded baseline, with eager's results computed again to compare plans with; None if it is not valid."""
+        measurement, device = self._recorded or (None, None)
+        if measurement is None or measurement.outcome is not Outcome.OK or measurement.disturbed:
+            return None
+        if self.survey().device != device:
+            return None
+        results = self._children.scratch / "eager"
+        if self._children.try_to_ask(ChildRole.EAGER, EagerResultsRequest(results)) is None:
+            return None
+        self._children.end(ChildRole.EAGER)
+        self._eager_results = results
+        return measurement
+
     def _measure_baseline(self) -> Measurement:
         measurement = Measurement(Outcome.OK)
         results = self._children.scratch / "eager"
         try:
+            self._children.report(WorkProgress("measuring the baseline's bytes"))
             peak = self._children.ask(ChildRole.EAGER, EagerPeakRequest(results))
             measurement = replace(
                 measurement,
@@ -110,6 +143,7 @@ class Harness:
             )
             self._children.end(ChildRole.EAGER)
             self._eager_results = results
+            self._children.report(WorkProgress("timing the baseline"))
             timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
             if self._disturbance(timing):
                 timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
@@ -149,6 +183,7 @@ class Harness:
             )
         surveyed = self.survey()
         traced = Plan.traced(surveyed.graph)
+        self._children.report(WorkProgress("comparing the captured step with eager"))
         self._expected, floor = find_expected_results(self._children, self._spec, traced, self._eager_results)
         return PreparedWorkload(
             graph=surveyed.graph,
@@ -185,7 +220,8 @@ class Harness:
         """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
         if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(_KILLED):
             raise WorkerError(
-                f"{self._spec.workload}: the process of {work} was {error.detail}; run the command again, the records are kept"
+                f"{self._spec.workload}: the process of {work} was {error.detail.partition(':')[0]}; "
+                "run the command again, its records are kept"
             ) from None
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:

@@ -73,6 +73,13 @@ class EagerPeakRequest(Expects[MemoryPeak]):
 
 
 @dataclass(frozen=True, slots=True)
+class EagerResultsRequest(Expects[Done]):
+    """Run plain eager steps and write their results to a directory, without a measurement."""
+
+    results: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Largest error of a step's results against a reference."""
 
@@ -227,6 +234,24 @@ class DigestsRequest(Expects[Digests]):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkProgress:
+    """Progress of the running request; a child may send any number of them before its reply."""
+
+    activity: str
+    done: int = 0
+    total: int = 0
+    """Number of parts of the activity; 0 if it has none."""
+
+    def __str__(self) -> str:
+        return f"{self.activity}: {self.done} of {self.total}" if self.total else self.activity
+
+
+def ignore_progress(progress: WorkProgress) -> None:
+    """Discard the progress of a request."""
+    del progress
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Reply of a child whose request raised an exception."""
 
@@ -239,6 +264,7 @@ class Failure:
 Request = (
     SurveyRequest
     | EagerPeakRequest
+    | EagerResultsRequest
     | PlanCheckRequest
     | TracedResultsRequest
     | WitnessRequest
@@ -262,6 +288,7 @@ Reply = (
     | TimedBlock
     | TimingEnd
     | Digests
+    | WorkProgress
     | Failure
 )
 _TYPES: dict[str, type[Any]] = {

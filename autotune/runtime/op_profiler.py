@@ -34,6 +34,8 @@ CHECKED_OPS = 5
 """Number of the costliest ops that are re-measured to validate cached or new costs."""
 STALE_RATIO = 1.5
 """Ratio of an earlier to a re-measured time above which the earlier one was taken on a busy machine."""
+LISTEN_EVERY = 20
+"""Number of timed ops between two reports of their number, which take time themselves."""
 MAX_REPEATS = 2
 """Maximum number of repeated measurements after one on a busy machine."""
 
@@ -51,13 +53,19 @@ class OpCost:
     """Reason why the op cannot run on synthetic tensors, so that its cost is an estimate; empty if it was measured."""
 
 
-def profile(program: Program, *, cache: Path | None = None) -> Costs:
+def ignore_count(done: int, total: int) -> None:
+    """Ignore the number of profiled ops."""
+    del done, total
+
+
+def profile(program: Program, *, cache: Path | None = None, listen: Callable[[int, int], None] = ignore_count) -> Costs:
     """Measure the costs of all ops of a program, without stores.
 
     Args:
         program: The captured step; its tensors are not read or changed.
         cache: JSON file of earlier measurements, by device and op signature; it is updated. Without one all ops are
             measured. An unreadable cache is ignored and replaced.
+        listen: called with the number of profiled ops and of all ops to profile, at most a few times per second.
 
     Returns:
         Seconds and scratch bytes of each op, by op id. A warning names ops that could only be estimated.
@@ -85,7 +93,7 @@ def profile(program: Program, *, cache: Path | None = None) -> Costs:
         costs = {}
     missing = {op.signature: op for op in reversed(ops) if op.signature not in costs}
     for _ in range(1 + MAX_REPEATS):
-        costs |= _measure(program, list(missing.values()))
+        costs |= _measure(program, list(missing.values()), listen)
         if not _is_stale(program, {signature: costs[signature] for signature in missing}):
             break
     _write_cache(cache, key, costs)
@@ -113,7 +121,7 @@ def _is_reliable(cost: OpCost | None) -> bool:
     return cost is not None and not cost.problem and cost.seconds > 1e-3
 
 
-def _measure(program: Program, ops: list[Op]) -> dict[str, OpCost]:
+def _measure(program: Program, ops: list[Op], listen: Callable[[int, int], None]) -> dict[str, OpCost]:
     """Measure scratch in one pass, which also warms up, then seconds in rounds over all ops, which spread noise evenly.
 
     The cost of an op that raises on synthetic tensors is estimated.
@@ -123,7 +131,7 @@ def _measure(program: Program, ops: list[Op]) -> dict[str, OpCost]:
     problems: dict[str, str] = {}
     with _isolated(program):
         scratch = _measure_scratch(program, ops, problems)
-    samples = _time_rounds(program, [op for op in ops if op.signature not in problems], ROUNDS)
+    samples = _time_rounds(program, [op for op in ops if op.signature not in problems], ROUNDS, listen)
     costs = {s: OpCost(statistics.median(samples[s]), scratch[s]) for s in samples}
     return costs | {s: _estimate(program, op, problems[s]) for op in ops if (s := op.signature) in problems}
 
@@ -149,7 +157,9 @@ def _warn_of_estimates(ops: Sequence[Op], costs: dict[str, OpCost]) -> None:
     )
 
 
-def _time_rounds(program: Program, ops: list[Op], rounds: int) -> dict[str, list[float]]:
+def _time_rounds(
+    program: Program, ops: list[Op], rounds: int, listen: Callable[[int, int], None] = ignore_count
+) -> dict[str, list[float]]:
     """Time all ops once per round; return the samples in seconds by signature. Late rounds are skipped if time runs out."""
     samples: dict[str, list[float]] = {op.signature: [] for op in ops}
     begin = time.perf_counter()
@@ -157,7 +167,9 @@ def _time_rounds(program: Program, ops: list[Op], rounds: int) -> dict[str, list
         for done in range(rounds):
             if done >= 2 and time.perf_counter() - begin > MAX_SECONDS:
                 break
-            for op in ops:
+            for number, op in enumerate(ops):
+                if number % LISTEN_EVERY == 0:
+                    listen((done * len(ops) + number) // rounds, len(ops))
                 samples[op.signature].append(_time_op(program, op))
     return samples
 

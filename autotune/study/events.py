@@ -37,6 +37,14 @@ class PhaseStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """Capture, profile or baseline is in progress."""
+
+    activity: str
+    """Activity with its counts: `profiling ops: 40 of 365`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """Capture and profile are complete."""
 
@@ -94,9 +102,9 @@ class Logged:
     """Address of the logged run, or the reason for the failure and the next step."""
 
 
-Event = PhaseStarted | Ready | Resolved | Measuring | Disturbed | Finished | Logged
+Event = PhaseStarted | Preparing | Ready | Resolved | Measuring | Disturbed | Finished | Logged
 Progress = Callable[[Event], None]
-"""Listener of a study; it is called between measurements, never during one."""
+"""Listener of a study; it is called between measurements, never during one. `Preparing` also comes during the profile."""
 
 
 def ignore_event(event: Event) -> None:

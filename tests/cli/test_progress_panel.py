@@ -1,6 +1,7 @@
 """What is shown of a study while it goes on."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,7 @@ from autotune.predict.simulate import simulate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Resolved, StudyPhase
+from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Preparing, Resolved, StudyPhase
 from autotune.testing.graphs import training_chain
 
 GRAPH = training_chain(4, nbytes=2**20)
@@ -39,6 +40,29 @@ def test_elsewhere_than_on_a_terminal_a_plan_has_a_line_before_it_runs_and_one_a
     assert phase.endswith("] smallest plan")
     assert before.endswith(f"trial 1  smallest  measuring a plan of ~{EXPECTED.peak_bytes / 2**20:.1f} MiB")
     assert after.endswith("trial 1  smallest  4.0 MiB  1.250x  ok  best so far")
+
+
+def test_the_first_phase_has_a_line_with_its_counts_at_most_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+    monkeypatch.setattr(progress_panel, "time", SimpleNamespace(monotonic=lambda: now))
+    with progress_panel.show_progress(CONFIG) as progress:
+        for number in range(25):
+            now = float(number)
+            progress(Preparing(f"profiling ops: {number} of 25"))
+    assert [line.partition("profiling ops: ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "0 of 25", "10 of 25", "20 of 25",
+    ]  # fmt: skip
+
+
+def test_a_terminal_shows_how_far_the_profile_is():
+    state = progress_panel._StudyState(CONFIG)
+    state.update(Preparing("profiling ops: 7 of 25"))
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(state.render())
+    assert "now    profiling ops: 7 of 25" in captured.get()
 
 
 def test_a_terminal_shows_what_runs_until_it_has_run():

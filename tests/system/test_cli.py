@@ -23,6 +23,7 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.device import profile as device_profile
 from autotune.measure.device.profile import DeviceProfile
+from autotune.measure.messages import WorkProgress
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload
 from autotune.predict.simulate import simulate
@@ -100,6 +101,12 @@ class FakeHarness:
         return self.prepared
 
     survey = prepare
+
+    def listen(self, report: Callable[[WorkProgress], None]) -> None:
+        report(WorkProgress("profiling ops", 20, 33))
+
+    def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
+        pass
 
     def baseline(self) -> Measurement:
         return replace(self.measure(Plan.traced(self.prepared.graph)), max_error=None)

@@ -30,6 +30,8 @@ from autotune.measure.messages import (
     TimedBlock,
     TimingEnd,
     Wiring,
+    WorkProgress,
+    ignore_progress,
 )
 from autotune.measure.meters import Meter, Repeated, best_meter
 from autotune.measure.meters.cuda import CudaMeter
@@ -80,6 +82,7 @@ class Bench:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
+        self.report: Callable[[WorkProgress], None] = ignore_progress
         self._store_bytes = _no_bytes
         self._timing: _Timing | None = None
         self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
@@ -90,16 +93,23 @@ class Bench:
         """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
         from autotune.measure.device.this_device import this_device
 
-        op_costs = profile(self._program, cache=self._spec.profile_cache)
+        self.report(WorkProgress("capturing the step"))
+        program, listen = self._program, lambda done, total: self.report(WorkProgress("profiling ops", done, total))
+        op_costs = profile(program, cache=self._spec.profile_cache, listen=listen)
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
         environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
         device = replace(this_device(self._spec.device_kind), environment=environment)
         return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes())
 
-    def measure_eager_peak(self, results: Path) -> MemoryPeak:
-        """Run plain eager steps, write their results to a directory, and measure peak and floor."""
+    def write_eager_results(self, results: Path) -> Done:
+        """Run plain eager steps and write their results to a directory."""
         with contextlib.closing(Writer(results)) as writer:
             record_results(self._eager, self._eager.step, writer.add)
+        return Done()
+
+    def measure_eager_peak(self, results: Path) -> MemoryPeak:
+        """Run plain eager steps, write their results to a directory, and measure peak and floor."""
+        self.write_eager_results(results)
         with self._eager.factory_format():
             peak_bytes, meter = self._peak(lambda: _drop(self._eager.step()))
             return MemoryPeak(peak_bytes, self._floor_bytes(), meter)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from typing import IO, TYPE_CHECKING, assert_never
 
 from autotune.measure.limits import classify_error
@@ -18,6 +19,7 @@ from autotune.measure.messages import (
     BoundsRequest,
     DigestsRequest,
     EagerPeakRequest,
+    EagerResultsRequest,
     Failure,
     FinishTiming,
     PlanCheckRequest,
@@ -53,6 +55,7 @@ def main() -> None:
             try:
                 if bench is None:
                     bench = _open_bench(spec)
+                    bench.report = partial(_send, replies)
                 reply = answer(bench, decode(line))
             except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
                 traceback.print_exc()
@@ -67,6 +70,8 @@ def answer(bench: "Bench", request: Request) -> Reply:
             return bench.survey()
         case EagerPeakRequest(results):
             return bench.measure_eager_peak(results)
+        case EagerResultsRequest(results):
+            return bench.write_eager_results(results)
         case PlanCheckRequest(plan, reference, tolerance):
             return bench.check_plan(plan, reference, tolerance)
         case TracedResultsRequest(results):

@@ -13,7 +13,7 @@ import torch
 
 from autotune.measure.children import ChildRole
 from autotune.measure.limits import classify_error
-from autotune.measure.messages import ChildError, Expects, ReplyT, decode, encode
+from autotune.measure.messages import ChildError, Expects, ReplyT, decode, encode, ignore_progress
 from autotune.measure.spec import Spec
 from autotune.measure.worker import bench as procedure
 from autotune.measure.worker.bench import Bench
@@ -24,6 +24,7 @@ class InProcessChildren:
     """`Children` whose work is done in this process."""
 
     limit = ""
+    report = staticmethod(ignore_progress)
 
     def __init__(self, spec: Spec) -> None:
         spec.log_dir.mkdir(parents=True, exist_ok=True)

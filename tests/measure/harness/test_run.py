@@ -110,7 +110,9 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # what the doctor advises on a busy machine
+    reports: list[str] = []
     with harness(tmp_path, "wide") as runner:
+        runner.listen(lambda work: reports.append(str(work)))
         prepared, baseline = runner.prepare(), runner.baseline()
         plan = Plan.traced(prepared.graph)
         seen = runner.measure(plan)
@@ -121,6 +123,10 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
+    steps = ["measuring the baseline's bytes", "timing the baseline", "capturing the step"]
+    assert reports[:3] == steps
+    assert any(re.fullmatch(r"profiling ops: \d+ of \d+", report) for report in reports)
+    assert seen.load is not None, "Linux reports the load"
     first, second = baseline.process_charged_bytes  # of two processes: the spread that planners allow for
     assert first == baseline.charged_bytes
     assert second == pytest.approx(first, rel=0.05)
@@ -188,6 +194,28 @@ def test_weights_leave_for_the_store_and_come_back_under_the_harness(
     assert 0.97 * predicted.peak_bytes < seen.step_peak_bytes < predicted.peak_bytes + MIB
     # what they leave must not stay with malloc, nor with the arena what these need again
     assert 0.97 * predicted.peak_bytes < seen.step_charged_bytes < predicted.peak_bytes + 2 * MIB
+
+
+@pytest.mark.usefixtures("children_in_process")
+def test_a_recorded_baseline_is_not_timed_again_on_the_same_device_and_plans_are_compared_all_the_same(
+    tmp_path: Path,
+) -> None:
+    with harness(tmp_path, "convolutions") as first:
+        device, recorded = first.prepare().device, replace(first.baseline(), disturbed="")
+    with harness(tmp_path, "convolutions") as second:
+        second.reuse_baseline(recorded, device)
+        prepared = second.prepare()
+        assert second.baseline() is recorded
+        seen = second.measure(Plan.traced(prepared.graph))
+        assert (seen.outcome, seen.max_error, prepared.capture_error) == (Outcome.OK, 0.0, 0.0)
+    others = [
+        (recorded, replace(device, environment={"torch threads": "64"})),
+        (replace(recorded, disturbed="busy"), device),
+    ]
+    for measurement, elsewhere in others:
+        with harness(tmp_path, "convolutions") as third:
+            third.reuse_baseline(measurement, elsewhere)
+            assert third.baseline().step_seconds != recorded.step_seconds
 
 
 @pytest.mark.parametrize("word", ["kill", "raise"])
