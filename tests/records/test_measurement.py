@@ -27,7 +27,7 @@ def test_a_budget_keeps_the_users_words(text: str):
     assert Budget.parse(text).text == text.strip()
 
 
-@pytest.mark.parametrize("text", ["", "65", "65 MB", "abc", "-5%", "%", "1e2%", "nan%", "５５"])
+@pytest.mark.parametrize("text", ["", "65", "65 XB", "abc", "-5%", "%", "1e2%", "nan%", "５５"])
 def test_an_unreadable_budget_is_refused(text: str):
     with pytest.raises(ConfigError, match="65%"):
         Budget.parse(text)

@@ -8,6 +8,7 @@ from autotune.records.config import load_config
 from autotune.records.measurement import Measurement
 from autotune.report.page_rows import prediction_rows, summarize_accuracy
 from autotune.report.summary import list_run_facts
+from autotune.report.tracking.fields import trial_metrics
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.session import tune
 from autotune.testing.fake_runner import FakeRunner
@@ -35,9 +36,7 @@ def test_a_disturbed_time_is_no_error_of_the_prediction(records: RecordedRun):
 
 
 def test_mlflow_tags_a_disturbed_trial_and_counts_it(records: RecordedRun):
-    from autotune.report.mlflow_log import _trial_metrics
-
     trial = records.trials[1]
     assert isinstance(trial.measurement, Measurement)
-    assert _trial_metrics(trial)["disturbed"] == 1.0
-    assert _trial_metrics(replace(trial, measurement=replace(trial.measurement, disturbed="")))["disturbed"] == 0.0
+    assert trial_metrics(trial)["disturbed"] == 1.0
+    assert trial_metrics(replace(trial, measurement=replace(trial.measurement, disturbed="")))["disturbed"] == 0.0

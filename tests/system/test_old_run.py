@@ -79,7 +79,9 @@ def test_the_dashboard_shows_the_run(place: Path, monkeypatch: pytest.MonkeyPatc
     test.run()
     assert not test.exception, test.exception[0].message
     assert not test.warning
-    assert len(test.dataframe[0].value) == len(load_trials(RUN / "trials.jsonl")) == 4
+    confirmed, trials = (element.value for element in test.dataframe)
+    assert list(confirmed["verdict"]) == ["baseline", "BEST"]
+    assert len(trials) == len(load_trials(RUN / "trials.jsonl")) == 4
 
 
 @pytest.mark.slow
