@@ -119,6 +119,11 @@ def swapped(*swaps: Swap, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5)) -> Plan:
     return Plan(order, swaps, 1, "ssd")
 
 
+@pytest.mark.parametrize("swap", [Swap(1, 1, late=-1), Swap(1, 1, early=-1)])
+def test_a_transfer_is_never_shorter_than_the_window(swap: Swap):
+    refused(skip(), swapped(swap), "late and early are at least 0")
+
+
 def test_a_gap_is_used_once():
     refused(skip(), swapped(Swap(1, 1), Swap(1, 1)), "v0 is offloaded twice in gap 1")
 

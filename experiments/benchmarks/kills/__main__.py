@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import InfeasibleError
 from autotune.records.run_dir import write_text
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.verdicts.ranking import plan_hash
@@ -36,6 +37,8 @@ class Job:
 
     def __init__(self, root: Path, mode: str) -> None:
         self.root, self.mode = root, mode
+        self.code: int | None = None
+        """Exit code of the last session."""
 
     def records(self) -> dict[Path, bytes]:
         """Return the complete lines of every file of records."""
@@ -56,12 +59,13 @@ class Job:
         victims = ([coordinator] if target != "worker" else []) + (new[-1:] if target != "coordinator" else [])
         hit = [_send(pid, number) for pid in victims]
         code, problems = _wait_for_end(coordinator)
+        self.code = code
         if code == 0:
             # a session that outlived the sleep took longer than it; one that did not was over before
             self.seconds[self.mode] = min(1.2 * self.seconds[self.mode], time.monotonic() - begun) * 0.9
         else:
             self.seconds[self.mode] *= 1.02
-        allowed = {0, -number, 128 + number} if target != "worker" else {0}
+        allowed = {0, -number, 128 + number} if target != "worker" else {0, InfeasibleError.exit_code}
         if code is not None and code not in allowed:
             problems.append(f"the coordinator ended with {code}")
         # a signal to a session that had just ended kills nothing
@@ -190,7 +194,7 @@ def main() -> None:
             for text in problems:
                 log = (job.root / "log").read_text(encoding="utf-8")[-2000:]
                 print(f"{mode}, {target}, {sent.name}: {text}\n{log}", flush=True)
-            if job.is_complete() or problems:
+            if job.is_complete() or problems or job.code == InfeasibleError.exit_code:
                 document["completed"] += not problems
                 shutil.rmtree(job.root)
                 del jobs[mode]

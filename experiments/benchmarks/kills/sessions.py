@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from autotune.errors import InfeasibleError
 from autotune.ir.plan import Plan
 from autotune.measure import child as child_module
 from autotune.measure.children import Children, ChildRole
@@ -137,8 +138,8 @@ def open_runner(root: Path, log_dir: Path) -> Iterator[WorkerRunner]:
         children.close()
 
 
-def run_study(root: Path) -> None:
-    """Begin or continue the study below `root`."""
+def run_study(root: Path) -> int:
+    """Begin or continue the study below `root`; return the number of the signal that ended it, or 0."""
     fields = {
         "trials": TRIALS,
         "plans": str(root / "plans"),
@@ -148,11 +149,11 @@ def run_study(root: Path) -> None:
         "runs": str(root / "runs"),
     }
     with open_runner(root, root / "runs" / "one" / "logs") as runner:
-        tune(load_config("chain", overrides=fields), runner, root / "runs" / "one")
+        return tune(load_config("chain", overrides=fields), runner, root / "runs" / "one").interrupted
 
 
-def run_one_night(root: Path) -> None:
-    """Begin or continue the night below `root`, of two entries."""
+def run_one_night(root: Path) -> int:
+    """Begin or continue the night below `root`, of two entries; return the number of the signal that ended it, or 0."""
     entries = [
         NightlyEntry(
             workload="chain", name=name, trials=3, planners=PLANNERS, time="2s", budget="90%", sampler="random"
@@ -161,7 +162,7 @@ def run_one_night(root: Path) -> None:
     ]
     options = NightlyConfig(entries=entries, directory=str(root / "runs"), time="1h")
     job = NightJob(options, Path("nightly.yaml"), lambda _, log_dir: open_runner(root, log_dir), tune, _ignore)
-    run_night(job, "n1")
+    return run_night(job, "n1").interrupted
 
 
 def import_everything(root: Path) -> None:
@@ -184,8 +185,10 @@ def start_session(root: Path, mode: str) -> int:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         _simulate_workers(root)
-        (run_one_night if mode == "nightly" else run_study)(root)
-        code = 0
+        number = (run_one_night if mode == "nightly" else run_study)(root)
+        code = 128 + number if number else 0
+    except InfeasibleError as error:  # a killed worker took the only plan
+        code = error.exit_code
     except SystemExit as stopped:  # a signal before the first trial
         code = int(stopped.code or 0)
     except BaseException:  # noqa: BLE001 - the log has the traceback, the driver sees the code
