@@ -89,7 +89,7 @@ def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
     """Return the baseline that a run recorded and its device; None for a new run, or where either cannot be read."""
     files = RunDir(run_dir)
     try:
-        device = from_json(Device, json.loads(files.device.read_text()), where=str(files.device))
+        device = from_json(Device, json.loads(files.device.read_text(encoding="utf-8")), where=str(files.device))
         measurement = next((trial.measurement for trial in load_trials(files.trials)), None)
     except (OSError, ValueError, ConfigError):
         return None  # the study reads the trials again, and names what is wrong with them

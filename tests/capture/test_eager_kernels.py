@@ -73,7 +73,7 @@ def run_beside(workload: Workload, other: Workload) -> Beside:
                     kernels.append(counting)
                 pair.append(made[0] if isinstance(made, tuple) else made)
             losses.append(tuple(pair))
-        program = step._last.program
+        program = step._selector.last.program
     return Beside(program, *kernels, tuple(losses), worst_difference(tensors(workload), tensors(other)))
 
 

@@ -189,7 +189,7 @@ def train(change: Callable[[Subject, int], None], every: int, steps: int, **opti
                 change(subject, number // every)
             torch.manual_seed(number)
             worst = max(worst, (step(ours.batch) - expected).abs().item())
-        captures = len(list(step._cache))
+        captures = len(list(step._selector.cache))
     return max(worst, worst_difference(tensors(ours), tensors(other))), captures
 
 
@@ -302,11 +302,11 @@ def test_every_capture_of_changed_values_is_verified():
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, verify=True) as step:
         for _ in range(3):
             step(workload.batch)
-        assert not step._verifier.is_due(step._last.number)
+        assert not step._verifier.is_due(step._selector.last.number)
         drop_p(subject, 1)
         with pytest.warns(UserWarning, match="is captured again"):
             step(workload.batch)
-        assert step._verifier.is_due(step._last.number)
+        assert step._verifier.is_due(step._selector.last.number)
 
 
 def test_values_that_come_back_are_not_captured_again(monkeypatch: pytest.MonkeyPatch):
@@ -355,7 +355,7 @@ def test_captures_of_other_values_are_dropped_after_the_eighth():
                 count_of_layers(subject, number)
                 for _ in range(11):
                     step(workload.batch)
-        assert [len(known) for known in step._cache.by_signature.values()] == [MAX_CAPTURES]
+        assert [len(known) for known in step._selector.cache.by_signature.values()] == [MAX_CAPTURES]
 
 
 def test_a_hook_on_a_parameter_that_is_added_later_is_refused_by_name():

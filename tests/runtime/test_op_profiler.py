@@ -1,6 +1,7 @@
 """What ops cost is measured once, on made-up tensors, and kept."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,9 @@ def measured(monkeypatch) -> list[list[str]]:
     calls: list[list[str]] = []
     really = profiling._measure
 
-    def watched(program: Program, ops: list) -> dict:
+    def watched(program: Program, ops: list, listen: Callable[[int, int], None]) -> dict:
         calls.append([op.signature for op in ops])
-        return really(program, ops)
+        return really(program, ops, listen)
 
     monkeypatch.setattr(profiling, "_measure", watched)
     monkeypatch.setattr(profiling, "STALE_RATIO", 1e3)  # the machine of a test may be busy for a moment

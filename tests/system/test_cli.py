@@ -696,11 +696,11 @@ def test_a_gpu_that_is_not_here_is_named_before_anything_is_measured(
 
     monkeypatch.setattr("autotune.measure.harness.Children", InProcessChildren)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(FACTORIES)
-    for command, code in ((["tune", "mine.py:tiny", "--device", "cuda"], 2), (["measure", "p.json"], 6)):
+    (tmp_path / "absent_gpu.py").write_text(FACTORIES)
+    for command, code in ((["tune", "absent_gpu.py:tiny", "--device", "cuda"], 2), (["measure", "p.json"], 6)):
         planfile.write(
             tmp_path / "p.json",
-            plan_file(device=replace(DEVICE, kind="cuda"), workload=WorkloadRef("mine.py:tiny", {})),
+            plan_file(device=replace(DEVICE, kind="cuda"), workload=WorkloadRef("absent_gpu.py:tiny", {})),
         )
         with pytest.raises(SystemExit) as ended:
             cli.main(command)
@@ -710,7 +710,7 @@ def test_a_gpu_that_is_not_here_is_named_before_anything_is_measured(
 
 def test_a_device_that_nobody_knows_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="--device: input should be 'cpu' or 'cuda'"):
-        load_config("resnet18", overrides={"device": "tpu"})
+        load_config("resnet18", overrides={"device": "tpu"}, from_command_line=True)
 
 
 @pytest.mark.parametrize(
@@ -853,19 +853,19 @@ def test_resume_help_explains_its_limits(run: Callable[..., tuple[int, str, str]
 def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(
     here: Path, run: Callable[..., tuple[int, str, str]]
 ) -> None:
-    (here / "mine.py").write_text(FACTORIES)
-    code, out, err = run("tune", "mine.py:broken", "--budget", "65%")
+    (here / "raising.py").write_text(FACTORIES)
+    code, out, err = run("tune", "raising.py:broken", "--budget", "65%")
     assert (code, out) == (2, "")
     last = err.splitlines()[-1]
     assert last.startswith("error: ")
     assert "the data set is gone" in last
     assert "Traceback" not in err
-    assert [name for name in files(here) if "__pycache__" not in name] == ["mine.py"]
+    assert [name for name in files(here) if "__pycache__" not in name] == ["raising.py"]
 
 
 def test_a_plan_of_another_model_is_6(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
-    (here / "mine.py").write_text(FACTORIES)
-    code, _, err = in_a_process("plan", "mine.py:tiny", "--budget", "200%", "-o", "plan.json", cwd=here)
+    (here / "other_model.py").write_text(FACTORIES)
+    code, _, err = in_a_process("plan", "other_model.py:tiny", "--budget", "200%", "-o", "plan.json", cwd=here)
     assert code == 0, err
     code, out, err = run("measure", "plan.json", "--set", "width=16")
     assert (code, out) == (6, "")

@@ -210,7 +210,7 @@ def test_a_window_that_adapts_equals_eager_bit_for_bit(name: str, tmp_path: Path
         stores={"ssd": tmp_path},
         adapt=True,
     ) as step:
-        ready = step._last
+        ready = step._selector.last
         assert ready.adapter is not None
         assert len(ready.adapter.variants) > 3
         turn = itertools.cycle(ready.adapter.variants)

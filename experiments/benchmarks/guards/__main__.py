@@ -111,7 +111,7 @@ def _always_hold(*_: object) -> bool:
 def _check_seconds(step: TrainStep, batch: Any) -> float:
     """Return the median time of the checks alone: the guards, and the walk over modules, parameters and hooks."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    guards = step._last.program.guards
+    guards = step._selector.last.program.guards
     seconds = []
     for _ in range(CALLS):
         start = time.perf_counter()

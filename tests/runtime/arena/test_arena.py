@@ -56,7 +56,7 @@ def images(count=4):
 
 
 def arena_of(step):
-    return step._last.arena
+    return step._selector.last.arena
 
 
 def same(step, other):

@@ -56,7 +56,7 @@ MODELS = """
                 torch.manual_seed(number)
                 losses.append(step(given.batch))
             assert losses[0].equal(losses[1]), name
-        assert planned._last.arena.misses == 0
+        assert planned._selector.last.arena.misses == 0
         assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values())), name
     print("same")
 """
