@@ -262,7 +262,10 @@ def test_the_same_report_is_made_of_what_mlflow_holds_alone(logged, tmp_path):
     run_dir = logged.directory / "runs" / "whole"
     tracker = Tracker(logged.config, run_dir)
     tune(logged.config, FakeRunner(store=True), run_dir, progress=tracker, write_report=write_report)
-    run = re.search(r"/runs/(\w+)\?workflowType=machine_learning$", tracker.finish())[1]
+    line = tracker.finish()
+    match = re.search(r"/runs/(\w+)\?workflowType=machine_learning$", line)
+    assert match is not None, line
+    run = match[1]
     page = (run_dir / "report.html").read_text()
     assert "<h1>The step fits in" in page
     shutil.rmtree(run_dir)

@@ -125,6 +125,7 @@ def confirmed_metrics(plan: Mapping[str, Any]) -> dict[str, float]:
         f"confirmed_{METRIC_NAMES.get(name, name)}_{METRIC_NAMES.get(part, part)}": value
         for name in ("step_seconds", "time_ratio", "beside_best")
         for part, value in (plan[name] or {}).items()
+        if value is not None
     }
     return metrics | {"confirmed_rounds": plan["rounds"]}
 
