@@ -2,6 +2,7 @@ import gc
 import os
 import sys
 
+import pytest
 from hypothesis import settings
 
 # two workers on two cores: torch's threads, waiting for each other, would take many times as long
@@ -17,6 +18,13 @@ settings.load_profile("autotune")
 
 # importing and collecting makes half a million objects that stay; to look through them again and again takes seconds
 gc.disable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_garbage() -> None:
+    """Exclude what earlier modules left from garbage collections, which tests of measurements do often."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_finish() -> None:

@@ -46,7 +46,13 @@ from autotune.measure.worker.compare import (
     witness_directory,
     write_bounds,
 )
-from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, release_memory
+from autotune.measure.worker.eager import (
+    EagerWorkload,
+    OnGradient,
+    detached_tensors,
+    exclude_from_collections,
+    release_memory,
+)
 from autotune.measure.worker.reference import Writer, digest
 from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
@@ -88,6 +94,7 @@ class Bench:
         self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
         self._apply_limit()
         self._eager = EagerWorkload(spec)
+        exclude_from_collections()
 
     def survey(self) -> WorkloadSurvey:
         """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
@@ -263,7 +270,9 @@ class Bench:
 
     @cached_property
     def _program(self) -> Program:
-        return capture(self._eager.workload, self._spec.workload.reference)
+        program = capture(self._eager.workload, self._spec.workload.reference)
+        exclude_from_collections()
+        return program
 
     def _apply_limit(self) -> None:
         if self._spec.limit_bytes is None:
