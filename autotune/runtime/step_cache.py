@@ -13,6 +13,8 @@ from autotune.runtime.prepared_step import PreparedStep
 
 MAX_CAPTURES = 8
 """Number of captures kept per signature, which differ in Python values; the oldest is dropped first."""
+MAX_SIGNATURES = 64
+"""Number of signatures kept, such as shapes of the batch; the one whose last use is longest ago is dropped first."""
 
 
 class StepCache:
@@ -39,6 +41,8 @@ class StepCache:
         """
         change = None
         distinct = separate_aliases(tensors)
+        if call in self.by_signature:
+            self.by_signature[call] = self.by_signature.pop(call)  # in order of use
         with nullcontext() if self._trains else torch.no_grad():
             for step in reversed(self.by_signature.get(call, ())):
                 if step.program.guards.hold(distinct):
@@ -47,11 +51,14 @@ class StepCache:
         return None, change
 
     def add(self, call: Signature, step: PreparedStep) -> None:
-        """Add the step of a signature's latest capture; close those beyond `MAX_CAPTURES`."""
+        """Add the step of a signature's latest capture; close those beyond `MAX_CAPTURES` and `MAX_SIGNATURES`."""
         steps = self.by_signature.setdefault(call, [])
         steps.append(step)
         while len(steps) > MAX_CAPTURES:
             steps.pop(0).close()
+        while len(self.by_signature) > MAX_SIGNATURES:
+            for unused in self.by_signature.pop(next(iter(self.by_signature))):
+                unused.close()
 
     def close(self) -> None:
         """Close all steps."""

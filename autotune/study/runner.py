@@ -105,9 +105,12 @@ class QuietRunner:
             and self.has_time(seconds)
         ):
             self.notify(result.disturbed)
-            result = self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
+            repeated = self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
             repeats += 1
             self.fruitless += 1
+            if repeated.outcome not in (Outcome.OK, Outcome.STOPPED_EARLY):
+                break  # killed or out of time: the disturbed measurement is worth more
+            result = repeated
         if not result.disturbed:
             self.fruitless = 0
         return result

@@ -734,3 +734,14 @@ def test_ranges_name_each_op_for_a_profiler_and_change_no_result():
     ops = [step.graph.ops[op] for op in step.plan.order]
     assert names == [f"{op.phase} {op.name}{f' [{op.layer}]' if op.layer else ''}" for op in ops] * 2
     assert {name.partition(" ")[0] for name in names} == {"forward", "backward", "update"}
+
+
+@pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
+def test_of_many_shapes_the_one_not_used_for_longest_is_dropped(monkeypatch):
+    monkeypatch.setattr("autotune.runtime.step_cache.MAX_SIGNATURES", 3)
+    workload = make(mlp)
+    step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
+    for rows in (2, 3, 2, 4, 5):
+        step(batch_of(rows, 8))
+    kept = [signature.shapes.partition("x")[0] for signature in step._selector.cache.by_signature]
+    assert kept == ["2", "4", "5"]

@@ -824,6 +824,15 @@ def test_on_a_machine_that_stays_busy_repeats_end_and_every_record_says_so(tmp_p
     assert all(row.cells[-1].endswith(", disturbed") for row in confirmed)
 
 
+def test_a_repeat_that_fails_leaves_the_measurement_that_it_was_to_replace():
+    outcomes = iter([Outcome.OK, Outcome.CRASHED])
+    fake = FakeRunner(disturbed=lambda number: True, outcome_of=lambda plan: next(outcomes))
+    seen = QuietRunner(fake, lambda seconds: True, lambda reason: None).measure(
+        Plan.traced(fake.graph), budget_bytes=10**9
+    )
+    assert (seen.outcome, len(fake.measured)) == (Outcome.OK, 2)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.CRASHED])
 def test_nothing_is_repeated_without_time_for_it_or_after_a_failure(outcome):
     noted: list[str] = []

@@ -744,6 +744,19 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     assert (here / document["report_path"]).read_text().startswith("<!doctype html>")
 
 
+def test_a_plan_that_was_not_measured_again_is_marked_as_such(
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]], monkeypatch: Any
+) -> None:
+    from autotune.cli.commands import tune as command
+
+    start = command.start_study
+    monkeypatch.setattr(command, "start_study", lambda *arguments: replace(start(*arguments), confirmed=()))
+    code, out, err = run("tune", few_planners, "--trials", "4", "--name", "one")
+    assert code == 0, err
+    note = "the search ended before its plan was re-measured beside plain eager; go on with: autotune resume runs/one"
+    assert f"note    {note} --time 5m" in out.splitlines()
+
+
 def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -39,6 +39,11 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
 
         if disturbed := describe_disturbance(result.trials):
             out.write(f"busy    other work disturbed {disturbed}; tune under another --name on an idle machine\n")
+        if result.best is not None and not result.confirmed:
+            out.write(
+                "note    the search ended before its plan was re-measured beside plain eager; "
+                f"go on with: autotune resume {result.run_dir} --time 5m\n"
+            )
         if result.best is not None and result.best.measurement is not None:
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
