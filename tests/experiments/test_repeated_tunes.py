@@ -1,0 +1,40 @@
+"""The benchmark of repeated searches: what counts as a good ending."""
+
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.repeated_tunes.__main__ import is_good, read_ending
+
+
+def document(*, best: str, confirmed: bool = True, disturbed: str = "") -> dict[str, Any]:
+    measurement = {"charged_bytes": 300, "floor_bytes": 100, "outcome": "ok"}
+    trials = [
+        {"number": 0, "kind": "baseline", "plan": None, "measurement": measurement},
+        {"number": 1, "kind": "smallest", "plan": "small", "measurement": measurement},
+        {"number": 2, "kind": "planner", "plan": "fast", "measurement": measurement | {"outcome": "over_budget"}},
+        {"number": 3, "kind": "confirm", "plan": best, "measurement": measurement},
+    ]
+    rows = [{"trial": 3, "time_ratio": {"middle": 1.0, "low": 0.9, "high": 1.1}}] if confirmed else []
+    return {"best": trials[3], "trials": trials, "confirmed": rows, "disturbed": disturbed}
+
+
+@pytest.mark.parametrize(
+    ("ending", "good"),
+    [
+        (document(best="fast"), True),
+        (document(best="small"), False),
+        (document(best="fast", confirmed=False), False),
+        (document(best="small", disturbed="2 of 5 measurements"), True),
+    ],
+)
+def test_a_good_search_ends_with_a_confirmed_plan_that_is_not_the_smallest_or_reports_a_busy_machine(
+    ending: dict[str, Any], good: bool
+):
+    run = read_ending(ending)
+    assert (run["charged_bytes"], run["over_budget"], run["trials"]) == (200, 1, 4)
+    assert is_good({"code": 0, **run}) is good
+
+
+def test_a_search_that_fails_is_no_good_ending():
+    assert not is_good({"code": 4})
