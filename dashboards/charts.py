@@ -44,7 +44,7 @@ NIGHT_COLOURS = {
     NightVerdict.INCONCLUSIVE: GREY, NightVerdict.FAILED: ORANGE,
 }  # fmt: skip
 CLAIM_COLOURS = {
-    ClaimVerdict.REPRODUCED: GREEN, ClaimVerdict.RATIOS: BLUE, ClaimVerdict.NOT_REPRODUCED: VERMILION,
+    ClaimVerdict.REPRODUCED: GREEN, ClaimVerdict.RATIOS: BLUE, ClaimVerdict.BOUND: SKY, ClaimVerdict.NOT_REPRODUCED: VERMILION,
     ClaimVerdict.NOT_COMPARABLE: GREY,
 }  # fmt: skip
 

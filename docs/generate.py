@@ -344,11 +344,12 @@ def architecture_page() -> str:
 def claims_page() -> str:
     """Return the published claims beside our numbers, each with the machine, commit and date of its figure."""
     results = {name: claims.read(folder) for name, folder in claims.find_experiments(EXPERIMENTS / "claims").items()}
-    head = [*claims.HEAD, "machine", "commit", "date"]
+    head = [*claims.HEAD, "source", "machine", "commit", "date"]
     parts = [
         f"{HEADER}# Published claims",
-        "Claims of papers and issues beside our numbers. A cost holds if ours is no higher, with a tenth for times. "
-        "*Ratios* means: not on their hardware, or counted in another way. Conditions and tolerances are in "
+        "Claims of papers and issues beside our numbers. *Reproduced* means: equal within the tolerance, a tenth for times. "
+        "*Ratios reproduced* means: equal within it, but not on their hardware, or counted in another way. *Bound kept* means: "
+        "the published number is a bound, such as a cost, and ours is better than it without being near it. Conditions and tolerances are in "
         "`experiments/claims/NAME/results/result.json`. `autotune reproduce NAME` regenerates a row. The commit is the "
         "one that recorded the figure.",
         f"Of all claims, {claims.count_verdicts(results)}.",
@@ -373,7 +374,9 @@ def claim_cells(name: str, claim: claims.Claim) -> list[str]:
     origin = origin_of(EXPERIMENTS / "claims" / name / claims.RESULT)
     place = re.search(r" on (.{3,40}?), cores", claim.conditions)
     machine = place[1] if place else "not recorded" if claim.kind == "measured" else "any"
-    return [*row, machine, origin.commit, origin.date]
+    address = claims.link_source(claim.source)
+    source = f"[{claim.source}]({address})" if address else claim.source
+    return [*row, source, machine, origin.commit, origin.date]
 
 
 @functools.cache

@@ -16,7 +16,7 @@ if not results:
     page.show_missing("No experiment has results; from a checkout of the project:", page.REPRODUCE)
     st.stop()
 
-for column, (verdict, count) in zip(st.columns(4), published_claims.count_by_verdict(results).items(), strict=True):
+for column, (verdict, count) in zip(st.columns(5), published_claims.count_by_verdict(results).items(), strict=True):
     column.metric(verdict, count)
 if ratios := published_claims.claim_ratios(results):
     st.altair_chart(charts.claims_chart(ratios), width="stretch")

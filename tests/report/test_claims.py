@@ -26,9 +26,9 @@ CLAIM = Claim("a net: peak", "a paper", "simulated", "GB", Figure(10.0), Figure(
     [
         ("equal", 10.5, ClaimVerdict.REPRODUCED),
         ("equal", 9.4, ClaimVerdict.NOT_REPRODUCED),
-        ("at most", 2.0, ClaimVerdict.REPRODUCED),
+        ("at most", 2.0, ClaimVerdict.BOUND),
         ("at most", 10.6, ClaimVerdict.NOT_REPRODUCED),
-        ("at least", 99.0, ClaimVerdict.REPRODUCED),
+        ("at least", 99.0, ClaimVerdict.BOUND),
         ("at least", 9.5, ClaimVerdict.REPRODUCED),
         ("at least", 9.4, ClaimVerdict.NOT_REPRODUCED),
     ],
@@ -40,7 +40,7 @@ def test_a_number_may_differ_by_its_tolerance_and_freely_on_the_side_that_is_bet
 def test_no_overhead_at_all_is_at_most_a_negative_one_only_where_it_is_lower():
     faster = replace(CLAIM, published=Figure(-4.0), sense="at most")
     assert replace(faster, ours=Figure(0.0)).verdict is ClaimVerdict.NOT_REPRODUCED
-    assert replace(faster, ours=Figure(-5.0)).verdict is ClaimVerdict.REPRODUCED
+    assert replace(faster, ours=Figure(-5.0)).verdict is ClaimVerdict.BOUND
 
 
 def test_of_a_change_both_numbers_must_agree_or_else_their_ratio():
@@ -50,6 +50,13 @@ def test_of_a_change_both_numbers_must_agree_or_else_their_ratio():
     assert (
         replace(change, ours=Figure(5.0, 6.0)).verdict is ClaimVerdict.NOT_REPRODUCED
     )  # smaller, from a smaller start
+
+
+def test_a_verdict_that_had_no_word_for_a_bound_yet_is_read_as_a_bound(tmp_path: Path):
+    write(tmp_path, [replace(CLAIM, sense="at most", ours=Figure(2.0))])
+    path = tmp_path / RESULT
+    path.write_text(path.read_text().replace('"bound kept"', '"reproduced"'))
+    assert [claim.verdict for claim in read(tmp_path)] == [ClaimVerdict.BOUND]
 
 
 def test_what_agrees_on_other_hardware_is_a_ratio():

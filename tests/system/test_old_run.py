@@ -100,7 +100,7 @@ def test_its_plan_is_measured_and_its_search_goes_on(place: Path):
     trials = place / RUN / "trials.jsonl"
     before = trials.read_text().splitlines(keepends=True)[:-1]
     trials.write_text("".join(before))  # as if it had been interrupted before the confirmation
-    run("resume", str(RUN), "--time", "5s")
+    run("resume", str(RUN), "--time", "90s", "--trials", str(len(before)))
     after = trials.read_text().splitlines(keepends=True)
     assert after[: len(before)] == before
     assert json.loads(after[len(before)])["kind"] == "confirm"

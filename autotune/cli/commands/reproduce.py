@@ -25,8 +25,8 @@ from autotune.report.claims import (
 
 MEASURED = "measured"
 """Kind of a claim whose experiment must run alone on the machine."""
-REPRODUCED = (ClaimVerdict.REPRODUCED, ClaimVerdict.RATIOS)
-"""Verdicts of a reproduced claim."""
+REPRODUCED = (ClaimVerdict.REPRODUCED, ClaimVerdict.RATIOS, ClaimVerdict.BOUND)
+"""Verdicts of a claim that holds."""
 
 
 def run(names: Sequence[str], *, every: bool, listed: bool, root: Path | None, json: bool) -> None:
