@@ -11,6 +11,8 @@ from autotune.records import plan_file as planfile
 from autotune.records.device import Device
 from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
+from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_seconds, mib
 from dashboards.mlflow_studies import LoggedStudy
 
@@ -29,7 +31,9 @@ class Champion:
     charged_bytes: float | None = None
     seconds: float | None = None
     ratio: float | None = None
-    """Step time over eager's."""
+    """Step time over eager's, re-measured where it was."""
+    interval: Interval | None = None
+    """Interval of that ratio."""
     recorded: float = 0.0
     """Time of the record, in seconds since the epoch."""
     page: str = ""
@@ -45,13 +49,19 @@ class Champion:
         """Budget, memory and time, as `65%: 218.0 MiB at 1.02x`."""
         nbytes = self.peak_bytes if self.charged_bytes is None else self.charged_bytes
         time = f"{self.ratio:.2f}x" if self.ratio is not None else fmt_seconds(self.seconds or math.nan)
+        if self.interval is not None:
+            time += f" ({self.interval.low:.2f} to {self.interval.high:.2f})"
         return f"{self.budget}: {mib(nbytes)} MiB at {time}"
 
 
 def read_run_champion(run_dir: Path) -> Champion | None:
     """Return the best plan of a run directory; None if it has no plan yet."""
     path = RunDir(run_dir).plan
-    return _from_plan_file(planfile.read(path), run_dir.name, path.stat().st_mtime) if path.exists() else None
+    if not path.exists():
+        return None
+    champion = _from_plan_file(planfile.read(path), run_dir.name, path.stat().st_mtime)
+    interval = RecordedRun.load(run_dir).time_ratio
+    return champion if interval is None else replace(champion, ratio=interval.middle, interval=interval)
 
 
 def read_entry_champion(directory: Path) -> Champion | None:
@@ -63,7 +73,13 @@ def read_entry_champion(directory: Path) -> Champion | None:
     champion = replace(_from_plan_file(file, directory.name, home.champion.stat().st_mtime), nightly=True)
     for night in reversed(home.history()):
         if night.champion == plan_identity(file) and night.ratio is not None:
-            return replace(champion, ratio=night.ratio, charged_bytes=night.charged_bytes, recorded=night.started)
+            return replace(
+                champion,
+                ratio=night.ratio,
+                interval=night.interval,
+                charged_bytes=night.charged_bytes,
+                recorded=night.started,
+            )
     return champion
 
 

@@ -11,7 +11,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line, read_lines
 from autotune.records.plan_file import PlanFile
 from autotune.study.verdicts.ranking import plan_hash
-from autotune.study.verdicts.statistics import RatioInterval
+from autotune.study.verdicts.statistics import Interval, RatioInterval, median_interval
 
 RECORD_NIGHTS = 5
 """Number of a champion's first good nights that form its record; a moving record would follow a slow decline."""
@@ -72,6 +72,11 @@ class NightRecord:
     def ratio(self) -> float | None:
         """Median of the champion's time over eager's; None where it did not run."""
         return statistics.median(self.turns) if self.turns else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Interval of that median; None with fewer than two blocks."""
+        return median_interval(self.turns) if len(self.turns) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

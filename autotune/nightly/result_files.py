@@ -93,12 +93,19 @@ def build_row(night: NightRecord) -> tuple[str, ...]:
     return (
         night.entry,
         night.verdict.value,
-        "-" if night.ratio is None else f"{night.ratio:.3f}",
+        _format_time(night),
         str(night.change) if night.change else "-",
         mib(night.charged_bytes),
         ", ".join(night.causes) or "-",
         _shorten(night.detail),
     )
+
+
+def _format_time(night: NightRecord) -> str:
+    if night.ratio is None:
+        return "-"
+    interval = night.interval
+    return f"{night.ratio:.3f}" + (f" ({interval.low:.3f} to {interval.high:.3f})" if interval else "")
 
 
 def _markdown_line(cells: list[str]) -> str:

@@ -6,6 +6,7 @@ import streamlit as st
 
 from autotune.records.run_dir import RunDir
 from autotune.report import tables
+from autotune.report.summary import list_run_facts
 from dashboards import charts, page, studies
 from dashboards.discovery import Unreadable, relative_name
 
@@ -39,6 +40,8 @@ def show_study(study: studies.Study, progress: studies.StudyProgress) -> None:
         st.progress(progress.share)
     st.subheader(page.escape_markdown(study.headline))
     st.markdown(page.escape_markdown(study.summary))
+    facts = dict(list_run_facts(study.records))
+    st.caption(page.escape_markdown(" · ".join(facts[term] for term in ("date", "machine") if facts[term] != "-")))
     if study.points:
         chart = charts.frontier_chart(study.points, study.records.budget_step_bytes, study.cost_label)
         st.altair_chart(chart, width="stretch")

@@ -25,6 +25,7 @@ def test_a_study_s_champion_is_its_plan_file(tmp_path: Path) -> None:
     assert champion is not None
     assert (champion.model, champion.device, champion.budget) == ("chain(layers=12)", "Test <Silicon>", "65%")
     assert champion.ratio == pytest.approx(1.01)
+    assert champion.interval is not None, "re-measured beside eager"
     assert champion.origin == "run"
 
 
@@ -38,6 +39,7 @@ def test_a_night_s_champion_has_the_figures_of_its_last_night(tmp_path: Path) ->
     champion = read_entry_champion(sample_runs.nights(tmp_path))
     assert champion is not None
     assert (champion.nightly, champion.ratio, champion.charged_bytes) == (True, 1.2, 800_000)
+    assert champion.summary.endswith("at 1.20x (1.10 to 1.30)")
 
 
 def test_the_night_s_champion_stands_before_a_faster_plan_and_the_faster_before_a_slower() -> None:

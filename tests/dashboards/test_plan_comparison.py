@@ -73,6 +73,15 @@ def test_figures_say_what_is_known_of_each_and_the_change(both: tuple[PlanSide, 
     assert cells["charged for the step, predicted"] == ("-", "-", "")
 
 
+def test_seconds_of_two_trials_have_no_difference_and_ratios_to_eager_of_their_own_turns_have(
+    both: tuple[PlanSide, PlanSide],
+) -> None:
+    cells = {row[0]: row[1:] for row in compare_figures(*both)}
+    assert "-" not in cells["step time, measured"][:2]
+    assert cells["step time, measured"][2] == ""
+    assert cells["step time over eager"][2].endswith(" %")
+
+
 def test_decisions_name_planners_and_what_came_of_them(both: tuple[PlanSide, PlanSide]) -> None:
     cells = {row[0]: row[1:] for row in compare_decisions(*both)}
     assert cells["recompute"] == ("-", "greedy")
