@@ -11,7 +11,7 @@ AutotuneError           1   base class; never raised itself
 ├── OutOfTimeError      7   nightly run or study whose time ended before its last entry or first plan
 ├── NumericsError       8   plan whose results differ from the reference
 ├── ExperimentError     8   experiment that fails, or whose claim no longer holds
-├── WorkerError         9   process of the baseline or the capture that was killed
+├── WorkerError         9   measuring process that was killed from outside
 ├── LockedError        75   run directory in use by another process
 └── StudyInterruptedError   study ended by a signal: 128 + the signal's number
 """
@@ -93,7 +93,7 @@ class ExperimentError(AutotuneError):
 
 
 class WorkerError(AutotuneError):
-    """Raised when the process of the baseline or of the capture is killed. Nothing is wrong with the input. Exit code 9."""
+    """Raised when a process of the measurements is killed from outside. Nothing is wrong with the input. Exit code 9."""
 
     exit_code = 9
 

@@ -25,11 +25,10 @@ from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, plan_tolerance
 from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
-from autotune.records.measurement import Measurement, Outcome, apply_budget
+from autotune.records.measurement import KILLED, Measurement, Outcome, apply_budget
 
 BASELINE_PROCESSES = 2
 """Number of new processes in which the baseline's charge is measured; their range is the spread to allow for."""
-_KILLED = tuple(f"killed by {name}" for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"))
 
 
 class Harness:
@@ -218,7 +217,7 @@ class Harness:
 
     def _refuse_killed(self, error: ChildError, work: str) -> None:
         """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
-        if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(_KILLED):
+        if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(KILLED):
             raise WorkerError(
                 f"{self._spec.workload}: the process of {work} was {error.detail.partition(':')[0]}; "
                 "run the command again, its records are kept"

@@ -28,6 +28,10 @@ Span = tuple[float, float]
 """Start and end in seconds from the begin of the step."""
 
 
+KILLED = tuple(f"killed by {name}" for name in ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"))
+"""Beginnings of a crash's detail where a signal from outside ended the process; a segmentation fault is the step's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferTrace:
     """Transfers of one step, and the waits for them."""

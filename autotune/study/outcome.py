@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError, WorkerError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
@@ -16,7 +16,7 @@ from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.device import Device
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import KILLED, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
@@ -191,5 +191,10 @@ def explain_failure(
     # some plan fitted, so the reason is not the budget alone
     expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
     failed = [result for result in results if result.outcome not in expected]
+    if failed and all(result.outcome is Outcome.CRASHED and result.detail.startswith(KILLED) for result in failed):
+        signal = failed[-1].detail.partition(":")[0]
+        return WorkerError(
+            f"{config.ref}: processes of plans that fit were {signal}; continue with: autotune resume {run_dir}"
+        )
     reason = next((result.detail for result in failed or results if result.detail), "none was run")
     return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {RunDir(run_dir).trials}")

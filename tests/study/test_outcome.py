@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, WorkerError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.plan import Plan
 from autotune.records.config import load_config
@@ -71,6 +71,16 @@ def test_a_plan_needs_the_most_that_it_was_charged_in_any_run():
     assert "needs 302.0 MiB at conv1 with the smallest plan; the budget 1% leaves the step 301.0 MiB" in said(
         kept, over, larger
     )
+
+
+def test_a_plan_whose_process_was_killed_from_outside_is_no_infeasible_budget():
+    kept = trial(1, charged=300 * 2**20)
+    killed = trial(1, outcome=Outcome.CRASHED, detail="killed by SIGTERM: its log ends there")
+    error = explain_failure(CONFIG, rules(301 * 2**20), (kept, killed), estimate(), Path("run"))
+    assert (type(error), error.exit_code) == (WorkerError, 9)
+    assert "were killed by SIGTERM; continue with: autotune resume run" in str(error)
+    fault = trial(2, outcome=Outcome.CRASHED, detail="killed by SIGSEGV")
+    assert "no plan ran to its end" in said(kept, killed, fault)
 
 
 def test_where_bytes_did_not_rule_a_plan_out_it_is_told_what_did():
