@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InfeasibleError
+from autotune.errors import WorkerError
 from autotune.records.run_dir import write_text
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.verdicts.ranking import plan_hash
@@ -65,7 +65,7 @@ class Job:
             self.seconds[self.mode] = min(1.2 * self.seconds[self.mode], time.monotonic() - begun) * 0.9
         else:
             self.seconds[self.mode] *= 1.02
-        allowed = {0, -number, 128 + number} if target != "worker" else {0, InfeasibleError.exit_code}
+        allowed = {0, -number, 128 + number} if target != "worker" else {0, WorkerError.exit_code}
         if code is not None and code not in allowed:
             problems.append(f"the coordinator ended with {code}")
         # a signal to a session that had just ended kills nothing
@@ -194,7 +194,7 @@ def main() -> None:
             for text in problems:
                 log = (job.root / "log").read_text(encoding="utf-8")[-2000:]
                 print(f"{mode}, {target}, {sent.name}: {text}\n{log}", flush=True)
-            if job.is_complete() or problems or job.code == InfeasibleError.exit_code:
+            if job.is_complete() or problems or job.code == WorkerError.exit_code:
                 document["completed"] += not problems
                 shutil.rmtree(job.root)
                 del jobs[mode]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from autotune.errors import InfeasibleError
+from autotune.errors import WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure import child as child_module
 from autotune.measure.children import Children, ChildRole
@@ -187,7 +187,7 @@ def start_session(root: Path, mode: str) -> int:
         _simulate_workers(root)
         number = (run_one_night if mode == "nightly" else run_study)(root)
         code = 128 + number if number else 0
-    except InfeasibleError as error:  # a killed worker took the only plan
+    except WorkerError as error:  # a killed worker took the only plan
         code = error.exit_code
     except SystemExit as stopped:  # a signal before the first trial
         code = int(stopped.code or 0)
