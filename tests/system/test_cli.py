@@ -809,8 +809,16 @@ def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(
     assert " MiB at " in err.splitlines()[-1]
 
 
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """SIGHUP as a terminal's process has it; tests that run under `nohup` inherit that it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-@pytest.mark.usefixtures("fake_device", "few_planners")
+@pytest.mark.usefixtures("fake_device", "few_planners", "hangs_up")
 def test_an_interrupted_tune_keeps_its_trials_writes_its_report_and_can_be_resumed(
     number: int, code: int, here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
