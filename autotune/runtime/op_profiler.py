@@ -6,6 +6,7 @@ profiled, and parameters stay untouched. Ops with equal signatures are measured 
 
 import contextlib
 import json
+import os
 import statistics
 import time
 import warnings
@@ -300,6 +301,7 @@ def _record_problem(op: Op, problems: dict[str, str]) -> Iterator[None]:
 
 def _scratch_cpu(program: Program, ops: list[Op], problems: dict[str, str]) -> dict[str, int]:
     """Compute scratch bytes from the allocator's events, which the profiler records."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # a first profile would print lines of its starts and stops
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
         for op in ops:
             with _record_problem(op, problems):

@@ -1,6 +1,8 @@
 """What ops cost is measured once, on made-up tensors, and kept."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +39,21 @@ def measured(monkeypatch) -> list[list[str]]:
 def twins() -> nn.Module:
     """Three layers of which the first two cost the same."""
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+SILENT = """
+import torch
+from autotune.capture.tracer import capture
+from autotune.runtime.op_profiler import profile
+from tests.support.small import make, mlp
+profile(capture(make(mlp)))
+"""
+
+
+def test_profiling_prints_nothing_into_a_training_process():
+    command = [sys.executable, "-c", SILENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_ops_of_one_signature_are_measured_once_and_share_their_cost(measured):
