@@ -177,6 +177,16 @@ def claim_rows(results: Mapping[str, Sequence[Claim]]) -> Iterator[tuple[str, ..
             )
 
 
+def source_lines(results: Mapping[str, Sequence[Claim]]) -> list[str]:
+    """Return a line for each experiment with the sources of its claims and their addresses."""
+    lines = []
+    for name, claims in results.items():
+        sources = dict.fromkeys(claim.source for claim in claims)
+        addresses = dict.fromkeys(filter(None, map(link_source, sources)))
+        lines.append(f"{name}: {'; '.join([*sources, *addresses])}")
+    return lines
+
+
 def count_verdicts(results: Mapping[str, Sequence[Claim]]) -> str:
     """Return the number of claims and the number of each verdict, as `3: 2 reproduced, 1 ratios reproduced, ...`."""
     verdicts = Counter(claim.verdict for claims in results.values() for claim in claims)

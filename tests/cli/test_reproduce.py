@@ -49,7 +49,7 @@ def test_a_list_runs_nothing(folder: Path, capfd):
     (folder / "__main__.py").write_text("raise SystemExit(9)")
     assert called("--list", "--experiments", str(folder.parent)) == 0
     out, _ = capfd.readouterr()
-    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "1:"]
+    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "Sources", "net:", "1:"]
     assert (
         out.splitlines()[-1] == "1: 1 reproduced, 0 ratios reproduced, 0 bound kept, 0 not reproduced, 0 not comparable"
     )
@@ -83,7 +83,7 @@ def test_an_experiment_that_fails_keeps_no_other_from_its_turn_nor_from_the_tabl
     (unread / "__main__.py").write_text(f"open({str(unread / RESULT)!r}, 'w').write('[]')\n")
     assert called("--all", "--experiments", str(folder.parent)) == 8
     out, err = capfd.readouterr()
-    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "1:"]
+    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "Sources", "net:", "1:"]
     last = err.splitlines()[-1]
     assert "broken ended with 9" in last
     assert "damaged" in last
@@ -115,13 +115,12 @@ def test_what_is_simulated_runs_beside_the_rest_and_what_is_measured_afterwards_
     assert max(ended for _, ended in simulated) <= first[0]
     assert first[1] <= second[0]
     out, err = capfd.readouterr()
-    assert [line.split()[0] for line in out.splitlines() if line] == [
+    assert [line.split()[0] for line in out.partition("Sources")[0].splitlines() if line] == [
         "experiment",
         "both",
         "both",
         "net",
         "timed",
-        "4:",
     ]
     assert [line.partition(":")[0] for line in err.splitlines() if ": took" in line][2:] == [
         "both --parts measured",

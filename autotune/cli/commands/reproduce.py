@@ -21,6 +21,7 @@ from autotune.report.claims import (
     count_verdicts,
     find_experiments,
     read,
+    source_lines,
 )
 
 MEASURED = "measured"
@@ -51,7 +52,8 @@ def run(names: Sequence[str], *, every: bool, listed: bool, root: Path | None, j
             }
             print_json(document, out)
         else:
-            out.write("\n".join(_align([HEAD, *claim_rows(results)])) + f"\n\n{count_verdicts(results)}\n")
+            out.write("\n".join(_align([HEAD, *claim_rows(results)])))
+            out.write("\n\nSources\n" + "\n".join(source_lines(results)) + f"\n\n{count_verdicts(results)}\n")
     lost = [f"{name}: {text}" for name, claims in results.items() for text in _lost_claims(before[name], claims)]
     if lost:
         failures.append(f"reproduced before and not any more: {'; '.join(lost)}")
