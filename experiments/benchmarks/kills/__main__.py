@@ -1,6 +1,7 @@
 """Kill coordinators and workers at random moments, continue, and check that nothing is lost, repeated or left behind."""
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +22,7 @@ from experiments.benchmarks.kills.sessions import TRIALS, WORKERS, import_everyt
 from experiments.common.facts import collect_facts
 
 HERE = Path(__file__).parent
+RECORDS = ("trials.jsonl", "history.jsonl")
 MODES = ("tune", "confirm", "nightly")
 TARGETS = ("coordinator", "worker", "both")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
@@ -42,8 +44,7 @@ class Job:
 
     def records(self) -> dict[Path, bytes]:
         """Return the complete lines of every file of records."""
-        files = [path for name in ("trials.jsonl", "history.jsonl") for path in self.root.rglob(name)]
-        contents = {path: path.read_bytes() for path in files}
+        contents = {path: path.read_bytes() for name in RECORDS for path in self._find(name)}
         return {path: data[: data.rfind(b"\n") + 1] for path, data in contents.items()}
 
     def kill_once(self, dice: random.Random, target: str, number: signal.Signals) -> tuple[bool, list[str]]:
@@ -71,11 +72,17 @@ class Job:
         # a signal to a session that had just ended kills nothing
         return any(hit) and (target == "worker" or code != 0), problems + self._compare(before, code)
 
+    def _find(self, pattern: str) -> list[Path]:
+        """Return the paths of a pattern; a session may remove its scratch directory while this one lists it."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return list(self.root.rglob(pattern))
+
     def is_complete(self) -> bool:
         """Return whether a session ended by itself with every record."""
         if self.mode == "nightly":
-            return sum(path.read_bytes().count(b"\n") for path in self.root.rglob("history.jsonl")) >= 2
-        return any(self.root.rglob("study.json")) and any(self.root.rglob("confirmed.json"))
+            return sum(path.read_bytes().count(b"\n") for path in self._find("history.jsonl")) >= 2
+        return bool(self._find("study.json") and self._find("confirmed.json"))
 
     def _compare(self, before: dict[Path, bytes], code: int | None) -> list[str]:
         after, problems = self.records(), []
@@ -93,7 +100,7 @@ class Job:
             time.sleep(0.01)
         problems += [f"worker {pid} is alive" for pid in living]
         problems += [f"swap file {path.name}" for path in (self.root / "store").iterdir()]
-        logs = {path.parent for path in self.root.rglob("scratch-*")}
+        logs = {path.parent for path in self._find("scratch-*")}
         for folder in logs:
             # a killed session leaves its own, which the next one removes
             if len(scratch := list(folder.glob("scratch-*"))) > (0 if code is None or code >= 0 else 1):
