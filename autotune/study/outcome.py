@@ -181,6 +181,14 @@ def explain_failure(
     wrong = next((result for result in results if result.outcome is Outcome.WRONG_RESULT), None)
     if wrong is not None:
         return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {RunDir(run_dir).trials}")
+    killed = [
+        result.detail for result in results if result.outcome is Outcome.CRASHED and result.detail.startswith(KILLED)
+    ]
+    if killed:  # their plans may fit, so nothing is known of the budget
+        signal = killed[-1].partition(":")[0]
+        return WorkerError(
+            f"{config.ref}: the process of a plan was {signal}; continue with: autotune resume {run_dir}"
+        )
     charged: dict[Plan, int] = {}
     for trial in trials:
         nbytes = trial.step_charged_bytes
@@ -191,10 +199,5 @@ def explain_failure(
     # some plan fitted, so the reason is not the budget alone
     expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
     failed = [result for result in results if result.outcome not in expected]
-    if failed and all(result.outcome is Outcome.CRASHED and result.detail.startswith(KILLED) for result in failed):
-        signal = failed[-1].detail.partition(":")[0]
-        return WorkerError(
-            f"{config.ref}: processes of plans that fit were {signal}; continue with: autotune resume {run_dir}"
-        )
     reason = next((result.detail for result in failed or results if result.detail), "none was run")
     return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {RunDir(run_dir).trials}")

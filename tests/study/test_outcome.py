@@ -74,13 +74,13 @@ def test_a_plan_needs_the_most_that_it_was_charged_in_any_run():
 
 
 def test_a_plan_whose_process_was_killed_from_outside_is_no_infeasible_budget():
-    kept = trial(1, charged=300 * 2**20)
-    killed = trial(1, outcome=Outcome.CRASHED, detail="killed by SIGTERM: its log ends there")
-    error = explain_failure(CONFIG, rules(301 * 2**20), (kept, killed), estimate(), Path("run"))
+    over = trial(1, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET)
+    killed = trial(2, outcome=Outcome.CRASHED, detail="killed by SIGTERM: its log ends there")
+    error = explain_failure(CONFIG, rules(301 * 2**20), (over, killed), estimate(), Path("run"))
     assert (type(error), error.exit_code) == (WorkerError, 9)
-    assert "were killed by SIGTERM; continue with: autotune resume run" in str(error)
-    fault = trial(2, outcome=Outcome.CRASHED, detail="killed by SIGSEGV")
-    assert "no plan ran to its end" in said(kept, killed, fault)
+    assert "was killed by SIGTERM; continue with: autotune resume run" in str(error)
+    kept, fault = trial(1, charged=300 * 2**20), trial(2, outcome=Outcome.CRASHED, detail="killed by SIGSEGV")
+    assert "no plan ran to its end" in said(kept, fault)
 
 
 def test_where_bytes_did_not_rule_a_plan_out_it_is_told_what_did():
