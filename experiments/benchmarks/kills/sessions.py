@@ -36,6 +36,8 @@ PLANNERS = {
     "recompute": ["keep", "segments"], "reorder": ["keep"], "order": ["traced"], "offload": ["keep"], "update": ["at_end"],
     "inplace": ["never"], "allocator": ["arena"],
 }  # fmt: skip
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a session handles."""
 WORKERS = "workers"
 """File of the ids of all workers, one a line."""
 
@@ -49,15 +51,19 @@ class ForkedWorker:
         self.args = command
         self._code: int | None = None
         coordinator = os.getpid()
+        # as `Popen`, which returns after exec: no signal finds the worker with the coordinator's handlers
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self.pid = os.fork()
         if self.pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             with self.record.open("a", encoding="utf-8") as file:
                 file.write(f"{self.pid}\n")
             return
         try:
             os.setsid()
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.dup2(stdout.fileno(), 1)
             os.dup2(stdout.fileno(), 2)
             for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
