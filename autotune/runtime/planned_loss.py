@@ -22,6 +22,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.step_selector import OtherShapes, StepSelector
+from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload
 
 Autocast = tuple[str, torch.dtype]
@@ -46,7 +47,7 @@ class PlannedLoss(torch.nn.Module):
         model: The model, whose parameters require gradients.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss, or a tuple of the loss and any nested extras.
         plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the graph of a workload with a loss and without an
-            optimizer. None runs the step as traced.
+            optimizer. None runs the step as traced. A plan in `channels_last` converts the model permanently.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
 
@@ -94,6 +95,9 @@ class PlannedLoss(torch.nn.Module):
         self._stores = {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
         self._selectors: dict[Autocast | None, StepSelector] = {}
         self._pid = os.getpid()
+        self._memory_format = self._make_preparer().memory_format
+        if self._memory_format:
+            convert_model(model, None, self._memory_format)
 
     @property
     def graph(self) -> TrainGraph | None:
@@ -104,6 +108,8 @@ class PlannedLoss(torch.nn.Module):
         """Return the loss, ready for `backward()`, with the detached extras if the loss function has any."""
         if not torch.is_grad_enabled():
             return self._loss_fn(self.model, batch)
+        if self._memory_format:
+            batch = convert_batch(batch, self._memory_format)
         state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
         call = make_signature(batch, state, "")
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
@@ -127,10 +133,16 @@ class PlannedLoss(torch.nn.Module):
 
     def _make_selector(self, mode: Autocast | None) -> StepSelector:
         loss_fn = self._loss_fn if mode is None else partial(_run_in_autocast, self._loss_fn, mode)
-        preparer = StepPreparer(self._plan, self._stores, accumulates=False, adapts=False)
         return StepSelector(
-            partial(_capture, self.model, loss_fn), preparer, self._other_shapes, trains=True, maker="PlannedLoss"
+            partial(_capture, self.model, loss_fn),
+            self._make_preparer(),
+            self._other_shapes,
+            trains=True,
+            maker="PlannedLoss",
         )
+
+    def _make_preparer(self) -> StepPreparer:
+        return StepPreparer(self._plan, self._stores, accumulates=False, adapts=False)
 
     def _run(self, step: PreparedStep, tensors: list[torch.Tensor]) -> Any:
         """Run forward and backward of one call; return its results, with a loss that hands over the gradients."""

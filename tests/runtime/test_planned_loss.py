@@ -209,6 +209,20 @@ def test_accumulated_gradients_leave_the_arena_its_layout(plan: Plan):
     assert not arena.works or (arena.bytes > 0 and arena.misses == 0)
 
 
+def test_a_plan_in_channels_last_converts_model_and_batch():
+    def in_format(model: nn.Module) -> Loss:
+        model.to(memory_format=torch.channels_last)
+        return lambda batch: loss_fn(model, (batch[0].contiguous(memory_format=torch.channels_last), batch[1]))
+
+    images, labels = batches()[0]
+    converted = Net().to(memory_format=torch.channels_last)
+    batch = images.contiguous(memory_format=torch.channels_last), labels
+    traced = Plan.traced(capture(Workload(converted, loss_fn, None, batch)).graph)
+    plan = replace(traced, memory_format="channels_last")
+    wanted, got = run(clipping, in_format), run(clipping, lambda model: PlannedLoss(model, loss_fn, plan))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
 def test_gradients_are_handed_over_once():
     planned = PlannedLoss(Net(), loss_fn)
     loss, _ = planned(batches()[0])
