@@ -159,6 +159,13 @@ def _reap() -> None:
         return
 
 
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Write the results, with the origin of the latest session in front."""
+    origin = {key: document["sessions"][-1][key] for key in ("machine", "commit", "date")}
+    ordered = document | {"by_kind": dict(sorted(document["by_kind"].items()))}
+    write_text(path, json.dumps(origin | ordered, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -205,9 +212,8 @@ def main() -> None:
                 document["completed"] += not problems
                 shutil.rmtree(job.root)
                 del jobs[mode]
-            write_text(
-                path, json.dumps(document | {"by_kind": dict(sorted(document["by_kind"].items()))}, indent=1) + "\n"
-            )
+            _write(path, document)
+    _write(path, document)
     print(f"{document['kills']} kills, {document['completed']} jobs completed, {len(document['problems'])} problems")
     raise SystemExit(bool(document["problems"]))
 
