@@ -187,7 +187,8 @@ def main() -> None:
         "sessions": [],
     }
     document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty
-    document["sessions"].append(collect_facts() | {"from_kill": document["kills"]})
+    if document["kills"] < options.kills:
+        document["sessions"].append(collect_facts() | {"from_kill": document["kills"]})
     with tempfile.TemporaryDirectory(prefix="autotune-kills-") as folder:
         import_everything(Path(tempfile.mkdtemp(dir=folder)))
         jobs: dict[str, Job] = {}
