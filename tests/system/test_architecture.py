@@ -64,6 +64,9 @@ HEAVY = {"torch", "optuna", "mlflow", "pandas", "pydantic", "transformers", "mat
 LARGEST = 14
 """Modules in a folder, its `__init__` not counted."""
 
+LONGEST = 400
+"""Lines of a module."""
+
 UPWARD: Mapping[tuple[str, str], str] = {}
 """(module, what it imports): the reason. May only shrink."""
 
@@ -261,6 +264,11 @@ def test_a_framework_elsewhere_is_found():
 def test_folders_are_small():
     sizes = Counter(folder_of(module) for module in TREES if module not in PACKAGES)
     assert {folder: size for folder, size in sizes.items() if size > LARGEST} == {}
+
+
+def test_modules_are_short():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > LONGEST} == {}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
