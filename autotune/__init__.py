@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "InfeasibleError",
     "LockedError",
+    "Loop",
     "MemoryEstimate",
     "NumericsError",
     "PlanError",
@@ -31,6 +32,7 @@ __all__ = [
 
 _HOMES = {
     "Config": "records.config",
+    "Loop": "workloads.loop",
     "MemoryEstimate": "study.offline.memory_estimate",
     "PlanFile": "records.plan_file",
     "PlannedLoss": "runtime.planned_loss",

@@ -19,6 +19,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
 from autotune.records.plan_file import PlanFile
 from autotune.study.events import Progress, ignore_event
+from autotune.workloads.loop import Loop
 
 if TYPE_CHECKING:
     from autotune.study.offline.memory_estimate import MemoryEstimate
@@ -45,6 +46,7 @@ def tune(
     planners: Mapping[str, Sequence[str]] | None = None,
     objective: str | None = None,
     limit: str | int | None = None,
+    loop: str | Loop | None = None,
     memory_format: str | None = None,
     seed_from: str | Path | None = None,
     tracking_uri: str | None = None,
@@ -68,6 +70,7 @@ def tune(
         planners: Names of the planners to choose from, by kind of decision.
         objective: "time", or "pareto" for the time-memory front.
         limit: Memory limit in bytes, or as "900MiB", enforced on every process that runs the step.
+        loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to run plans of a convolution net in that format.
         seed_from: Run directory or plan file whose settings are measured first.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
@@ -99,7 +102,7 @@ def tune(
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), time=_with_unit(time, "s"), trials=trials, stores=stores,
         arguments=arguments, device=device, planners=planners, objective=objective, limit=_with_unit(limit, "B"),
-        memory_format=memory_format, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs, plans=plans,
+        loop=loop, memory_format=memory_format, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs, plans=plans,
     )  # fmt: skip
     return start_study(config, name, progress)
 
@@ -147,6 +150,7 @@ def plan(
     arguments: Mapping[str, Any] | None = None,
     device: str | None = None,
     planners: Mapping[str, Sequence[str]] | None = None,
+    loop: str | Loop | None = None,
     memory_format: str | None = None,
     out: str | Path | None = None,
 ) -> PlanFile:
@@ -159,6 +163,7 @@ def plan(
         arguments: Arguments of the factory.
         device: "cpu" or "cuda".
         planners: Names of the planners to choose from, by kind of decision.
+        loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to plan for that format.
         out: File for the plan; none is written by default.
 
@@ -183,7 +188,7 @@ def plan(
     _refuse_worker()
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), stores=stores, arguments=arguments, device=device, planners=planners,
-        memory_format=memory_format,
+        loop=loop, memory_format=memory_format,
     )  # fmt: skip
     file = make_plan_file(config, survey(config))
     if out is not None:
@@ -196,6 +201,7 @@ def estimate(
     *,
     arguments: Mapping[str, Any] | None = None,
     planners: Mapping[str, Sequence[str]] | None = None,
+    loop: str | Loop | None = None,
 ) -> "MemoryEstimate":
     """Count the bytes of a training step on fake tensors: no weight is allocated and nothing is trained.
 
@@ -205,6 +211,7 @@ def estimate(
         workload: What to train; see `WorkloadSource`.
         arguments: Arguments of the factory.
         planners: Names of the planners to choose from for the smallest plan, by kind of decision.
+        loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
 
     Returns:
         Peak bytes of plain eager, of the captured step and of the smallest plan; each field documents what it counts.
@@ -221,7 +228,7 @@ def estimate(
     """
     from autotune.study.offline.memory_estimate import estimate_memory
 
-    return estimate_memory(_resolve_config(workload, arguments=arguments, planners=planners))
+    return estimate_memory(_resolve_config(workload, arguments=arguments, planners=planners, loop=loop))
 
 
 def load_plan(path: str | Path) -> PlanFile:
@@ -273,7 +280,7 @@ def load_run(directory: str | Path) -> "RecordedRun":
 def _resolve_config(workload: WorkloadSource, **fields: Any) -> Config:
     """Return the config of a workload with all fields that are not None laid over it."""
     overrides: dict[str, Any] = {key: value for key, value in fields.items() if value is not None}
-    for key in ("seed_from", "runs", "plans"):
+    for key in ("seed_from", "runs", "plans", "loop"):
         if key in overrides:
             overrides[key] = str(overrides[key])
     if "stores" in overrides:

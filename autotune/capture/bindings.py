@@ -48,7 +48,7 @@ class Bindings:
         with warnings.catch_warnings(), torch.no_grad(), _disable_current_modes():
             warnings.simplefilter("ignore")
             try:
-                arguments, named = self._example(args), {key: self._example(part) for key, part in kwargs}
+                arguments, named = self.example(args), {key: self.example(part) for key, part in kwargs}
                 expected = _dispatched(target, arguments, named)
                 if len(expected) != 1:  # of several ops the later ones have arguments that cannot be compared
                     return target
@@ -81,16 +81,17 @@ class Bindings:
             case _:
                 return type(argument)
 
-    def _example(self, argument: Any) -> Any:
+    def example(self, argument: Any) -> Any:
+        """Return a tensor without memory for an argument, with its shape, strides and dtype."""
         match argument:
             case Read(value):
                 meta = self._metas[value]
                 assert meta is not None
                 return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
             case View(target, args, kwargs):
-                return target(*self._example(args), **{key: self._example(part) for key, part in kwargs})
+                return target(*self.example(args), **{key: self.example(part) for key, part in kwargs})
             case tuple() | list():
-                return type(argument)(map(self._example, argument))
+                return type(argument)(map(self.example, argument))
             case _:
                 return argument
 

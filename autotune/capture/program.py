@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.optimizer import Updates
 from autotune.capture.python.guards import Guards
-from autotune.ir.graph import TrainGraph
+from autotune.ir.graph import Op, TrainGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,12 @@ class Program:
     device: torch.device
     guards: Guards
     """Conditions on the user's Python values. While they hold, the program computes the user's step."""
+
+    def share_of_steps(self, op: Op) -> float:
+        """Return the share of steps in which an op does its work: an accumulating loop updates in one of several."""
+        call = self.calls[op.id]
+        is_update = self.updates is not None and bool(self.updates.gradient_uses(call.target, call.args))
+        return 1 / self.updates.loop.accumulate if self.updates is not None and is_update else 1.0
 
 
 def reads(argument: Any) -> Iterator[int]:

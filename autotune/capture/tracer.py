@@ -24,6 +24,7 @@ from autotune.capture.capture_checks import (
 from autotune.capture.eager_kernels import eager_kernels
 from autotune.capture.joint_graph import JointTrace
 from autotune.capture.loop_checks import refuse_no_gradient
+from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.side_effects import SideEffect, refuse_read_side_effects
@@ -82,7 +83,7 @@ def capture(
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
         with _name_errors(name, "the graph", trace):
             guards = python_trace.guards_without(frozenset(effect.source for effect in unrepeated))
-            program = trace.program(name, joint.out_spec, device, guards)
+            program = apply_loop(trace.program(name, joint.out_spec, device, guards), workload.loop)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for effect in unrepeated:

@@ -12,6 +12,7 @@ from autotune.cli.options import (
     DeviceOption,
     Json,
     Limit,
+    LoopOption,
     MemoryFormat,
     Objective,
     OptionalRun,
@@ -113,6 +114,7 @@ def tune(
     time: Time = None,
     trials: Trials = None,
     objective: Objective = None,
+    loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     seed_from: SeedFrom = None,
     tracking_uri: TrackingUri = None,
@@ -131,6 +133,7 @@ def tune(
         "time": time,
         "trials": trials,
         "objective": objective,
+        "loop": loop,
         "memory_format": memory_format,
         "seed_from": seed_from,
         "tracking_uri": tracking_uri,
@@ -201,6 +204,7 @@ def plan(
     store: Stores = None,
     device: DeviceOption = None,
     limit: Limit = None,
+    loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -208,7 +212,7 @@ def plan(
     """Make one plan from estimates alone, without training. A budget in percent is a share of the traced step's predicted peak."""
     from autotune.cli.commands.plan import run
 
-    fields = {"budget": budget, "device": device, "limit": limit, "memory_format": memory_format}
+    fields = {"budget": budget, "device": device, "limit": limit, "loop": loop, "memory_format": memory_format}
     run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 
 

@@ -64,6 +64,14 @@ MemoryFormat = Annotated[
         help="Memory format in which plans run convolutions; the model's own by default.",
     ),
 ]
+LoopOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loop",
+        metavar="WORDS",
+        help="What the training loop does before the update: clip, scaler, accumulate=4, comma-separated; or gradients, to plan no update.",
+    ),
+]
 Objective = Annotated[
     str | None,
     typer.Option(

@@ -192,6 +192,7 @@ class Harness:
             baseline_fits=baseline.outcome is Outcome.OK,
             capture_error=self._expected.capture_error if self._expected is not None else None,
             verified=self._describe_comparison(0.0),
+            loop=surveyed.loop,
         )
 
     def _survey(self) -> WorkloadSurvey:

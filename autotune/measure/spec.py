@@ -18,6 +18,8 @@ class Spec:
     device_kind: str = "cpu"
     memory_format: str = ""
     """Memory format of plans and of their reference; the baseline keeps the factory's format."""
+    loop: str = ""
+    """Training loop of plans and of the baseline, such as `clip,accumulate=4`; empty for the factory's own."""
     seed: int = 0
     samples: int = 8
     """Number of timed steps of one measurement."""

@@ -16,6 +16,8 @@ class WorkloadSurvey:
     device: Device
     floor_bytes: int
     """Idle bytes of the process that captured and profiled."""
+    loop: str = ""
+    """Training loop of the step; empty for updates at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class PreparedWorkload:
     comparison. Records of earlier versions hold an absolute difference."""
     verified: str = ""
     """Method by which the captured step was compared with eager; empty if it was not."""
+    loop: str = ""
+    """Training loop of the step; empty for updates at once."""
 
     @property
     def tolerance(self) -> float | None:

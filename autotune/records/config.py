@@ -14,6 +14,7 @@ from autotune.records import yaml_file as yamlfile
 from autotune.records.budget import Budget
 from autotune.records.tracking_address import check_address, has_secret
 from autotune.units import parse_bytes, parse_seconds
+from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef, name_factory
 
 StoreName = Literal["ssd", "ramdisk", "host"]
@@ -63,6 +64,9 @@ class Config(Section):
     budget: str = "65%"
     """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
     process (`6GiB`, no tolerance)."""
+    loop: str = ""
+    """What the training loop does between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
+    `gradients` plans no update, for `PlannedLoss`. Default: the factory's own loop, or updates at once."""
     objective: Literal["time", "pareto"] = "time"
     """Objective to minimize: step time, or the time-memory Pareto front."""
     time: str = "10m"
@@ -128,6 +132,14 @@ class Config(Section):
                 "or set the whole address as MLFLOW_TRACKING_URI"
             )
         return uri
+
+    @field_validator("loop")
+    @classmethod
+    def _check_loop(cls, text: str) -> str:
+        try:
+            return str(Loop.parse(text))
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("budget", "time", "limit", mode="before")
     @classmethod

@@ -46,6 +46,8 @@ class PlanFile:
     """Method of comparing the plan's results with eager's."""
     run: str = ""
     """Run directory of the study, relative to the directory of plans; empty for a plan made without a study."""
+    loop: str = ""
+    """Training loop that the plan was made for, such as `clip,accumulate=4`; empty for updates at once."""
     schema: int = SCHEMA
 
     @property

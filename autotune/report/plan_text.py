@@ -24,6 +24,7 @@ def describe_plan(file: PlanFile, graph: TrainGraph | None = None, costs: Costs 
     plan, expected = file.plan, file.estimate
     lines = [
         f"workload   {file.workload}",
+        *([f"loop       {file.loop}"] if file.loop else []),
         f"budget     {file.budget}: {fmt_bytes(file.budget_bytes)} for the step, floor {fmt_bytes(file.floor_bytes)}",
         f"device     {file.device.silicon}, {file.device.cores} cores, torch {file.device.torch}" if file.device else
         "device     not recorded",

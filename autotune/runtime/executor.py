@@ -71,6 +71,8 @@ class Executor:
             self._memory = SharedBudget(arena, peak_step_bytes(program.graph, schedule))
         self._engine = None if store is None else OffloadEngine(store, static, len(program.graph.values), self._memory)
         self.tangent = seed_gradient(program)
+        self.is_whole = True
+        """False for a step that skips its update, as in an accumulation: an arena is laid out for a step with one."""
         writer = StepWriter(program, schedule)
         self.source = writer.source(calls_back=after_instruction is not None, names_ranges=range_of is not None)
         scope: dict[str, Any] = {
@@ -92,7 +94,7 @@ class Executor:
         with (
             torch.no_grad(),
             malloc.eager_release(self._memory is not None),
-            self._arena.step() if self._arena else nullcontext(),
+            self._arena.step(lays_out=self.is_whole) if self._arena else nullcontext(),
             self._engine or nullcontext(),
         ):
             results = self._step(self.tangent, *inputs)

@@ -12,13 +12,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune.capture.optimizers.trial_state import preserve_generators
-from autotune.capture.optimizers.whole_update import WholeUpdates
 from autotune.capture.program import Meta, Program, Read, View
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Op
@@ -101,7 +101,7 @@ def profile(program: Program, *, cache: Path | None = None, listen: Callable[[in
     _warn_of_estimates(ops, costs)
     return Costs.from_measurements(
         program.graph,
-        [costs[op.signature].seconds for op in ops],
+        [costs[op.signature].seconds * program.share_of_steps(op) for op in ops],
         [costs[op.signature].scratch_bytes for op in ops],
     )
 
@@ -202,8 +202,11 @@ def _synthesize_call(program: Program, op: Op) -> tuple[Callable[..., Any], tupl
     """Return the op's target with synthetic arguments of the right shapes, dtypes and strides."""
     call = program.calls[op.id]
     tensors: dict[int, torch.Tensor] = {}
-    if _is_update(program, op):
-        return _rehearsal(program, call.args[1], _synthesize(program, tensors, call.args[2]), call.args[3])
+    if program.updates is not None:
+        synthesize = partial(_synthesize, program, tensors)
+        trial = program.updates.rehearse_call(call.target, call.args, synthesize, program.tensors)
+        if trial is not None:
+            return trial, (), {}
     kwargs = {key: _synthesize(program, tensors, part) for key, part in call.kwargs}
     return call.target, _synthesize(program, tensors, call.args), kwargs
 
@@ -230,24 +233,8 @@ def _synthesize(program: Program, tensors: dict[int, torch.Tensor], argument: An
 
 
 def _is_update(program: Program, op: Op) -> bool:
-    return program.updates is not None and program.updates.gradient_keeper(program.calls[op.id].target) is not None
-
-
-def _rehearsal(
-    program: Program, updated: Any, gradient: Any, shared: Any
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return the update of a stand-in for each parameter, whose state exists already."""
-    updates = program.updates
-    assert updates is not None
-    if isinstance(updates, WholeUpdates):
-        step = updates.rehearsal([program.tensors[read.value] for read in updated], gradient, shared)
-        step()
-        return step, (), {}
-    parameter = program.tensors[updated.value]
-    stand_in = torch.nn.Parameter(torch.full_like(parameter, 0.5, requires_grad=False))
-    state: dict[Any, Any] = {stand_in: {}}
-    updates.rehearse(parameter, stand_in, gradient, state)
-    return updates.rehearse, (parameter, stand_in, gradient, state), {}
+    call = program.calls[op.id]
+    return program.updates is not None and bool(program.updates.gradient_uses(call.target, call.args))
 
 
 def _synthetic_tensor(meta: Meta | None, nbytes: int) -> torch.Tensor:

@@ -48,7 +48,7 @@ class PlannedLoss(torch.nn.Module):
     Args:
         model: The model, whose parameters require gradients.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss, or a tuple of the loss and any nested extras.
-        plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the graph of a workload with a loss and without an
+        plan: Path of a plan file, a `PlanFile`, or a `Plan`, tuned with `--loop gradients` or for a workload without an
             optimizer. None runs the step as traced. A plan in `channels_last` converts the model permanently.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
@@ -128,7 +128,7 @@ class PlannedLoss(torch.nn.Module):
                 self._selectors[mode] = selector
             if selector.cache.offloads:
                 refuse_fork(self._pid)
-            step = selector.select(batch, call, tensors, "")
+            step = selector.select(batch, call, tensors)
             if step is not None:
                 return self._run(step, tensors)
         return self._loss_fn(self.model, batch)
@@ -149,7 +149,7 @@ class PlannedLoss(torch.nn.Module):
         )
 
     def _make_preparer(self) -> StepPreparer:
-        return StepPreparer(self._plan, self._stores, accumulates=False, adapts=False)
+        return StepPreparer(self._plan, self._stores, adapts=False)
 
     def _run(self, step: PreparedStep, tensors: list[torch.Tensor]) -> Any:
         """Run forward and backward of one call; return its results, with a loss that hands over the gradients."""

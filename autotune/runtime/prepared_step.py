@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from autotune.capture.optimizers.loop_ops import apply_loop
+from autotune.capture.optimizers.loop_updates import base_program
 from autotune.capture.program import Program
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
@@ -21,12 +23,13 @@ from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor, RangeFactory
-from autotune.runtime.keep_gradients import keep_gradients
+from autotune.runtime.loop_plan import transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.units import fmt_bytes
+from autotune.workloads.loop import Loop
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class PreparedStep:
     """Number of the capture within its training loop."""
     program: Program
     captured_plan: Plan
-    """Plan of the captured graph; `plan` may have other windows, or keep its gradients."""
+    """Plan of the captured graph; `plan` may have other windows."""
     plan: Plan
     """Plan of the next step."""
     executors: Mapping[Plan, tuple[Executor, StepArena | None]]
@@ -98,7 +101,6 @@ class StepPreparer:
     Args:
         plan: The plan, or a file with the plan and the settings it was made with; None to run steps as traced.
         stores: Directory of each store, by its name.
-        accumulates: True if gradients add up over several steps.
         adapts: True if plans that offload may change their window between steps.
         range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
     """
@@ -108,48 +110,60 @@ class StepPreparer:
         plan: PlanFile | Plan | None,
         stores: Mapping[str, Path],
         *,
-        accumulates: bool,
         adapts: bool,
         range_of: RangeFactory | None = None,
     ) -> None:
         self.file = plan if isinstance(plan, PlanFile) else None
         self._plan = plan.plan if isinstance(plan, PlanFile) else plan
-        self._stores, self._accumulates, self._adapts = stores, accumulates, adapts
+        self._stores, self._adapts = stores, adapts
         self._range_of = range_of
         self._numbers = itertools.count()
-        self._has_warned = False
 
     @property
     def memory_format(self) -> str:
         """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
         return self._plan.memory_format if self._plan is not None else ""
 
-    def first_plan(self, graph: TrainGraph) -> Plan:
-        """Return the plan of the first captured graph. Raises PlanError if the plan file is for another graph."""
-        if self._plan is None:
-            return Plan.traced(graph)
-        if self.file is not None:
-            _refuse_other_graph(self.file, graph)
-        return self._plan
+    def first_plan(self, program: Program, gradient_users: str) -> Plan:
+        """Return the plan of the first captured step; a plan for another loop is transferred, with a warning.
 
-    def make_plan(self, program: Program, gradient_users: str) -> Plan:
+        `gradient_users` names what needs every gradient before any update. Raises PlanError if the plan file is for
+        another graph.
+        """
+        if self._plan is None:
+            return Plan.traced(program.graph)
+        planned = self._planned_form(program)
+        if planned is program:
+            return self._plan
+        plan = transfer_to_loop(self._plan, planned.graph, program.graph)
+        self._warn_of_other_loop(planned, program, gradient_users)
+        return plan
+
+    def _planned_form(self, program: Program) -> Program:
+        """Return the program itself, or the form of it for another loop that the plan was made for."""
+        assert self._plan is not None
+        if self.file is None:
+            return program if _fits(program.graph, self._plan) else base_program(program)
+        if self.file.graph_digest == program.graph.digest:
+            return program
+        loop = Loop.parse(self.file.loop)
+        other = apply_loop(base_program(program), loop)
+        if self.file.graph_digest != other.graph.digest:
+            _refuse_other_graph(self.file, program.graph, loop)
+        return other
+
+    def make_plan(self, program: Program) -> Plan:
         """Plan another graph with the file's settings; without a file keep its traced order."""
         if self.file is None:
             traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
             return replace(traced, memory_format=self.memory_format, allocator=allocator)
-        settings = self.file.settings
-        if gradient_users:
-            settings = {**settings, "update": {"planner": "at_end"}}
         costs = measure_stores(profile(program), self._stores, program.device.type)
-        plan = make_plan(program.graph, settings, self.file.budget_bytes, costs)
+        plan = make_plan(program.graph, self.file.settings, self.file.budget_bytes, costs)
         return replace(plan, memory_format=self.memory_format)
 
-    def prepare(self, program: Program, plan: Plan, gradient_users: str) -> PreparedStep:
+    def prepare(self, program: Program, plan: Plan) -> PreparedStep:
         """Check a plan, open its store and build its executors.
-
-        `gradient_users` names what needs every gradient before any update; if it is not empty, all updates wait for the
-        end of the step.
 
         Raises:
             PlanError: The plan does not fit the graph.
@@ -157,10 +171,6 @@ class StepPreparer:
             StoreError: A store cannot be opened.
         """
         check(program.graph, plan)
-        captured_plan = plan
-        if gradient_users and program.updates is not None:
-            self._warn_of_late_updates(program.graph, plan, gradient_users)
-            program, plan = keep_gradients(program, plan)
         adapter = self._make_adapter(program, plan) if self._adapts and plan.offload else None
         plans = [variant.plan for variant in adapter.variants] if adapter is not None else [plan]
         schedules = [lower(program.graph, each) for each in plans]
@@ -168,37 +178,43 @@ class StepPreparer:
         if plan.offload:
             opener = partial(open_store, plan.store, self._directory(plan.store), slot_sizes(program, *schedules))
         store = opener() if opener is not None else None
-        # gradients that add up over several steps live longer than the layout of one step
-        uses_arena = plan.allocator == "arena" and program.device.type == "cpu" and not self._accumulates
+        uses_arena = plan.allocator == "arena" and program.device.type == "cpu"
         executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
         for each, schedule in zip(plans, schedules, strict=True):
             arena = StepArena() if uses_arena else None
             executors[each] = Executor(program, schedule, store, arena=arena, range_of=self._range_of), arena
-        return PreparedStep(next(self._numbers), program, captured_plan, plan, executors, store, opener, adapter)
+        return PreparedStep(next(self._numbers), program, plan, plan, executors, store, opener, adapter)
 
     def _make_adapter(self, program: Program, plan: Plan) -> WindowAdapter:
         costs = measure_stores(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)
         budget = self.file.budget_bytes if self.file is not None else peak_bytes(program.graph, plan, costs)
         return WindowAdapter(make_variants(program.graph, plan, budget, costs), budget)
 
-    def _warn_of_late_updates(self, graph: TrainGraph, plan: Plan, gradient_users: str) -> None:
-        early = [graph.ops[op] for op in early_updates(graph, plan.order)]
-        if early and not self._has_warned:
-            gradients = {value for op in early for value in op.inputs if value not in graph.static}
-            nbytes = sum(graph.values[value].nbytes for value in gradients)
-            warnings.warn(
+    def _warn_of_other_loop(self, planned: Program, program: Program, gradient_users: str) -> None:
+        """Warn once of a plan for another loop, if this loop takes more memory or time than the plan's."""
+        assert self._plan is not None
+        loop = program.updates.loop if program.updates is not None else Loop()
+        planned_loop = planned.updates.loop if planned.updates is not None else Loop()
+        next_step = f"tune with --loop {loop} to plan for that" if loop != Loop() else "tune without --loop"
+        early = [planned.graph.ops[op] for op in early_updates(planned.graph, self._plan.order)]
+        static = planned.graph.static
+        gradients = {value for op in early for value in op.inputs if value not in static}
+        nbytes = sum(planned.graph.values[value].nbytes for value in gradients)
+        if early:
+            message = (
                 f"{gradient_users}: all gradients are needed at once, so {len(early)} updates that the plan places "
-                f"beside their gradients wait for the end of the step, and {fmt_bytes(nbytes)} of gradients with them; "
-                f"{self._late_update_hint()}",
-                stacklevel=5,
+                f"beside their gradients wait for the last one, and {fmt_bytes(nbytes)} of gradients with them"
             )
-        self._has_warned |= bool(early)
-
-    def _late_update_hint(self) -> str:
-        settings = self.file.settings if self.file is not None else {}
-        if settings.get("update", {}).get("planner") == "at_end":
-            return "the planner of recomputation placed them there after update: at_end; leave that much memory free"
-        return "tune with planners: {update: [at_end]} to plan for that"
+        elif loop.accumulates and not planned_loop.accumulates:
+            sums = program.graph.static_bytes - planned.graph.static_bytes
+            message = (
+                f"{gradient_users}: {fmt_bytes(sums)} of gradients stay in memory between steps, unlike in the plan"
+            )
+        elif planned_loop != Loop() and planned_loop.accumulates != loop.accumulates:
+            message = f"the plan is for --loop {planned_loop}, which keeps gradients longer than this step does"
+        else:
+            return
+        warnings.warn(f"{message}; {next_step}", stacklevel=5)
 
     def _directory(self, name: str) -> Path:
         if name not in self._stores:
@@ -219,9 +235,18 @@ def warn_of_environment(file: PlanFile | None) -> None:
         )
 
 
-def _refuse_other_graph(file: PlanFile, graph: TrainGraph) -> None:
-    if file.graph_digest != graph.digest:
-        raise PlanError(
-            f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops); this step is another graph"
-            f" ({graph.digest[:8]}, {len(graph.ops)} ops): check model, batch shape, dtype and optimizer, or tune it"
-        )
+def _fits(graph: TrainGraph, plan: Plan) -> bool:
+    try:
+        check(graph, plan)
+    except PlanError:
+        return False
+    return True
+
+
+def _refuse_other_graph(file: PlanFile, graph: TrainGraph, loop: Loop) -> None:
+    for_gradients = " and loop" if loop.gradients else ""
+    raise PlanError(
+        f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops"
+        f"{f', loop {loop}' if file.loop else ''}); this step is another graph"
+        f" ({graph.digest[:8]}, {len(graph.ops)} ops): check model, batch shape, dtype, optimizer{for_gradients}, or tune it"
+    )

@@ -57,12 +57,10 @@ class StepSelector:
             StoreError: A store cannot be opened.
         """
         self._first_call, self.first = call, self._capture(batch, frozenset())
-        self.last = self._preparer.prepare(self.first, self._preparer.first_plan(self.first.graph), gradient_users)
+        self.last = self._preparer.prepare(self.first, self._preparer.first_plan(self.first, gradient_users))
         self.cache.add(call, self.last)
 
-    def select(
-        self, batch: Any, call: Signature, tensors: list[torch.Tensor], gradient_users: str
-    ) -> PreparedStep | None:
+    def select(self, batch: Any, call: Signature, tensors: list[torch.Tensor]) -> PreparedStep | None:
         """Return the step of a call, ready to run; None for a call that runs in eager.
 
         Raises:
@@ -80,7 +78,7 @@ class StepSelector:
             self._warn(call, change)
             if self._other_shapes == "eager":
                 return None
-            step = self._prepare_again(batch, change, gradient_users)
+            step = self._prepare_again(batch, change)
             self.cache.add(call, step)
         step.resume()
         self.last = step
@@ -110,7 +108,7 @@ class StepSelector:
             warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=5)
         self._has_warned = True
 
-    def _prepare_again(self, batch: Any, change: GuardFailure | None, gradient_users: str) -> PreparedStep:
+    def _prepare_again(self, batch: Any, change: GuardFailure | None) -> PreparedStep:
         """Capture and prepare a call without a step; keep the plan if only Python constants differ."""
         plan = None
         if change is None:
@@ -120,5 +118,5 @@ class StepSelector:
             program = self._recaptures.capture(change, partial(self._capture, batch))
             plan = transfer_plan(self.last.captured_plan, self.last.program, program)
         if plan is None:
-            plan = self._preparer.make_plan(program, gradient_users)
-        return self._preparer.prepare(program, plan, gradient_users)
+            plan = self._preparer.make_plan(program)
+        return self._preparer.prepare(program, plan)

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.capture_checks import refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
+from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature, make_signature, read_model_state
@@ -26,6 +27,7 @@ from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_e
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
+from autotune.workloads.loop import Loop
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload, check_workload
 
@@ -108,8 +110,7 @@ class TrainStep:
         verify: bool | int = False,
         ranges: RangeFactory | None = None,
     ) -> None:
-        if accumulate < 1:
-            raise ConfigError(f"accumulate is {accumulate}; it is the number of steps per update, so at least 1")
+        Loop(accumulate=accumulate)  # refuses a number below 1
         if other_shapes not in ("replan", "eager", "error"):
             raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
         check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
@@ -127,13 +128,12 @@ class TrainStep:
         preparer = StepPreparer(
             planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan,
             {name: Path(directory).absolute() for name, directory in (stores or {}).items()},
-            accumulates=accumulate > 1,
             adapts=adapt,
             range_of=ranges,
         )
         self._memory_format = preparer.memory_format
         self._selector = StepSelector(
-            partial(_capture, model, loss_fn, optimizer),
+            self._capture,
             preparer,
             other_shapes,
             trains=loss_fn is not None,
@@ -219,7 +219,7 @@ class TrainStep:
                 return self._run_eager(batch)
             refuse_parameter_hooks(self.model)
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        step = self._selector.select(batch, call, tensors, self._cycle.gradient_users)
+        step = self._selector.select(batch, call, tensors)
         if step is None:
             self._last_executor = None
             return self._run_eager(batch)
@@ -237,12 +237,12 @@ class TrainStep:
         if updates is None:
             return executor(tensors)
         updates.on_gradient = self.on_gradient
-        if self._cycle.gradient_users:
+        if isinstance(updates, LoopUpdates):
+            updates.on_complete = self._cycle.count_step
             self._cycle.restart_if_cleared()
-            with self._cycle.clear_on_failure():
-                results = executor(tensors)
-                self._cycle.count_step()
-            return results
+            executor.is_whole = self._cycle.ends_with_next_step
+            with self._cycle.clear_on_failure(), updates.step():
+                return executor(tensors)
         with updates.step():
             return executor(tensors)
 
@@ -280,17 +280,13 @@ class TrainStep:
         state = read_model_state(self.model, self._cycle.parameter_ids)
         return make_signature(batch, state, self._cycle.gradient_users), state.has_parameter_hooks
 
+    def _capture(self, batch: Any, inputs: frozenset[str]) -> Program:
+        loop = self._cycle.loop if self.optimizer is not None else Loop()
+        return capture(
+            Workload(self.model, self._loss_fn, self.optimizer, batch, loop), dynamic=inputs, gradients=False
+        )
+
     def _refuse_loop(self) -> None:
         refuse_modes(trains=self.optimizer is not None)
         if self._selector.cache.offloads:
             refuse_fork(self._pid)
-
-
-def _capture(
-    model: torch.nn.Module,
-    loss_fn: LossFn | None,
-    optimizer: torch.optim.Optimizer | None,
-    batch: Any,
-    inputs: frozenset[str],
-) -> Program:
-    return capture(Workload(model, loss_fn, optimizer, batch), dynamic=inputs, gradients=False)

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.optimizer_copy import clear_gradients, collect_group_parameters, find_inner_optimizers
+from autotune.workloads.loop import Loop
 from autotune.workloads.workload import LossFn, infer
 
 
@@ -35,10 +36,19 @@ class UpdateCycle:
             "accumulate": self._accumulate > 1,
             "before_update": self._before_update is not None,
             "scaler": self.scaler is not None,
-            "a hook before the optimizer's step": self.optimizer is not None
-            and bool(getattr(self.optimizer, "_optimizer_step_pre_hooks", None)),
+            "a hook before the optimizer's step": self._has_hooks,
         }
         return " and ".join(name for name, is_used in users.items() if is_used)
+
+    @property
+    def loop(self) -> Loop:
+        """Loop that a plan must be made for."""
+        clips = self._before_update is not None or self._has_hooks
+        return Loop(clip=clips, scaler=self.scaler is not None, accumulate=self._accumulate)
+
+    @property
+    def _has_hooks(self) -> bool:
+        return bool(getattr(self.optimizer, "_optimizer_step_pre_hooks", None))
 
     @property
     def parameters(self) -> list[torch.Tensor]:

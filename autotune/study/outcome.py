@@ -69,8 +69,10 @@ def check_plans_directory(config: Config) -> None:
         raise ConfigError(f"{directory}: cannot write plans: {existing} is read-only; {_OTHER_PLANS}")
 
 
-def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial) -> Path:
+def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial, *, loop: str = "") -> Path:
     """Write the best plan into the run directory and into `config.plans`, and return the second path.
+
+    `loop` is the training loop that was measured.
 
     Raises ConfigError where a file cannot be written.
     """
@@ -89,6 +91,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         measurement=best.measurement,
         verified=(best.measurement.verified if best.measurement else "") or planfile.NOT_VERIFIED,
         run=os.path.relpath(run_dir, config.plans),
+        loop=loop,
     )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(record, file, cure=f"free space there, then: autotune resume {run_dir}")

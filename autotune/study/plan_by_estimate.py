@@ -44,4 +44,5 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         plan=replace(best.plan, memory_format=config.memory_format),
         estimate=add_layout(graph, best.plan, costs, best.estimate),
         device=surveyed.device,
+        loop=surveyed.loop,
     )

@@ -397,4 +397,4 @@ class _Session:
         if best is None:
             remove_plan(self.config, self.run_dir)
             return None
-        return write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best)
+        return write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best, loop=self.prepared.loop)

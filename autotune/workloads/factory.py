@@ -9,12 +9,14 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 
 from autotune.errors import AutotuneError, ConfigError, nearest
+from autotune.workloads.loop import Loop
 from autotune.workloads.workload import Workload, check_workload
 
 T = TypeVar("T")
@@ -193,7 +195,7 @@ def _shorten(filename: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
-def load_workload(reference: str, arguments: Mapping[str, Any] | None = None) -> Workload:
+def load_workload(reference: str, arguments: Mapping[str, Any] | None = None, loop: str = "") -> Workload:
     """Return the workload that a zoo name, `package.module:factory` or `path/file.py:factory` refers to.
 
     Relative paths and modules are resolved from the working directory. It joins `sys.path`, as does a file's directory,
@@ -202,6 +204,7 @@ def load_workload(reference: str, arguments: Mapping[str, Any] | None = None) ->
     Args:
         reference: Reference to the factory.
         arguments: Keyword arguments of the factory.
+        loop: Training loop that replaces the factory's, such as `clip,accumulate=4`; empty for the factory's own.
 
     Raises:
         ConfigError: The factory does not exist, rejects the arguments, raises, or returns no workload. For an exception
@@ -213,5 +216,9 @@ def load_workload(reference: str, arguments: Mapping[str, Any] | None = None) ->
     torch.Size([4, 3])
     """
     workload = call_factory(reference, arguments or {})
+    check_workload(workload, reference)
+    if not loop:
+        return cast("Workload", workload)
+    workload = replace(workload, loop=Loop.parse(loop))
     check_workload(workload, reference)
     return cast("Workload", workload)

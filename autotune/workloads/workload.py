@@ -1,12 +1,13 @@
 """Workloads: a model with the batch, the loss and the optimizer of one training step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from autotune.errors import ConfigError
+from autotune.workloads.loop import Loop
 
 LossFn = Callable[[torch.nn.Module, Any], Any]
 """Signature of `loss_fn(model, batch)`, which returns the loss, or the loss and extras."""
@@ -39,6 +40,12 @@ class Workload:
 
     For inference, the parts of a tuple or list are the model's arguments, and a dict its keyword arguments.
     """
+    loop: Loop = field(default_factory=Loop)
+    """What the training loop does between backward and the update. With `gradients` the optimizer is left out."""
+
+    def __post_init__(self) -> None:
+        if self.loop.gradients:
+            self.optimizer = None
 
 
 def infer(model: torch.nn.Module, batch: Any) -> Any:
@@ -79,6 +86,10 @@ def check_workload(workload: object, name: str) -> None:
         raise ConfigError(
             f"{name}: loss_fn is {type(workload.loss_fn).__name__}; give a function loss_fn(model, batch)"
         )
+    if workload.optimizer is None and workload.loop.needs_all_gradients:
+        raise ConfigError(f"{name}: loop {workload.loop} without an optimizer; give one, or leave the loop out")
+    if workload.loss_fn is None and workload.loop.gradients:
+        raise ConfigError(f"{name}: loop gradients without loss_fn; give one, or leave the loop out for inference")
     if workload.optimizer is not None:
         _check_optimizer(name, workload.model, workload.optimizer)
 

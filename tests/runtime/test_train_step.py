@@ -300,14 +300,14 @@ def test_updates_beside_their_gradients_are_vetoed_once_with_the_reason_and_the_
     for batch in (workload.batch, batch_of(1, 3, 8, 8)):
         step(batch)
     (message,) = [str(warning.message) for warning in recwarn if "all gradients" in str(warning.message)]
-    graph, parameters = step.graph, dict(workload.model.named_parameters())
+    graph, parameters = capture(workload).graph, dict(workload.model.named_parameters())
     early = [graph.ops[op].name.removesuffix(".update") for op in early_updates(graph, file.plan.order)]
     total = sum(parameters[name].nbytes for name in early)
     assert message.startswith(
         f"accumulate and before_update: all gradients are needed at once, so {len(early)} updates "
     )
     assert f"{fmt_bytes(total)} of gradients with them" in message
-    assert "planners: {update: [at_end]}" in message
+    assert message.endswith("; tune with --loop clip,accumulate=2 to plan for that")
 
 
 def test_updates_at_the_end_anyway_are_no_news(recwarn: Any):
@@ -317,11 +317,11 @@ def test_updates_at_the_end_anyway_are_no_news(recwarn: Any):
     assert not list(recwarn)
 
 
-def test_a_batch_planned_anew_for_clipping_is_planned_with_its_updates_at_the_end(monkeypatch: Any):
-    planned: list[Settings] = []
+def test_a_batch_planned_anew_for_clipping_is_planned_for_the_loop_with_the_plans_settings(monkeypatch: Any):
+    planned: list[tuple[str, Settings]] = []
 
     def spy(graph: Any, settings: Settings, *rest: Any) -> Plan:
-        planned.append(settings)
+        planned.append((graph.ops[-1].target, settings))
         return make_plan(graph, settings, *rest)
 
     monkeypatch.setattr("autotune.runtime.prepared_step.make_plan", spy)
@@ -330,7 +330,7 @@ def test_a_batch_planned_anew_for_clipping_is_planned_with_its_updates_at_the_en
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step(batch_of(1, 3, 8, 8))
-    assert planned == [{**RECOMPUTE, "update": {"planner": "at_end"}}]
+    assert planned == [("loop.clip", RECOMPUTE)]
 
 
 def test_clipping_in_a_hook_of_the_optimizer_sees_every_gradient():
@@ -470,8 +470,8 @@ def test_shapes_that_take_turns_hold_one_store_and_one_arena_and_while_another_i
         return store
 
     @contextmanager
-    def stepping(arena: StepArena) -> Iterator[None]:
-        with arena_step(arena):
+    def stepping(arena: StepArena, **options: Any) -> Iterator[None]:
+        with arena_step(arena, **options):
             yield
         open_resources.add(id(arena))
 

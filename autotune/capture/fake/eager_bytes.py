@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.capture.fake.fake_workload import fake_tensors
+from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload, infer
 
@@ -89,9 +90,12 @@ def _run_step(workload: Workload, counter: LiveBytesCounter) -> None:
         with torch.no_grad():
             infer(workload.model, workload.batch)
         return
-    results = workload.loss_fn(workload.model, workload.batch)
-    loss = results[0] if isinstance(results, tuple) else results
-    loss.backward()
+    for _ in range(min(2, workload.loop.accumulate)):  # every later micro-batch needs what the second one needs
+        results = workload.loss_fn(workload.model, workload.batch)
+        loss = results[0] if isinstance(results, tuple) else results
+        loss.backward()
+    if workload.loop.clip:
+        torch.nn.utils.clip_grad_norm_(workload.model.parameters(), MAX_NORM)
     if workload.optimizer is not None:
         # optimizers read their step count, which changes values but no bytes
         counter.scalar = 1.0
@@ -100,10 +104,10 @@ def _run_step(workload: Workload, counter: LiveBytesCounter) -> None:
     workload.model.zero_grad(set_to_none=True)
 
 
-def count_workload_bytes(reference: str, arguments: Mapping[str, Any]) -> int:
+def count_workload_bytes(reference: str, arguments: Mapping[str, Any], loop: str = "") -> int:
     """Return the peak of live tensor bytes of a workload's eager step, with its tensors faked.
 
     Raises ConfigError where the workload cannot be made, or its eager step cannot run on fake tensors.
     """
     with fake_tensors():
-        return count_eager_bytes(load_workload(reference, arguments))
+        return count_eager_bytes(load_workload(reference, arguments, loop))

@@ -32,9 +32,9 @@ def capture_on_fake_tensors(make: Callable[[], Workload], name: str) -> Program:
     return capture(workload, name)
 
 
-def load_and_capture(reference: str, arguments: Mapping[str, Any]) -> Program:
-    """Return the captured step of a workload by its reference and the arguments of its factory."""
-    return capture_on_fake_tensors(lambda: load_workload(reference, arguments), reference)
+def load_and_capture(reference: str, arguments: Mapping[str, Any], loop: str = "") -> Program:
+    """Return the captured step of a workload by its reference, the arguments of its factory and its training loop."""
+    return capture_on_fake_tensors(lambda: load_workload(reference, arguments, loop), reference)
 
 
 def _convert_tensors(

@@ -22,7 +22,7 @@ def model_costs(program: Program) -> Costs:
     for op in graph.ops:
         if op.signature not in flops:
             flops[op.signature] = _count_flops(program, op.id)
-    seconds = [model_seconds(graph, op, flops[op.signature]) for op in graph.ops]
+    seconds = [model_seconds(graph, op, flops[op.signature]) * program.share_of_steps(op) for op in graph.ops]
     return Costs.from_measurements(graph, seconds, [0] * len(graph.ops))
 
 

@@ -1,7 +1,8 @@
 """Update one parameter at a time with the user's own optimizer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from autotune.capture.optimizers.optimizer_copy import HOOKS, get_unhooked_step
 from autotune.errors import CaptureError
+from autotune.workloads.loop import Loop
 
 NEED_CLOSURES = ("LBFGS",)
 """Names of optimizers that compute the loss again within their step."""
@@ -24,6 +26,17 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class GradientUse:
+    """A parameter that a call updates, and its gradient; both are arguments of the call."""
+
+    name: str
+    parameter: Any
+    gradient: Any
+    shared: bool
+    """Other ops read the gradient too."""
+
+
 class Updates:
     """Update one parameter by the optimizer's own step, on a copy of the optimizer with that parameter alone.
 
@@ -33,6 +46,8 @@ class Updates:
 
     joint_reason = ""
     """Reason why all parameters are updated in one call; empty where each parameter is updated alone."""
+    loop = Loop()
+    """Loop around the step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, writes_gradients: bool = False) -> None:
         self.optimizer = optimizer
@@ -58,20 +73,12 @@ class Updates:
         finally:
             parameter.grad = None
 
-    def keep(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor, shared: bool = False) -> None:
-        """Add the gradient to `.grad` instead of updating, as `backward` does."""
-        if self.on_gradient is not None:
-            self.on_gradient(name, gradient)
-        if parameter.grad is None:
-            # a gradient that shares elements, by expansion or with another tensor, could not be scaled or clipped in place
-            shared = shared or 0 in gradient.stride() or gradient._is_view()
-            parameter.grad = in_layout_of(parameter, gradient, copied=shared)
-        else:
-            parameter.grad.add_(gradient)
-
-    def gradient_keeper(self, target: Any) -> Callable[..., Any] | None:
-        """Return the function that keeps a gradient where `target` would update with it; None for other targets."""
-        return self.keep if target == self.update else None
+    def gradient_uses(self, target: Any, args: tuple[Any, ...]) -> list["GradientUse"]:
+        """Return the parameters that a call updates, with their gradients; none for a call that updates nothing."""
+        if target != self.update:
+            return []
+        name, parameter, gradient, shared = args
+        return [GradientUse(name, parameter, gradient, shared)]
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -84,12 +91,52 @@ class Updates:
             hook(self.optimizer, (), {})
         vars(self.optimizer)["_opt_called"] = True  # learning rate schedulers look for it
 
-    def rehearse(
-        self, parameter: torch.Tensor, stand_in: torch.nn.Parameter, gradient: torch.Tensor, state: Any
-    ) -> None:
-        """Run the update on a stand-in with a separate state; the user's objects stay as they are."""
-        stand_in.grad = gradient
-        self._run(stand_in, self._group_of[id(parameter)], state)
+    def rehearse_call(
+        self, target: Any, args: tuple[Any, ...], synthesize: Callable[[Any], Any], tensors: Mapping[int, torch.Tensor]
+    ) -> Callable[[], object] | None:
+        """Return a repeatable trial of a call on stand-ins, whose state exists; None for a call that updates nothing.
+
+        `synthesize` makes a tensor for an argument. `tensors` maps values to the user's parameters.
+        """
+        uses = self.gradient_uses(target, args)
+        if not uses:
+            return None
+        parameters, gradients, shared = zip(
+            *((tensors[use.parameter.value], synthesize(use.gradient), use.shared) for use in uses), strict=True
+        )
+        trial = self.rehearsal(parameters, gradients, shared)
+        trial()
+        return trial
+
+    def rehearsal(
+        self,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        shared: Sequence[bool],  # noqa: ARG002 - an update changes its own stand-in alone
+        before: Callable[[Sequence[torch.Tensor]], object] | None = None,
+    ) -> Callable[[], None]:
+        """Return a repeatable update of stand-ins with a separate state; the user's objects stay as they are.
+
+        `before` is called with the stand-ins, whose gradients are set, before each update.
+        """
+        images = {id(p): torch.nn.Parameter(torch.full_like(p, 0.5, requires_grad=False)) for p in parameters}
+        groups = {id(group): group for group in (self._group_of[id(p)] for p in parameters)}
+        alone = self._copy_with(
+            _DefaultState(),
+            [
+                {**group, "params": [images[id(p)] for p in group["params"] if id(p) in images]}
+                for group in groups.values()
+            ],
+        )
+
+        def rehearse() -> None:
+            for image, gradient in zip(images.values(), gradients, strict=True):
+                image.grad = gradient
+            if before is not None:
+                before(list(images.values()))
+            self._step(alone)
+
+        return rehearse
 
     def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of a parameter's state; before its first update often none."""
@@ -121,11 +168,14 @@ class Updates:
 
     def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:
         """Run the optimizer for one parameter, on a copy with that parameter alone."""
-        alone = object.__new__(type(self.optimizer))
-        alone.__dict__.update(self.optimizer.__dict__)
-        alone.state = state
-        alone.param_groups = [{**group, "params": [parameter]}]
-        self._step(alone)
+        self._step(self._copy_with(state, [{**group, "params": [parameter]}]))
+
+    def _copy_with(self, state: Any, groups: list[dict[str, Any]]) -> Any:
+        """Return a shallow copy of the optimizer with another state and other groups."""
+        copied = object.__new__(type(self.optimizer))
+        copied.__dict__.update(self.optimizer.__dict__)
+        copied.state, copied.param_groups = state, groups
+        return copied
 
 
 def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: bool) -> torch.Tensor:

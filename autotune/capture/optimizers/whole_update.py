@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.capture.optimizers.optimizer import Updates, in_layout_of, refuse_closures
+from autotune.capture.optimizers.optimizer import GradientUse, Updates, in_layout_of, refuse_closures
 from autotune.capture.optimizers.optimizer_copy import (
     CannotCopyError,
     Copier,
@@ -77,19 +77,12 @@ class WholeUpdates(Updates):
                 self.on_gradient(name, gradient)
         self._run_step(self.optimizer, parameters, gradients, shared)
 
-    def keep_all(
+    def rehearsal(
         self,
-        names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         shared: Sequence[bool],
-    ) -> None:
-        """Add every gradient to `.grad` instead of updating."""
-        for name, parameter, gradient, is_shared in zip(names, parameters, gradients, shared, strict=True):
-            self.keep(name, parameter, gradient, is_shared)
-
-    def rehearsal(
-        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], shared: Sequence[bool]
+        before: Callable[[Sequence[torch.Tensor]], object] | None = None,
     ) -> Callable[[], None]:
         """Return a repeatable step of a copy on stand-ins of full size; where no copy can be made, warn and do nothing."""
         images = {id(p): torch.nn.Parameter(torch.full_like(p, 0.5, requires_grad=False)) for p in self._parameters}
@@ -104,7 +97,7 @@ class WholeUpdates(Updates):
 
         def rehearse() -> None:
             try:
-                self._run_step(copied, stand_ins, gradients, shared)
+                self._run_step(copied, stand_ins, gradients, shared, before)
             except Exception as error:  # noqa: BLE001 - a user's step may raise anything on gradients that are not its own
                 self._warn_of_rehearsal(f"its step ends in {type(error).__name__}: {error}")
 
@@ -125,9 +118,9 @@ class WholeUpdates(Updates):
         with super().step():
             yield
 
-    def gradient_keeper(self, target: Any) -> Callable[..., Any] | None:
-        """Return the function that keeps gradients where `target` would update with them; None for other targets."""
-        return self.keep_all if target == self.update_all else None
+    def gradient_uses(self, target: Any, args: tuple[Any, ...]) -> list[GradientUse]:
+        """Return all parameters with their gradients for the call that updates them; none for other calls."""
+        return [GradientUse(*use) for use in zip(*args, strict=True)] if target == self.update_all else []
 
     def state_sizes(self, parameter: torch.Tensor) -> list[int]:  # noqa: ARG002 - all share the state
         """Return the bytes of each state tensor that the optimizer has, or will have after its first updates."""
@@ -169,10 +162,13 @@ class WholeUpdates(Updates):
         parameters: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
         shared: Sequence[bool],
+        before: Callable[[Sequence[torch.Tensor]], object] | None = None,
     ) -> None:
         try:
             for parameter, gradient, is_shared in zip(parameters, gradients, shared, strict=True):
                 parameter.grad = in_layout_of(parameter, gradient, copied=is_shared and self.writes_gradients)
+            if before is not None:
+                before(parameters)
             with torch.enable_grad():  # as a loop calls it; most steps turn it off themselves
                 self._call(optimizer)
         finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.program import Program
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, PlanError, StoreError
@@ -53,6 +54,7 @@ from autotune.measure.worker.eager import (
     exclude_from_collections,
     release_memory,
 )
+from autotune.measure.worker.planned_cycle import run_planned_cycle
 from autotune.measure.worker.reference import Writer, digest
 from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
@@ -106,7 +108,8 @@ class Bench:
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
         environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
         device = replace(this_device(self._spec.device_kind), environment=environment)
-        return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes())
+        loop = str(self._eager.workload.loop)
+        return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes(), loop)
 
     def write_eager_results(self, results: Path) -> Done:
         """Run plain eager steps and write their results to a directory."""
@@ -309,6 +312,8 @@ class Bench:
         self._store_bytes = store.held_bytes if store is not None else _no_bytes
 
         def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
+            if isinstance(updates, LoopUpdates):
+                return run_planned_cycle(self._eager, executor, updates, on_gradient)
             if updates is not None:
                 updates.on_gradient = on_gradient
             with updates.step() if updates is not None else contextlib.nullcontext():
@@ -365,13 +370,13 @@ class Bench:
 
     def _time_steps(self, step: Step, executor: Executor | None) -> list[tuple[float, float, int]]:
         """Return (seconds, stalled seconds, minor page faults) of each measured step of a block."""
-        steps = []
+        steps, share = [], self._eager.workload.loop.accumulate
         for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
             self._synchronize()
             faults, start = count_page_faults(), time.perf_counter()
             outputs = step()
             self._synchronize()
-            seconds, faults = time.perf_counter() - start, count_page_faults() - faults
+            seconds, faults = (time.perf_counter() - start) / share, (count_page_faults() - faults) // share
             if number >= UNMEASURED_STEPS:
                 steps.append((seconds, executor.stall_seconds if executor is not None else 0.0, faults))
             del outputs

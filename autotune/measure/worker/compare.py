@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
 from autotune.measure.messages import Comparison, RoundingWitness
-from autotune.measure.worker.eager import EagerWorkload, OnGradient
+from autotune.measure.worker.eager import EagerWorkload, OnGradient, shifted
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime.verification import gates
 from autotune.runtime.verification.witness import in_double
@@ -48,16 +48,17 @@ def record_results(
     eager.restore()
     begin()
     first = eager.workload.batch
+    eager.varies = True
     try:
         for number in range(COMPARED_STEPS):
-            batch = pytree.tree_map(partial(_shifted, by=number), first)
+            batch = pytree.tree_map(partial(shifted, by=number), first)
             eager.workload.batch = in_double(batch) if double else batch
             outputs = step(partial(_record_gradient, record, number))
             for index, tensor in enumerate(outputs):
                 record(f"step {number}.result {index}", tensor)
             del outputs
     finally:
-        eager.workload.batch = first
+        eager.workload.batch, eager.varies = first, False
     for name, tensor in eager.named_tensors():
         record(name, tensor)
 
@@ -166,10 +167,3 @@ def _read_bounds(directory: Path) -> dict[str, gates.Bound]:
 
 def _record_gradient(record: OnGradient, number: int, name: str, gradient: torch.Tensor) -> None:
     record(f"step {number}.gradient {name}", gradient)
-
-
-def _shifted(leaf: Any, by: int) -> Any:
-    """Return another batch of the same shape, so that a step which remembers the first one's data is detected."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or not by:
-        return leaf
-    return torch.empty_like(leaf).copy_(leaf.roll(by, 0))

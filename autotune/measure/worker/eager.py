@@ -6,18 +6,21 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.capture.optimizers.optimizer_copy import collect_state_tensors
 from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
 from autotune.errors import ConfigError
 from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
+from autotune.runtime.update_cycle import UpdateCycle
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
 from autotune.workloads.workload import Workload, infer
@@ -32,19 +35,30 @@ class EagerWorkload:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._seed()
-        self.workload = _on_device(load_workload(spec.workload.reference, spec.workload.arguments), spec.device_kind)
+        workload = load_workload(spec.workload.reference, spec.workload.arguments, spec.loop)
+        self.workload = _on_device(workload, spec.device_kind)
+        self.on_gradient: OnGradient | None = None
+        """Called with every gradient right before the update of a loop that needs all of them."""
+        self.varies = False
+        """The micro-batches of an update differ, so that a step which remembers the first one is detected."""
         if spec.memory_format not in available_formats(self.workload.model):
             raise ConfigError(
                 f"{spec.workload.reference} leaves no choice of a memory format: no contiguous weights of four dimensions; "
                 "leave --memory-format out"
             )
         self._convert(spec.memory_format)
+        self.cycle = self._make_cycle()
         self._initial = self._save_initial()
         optimizer = self.workload.optimizer
         self._optimizer_start = None if optimizer is None else OptimizerSnapshot(optimizer)
 
     def step(self, on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
-        """Run one plain step and return its results; `on_gradient` is called before the update."""
+        """Run one plain step, or all of one update of a loop, and return the results of the last.
+
+        `on_gradient` is called before the update.
+        """
+        if self.cycle is not None:
+            return self._run_cycle(self.cycle, on_gradient)
         model, loss_fn, optimizer, batch = (
             self.workload.model, self.workload.loss_fn, self.workload.optimizer, self.workload.batch,
         )  # fmt: skip
@@ -71,9 +85,10 @@ class EagerWorkload:
         finally:
             self._convert(self._spec.memory_format)
 
-    def batch(self) -> list[torch.Tensor]:
-        """Return the tensors of the batch."""
-        return [leaf for leaf in pytree.tree_leaves(self.workload.batch) if isinstance(leaf, torch.Tensor)]
+    def batch(self, number: int = 0) -> list[torch.Tensor]:
+        """Return the tensors of the batch, or of the micro-batch with this number."""
+        batch = self._micro_batch(number)
+        return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters, buffers and the optimizer's state by name."""
@@ -104,6 +119,7 @@ class EagerWorkload:
                 tensor.copy_(self._initial.load(name))
         self._initial.evict()
         self._seed()
+        self.cycle = self._make_cycle()
 
     def forget(self) -> None:
         """Drop optimizer state and gradients, so that only the factory's memory stays while others are measured."""
@@ -114,6 +130,39 @@ class EagerWorkload:
 
     def drop_gradients(self) -> None:
         self.workload.model.zero_grad(set_to_none=True)
+
+    def _make_cycle(self) -> UpdateCycle | None:
+        """Return the updates of a loop that needs all gradients, with a new scaler; None for other loops."""
+        loop, optimizer = self.workload.loop, self.workload.optimizer
+        if not loop.needs_all_gradients or optimizer is None:
+            return None
+        scaler = torch.amp.GradScaler(self._spec.device_kind) if loop.scaler else None
+        return UpdateCycle(optimizer, loop.accumulate, self._before_update, scaler)
+
+    def _before_update(self) -> None:
+        if self.on_gradient is not None:
+            self._report_gradients(self.on_gradient)
+        if self.workload.loop.clip:
+            torch.nn.utils.clip_grad_norm_(self.workload.model.parameters(), MAX_NORM)
+
+    def _run_cycle(self, cycle: UpdateCycle, on_gradient: OnGradient | None) -> list[torch.Tensor]:
+        assert self.workload.loss_fn is not None
+        self.on_gradient = on_gradient
+        self.drop_gradients()
+        outputs: list[torch.Tensor] = []
+        for number in range(self.workload.loop.accumulate):
+            outputs.clear()
+            result = self.workload.loss_fn(self.workload.model, self._micro_batch(number))
+            loss = result[0] if isinstance(result, tuple) else result
+            (cycle.scaler.scale(loss) if cycle.scaler is not None else loss).backward()
+            outputs = detached_tensors(result)
+            del result, loss
+            cycle.count_step()
+        return outputs
+
+    def _micro_batch(self, number: int) -> Any:
+        batch = self.workload.batch
+        return pytree.tree_map(partial(shifted, by=number), batch) if self.varies and number else batch
 
     def _convert(self, memory_format: str) -> None:
         if self._spec.memory_format:
@@ -147,6 +196,13 @@ class EagerWorkload:
         for name, parameter in self.workload.model.named_parameters():
             if parameter.grad is not None and id(parameter) in trained:
                 on_gradient(name, parameter.grad)
+
+
+def shifted(leaf: Any, by: int) -> Any:
+    """Return another batch of the same shape, so that a step which remembers the first one's data is detected."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or not by:
+        return leaf
+    return torch.empty_like(leaf).copy_(leaf.roll(by, 0))
 
 
 def detached_tensors(result: Any) -> list[torch.Tensor]:

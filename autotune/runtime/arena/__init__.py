@@ -65,13 +65,16 @@ class StepArena:
         return self._library is not None
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Record or replay the allocations of this thread inside the context."""
+    def step(self, *, lays_out: bool = True) -> Iterator[None]:
+        """Record or replay the allocations of this thread inside the context.
+
+        With `lays_out=False` a recording is dropped: the step allocates less than others of its loop.
+        """
         lib = self._library
         if lib is None or (self._id is None and self._recordings >= MAX_RECORDINGS):
             yield
             return
-        self._steps += 1
+        self._steps += lays_out
         if self._id is not None:
             lib.arena_replay(self._id)
         else:
@@ -83,7 +86,7 @@ class StepArena:
             is_complete = True
         finally:
             self.misses = int(lib.arena_stop())
-        if is_complete and self.replays and self._id is None and self._steps > 1:
+        if is_complete and self.replays and lays_out and self._id is None and self._steps > 1:
             self._lay_out(lib)
         elif is_complete and self.misses > MAX_MISS_SHARE * max(1, self._slot_count):
             action = "it is recorded again" if self._recordings < MAX_RECORDINGS else "it uses malloc from now on"

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from autotune.capture.optimizers.loop_updates import LoopUpdates, base_program
 from autotune.capture.program import Program, reads
 from autotune.errors import PlanError
 from autotune.ir.graph import Role, TrainGraph
@@ -32,7 +33,8 @@ def slot_sizes(program: Program, *schedules: Schedule) -> Mapping[int, int]:
     for schedule in schedules:
         for value in offloaded_values(schedule):
             parts = [values[value].nbytes]
-            if values[value].role is Role.STATE and program.updates is not None:
+            if values[value].role is Role.STATE and not _is_gradient_sum(program, value):
+                assert program.updates is not None
                 parts = program.updates.state_sizes(_parameter_of(program, value))
             sizes |= {slot_key(value, part, len(values)): nbytes for part, nbytes in enumerate(parts)}
     return sizes
@@ -55,6 +57,8 @@ def static_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callabl
             case Role.PARAM:
                 _refuse_shared(program, value)
                 getters[value] = partial(list, (program.tensors[value],))
+            case Role.STATE if _is_gradient_sum(program, value):
+                getters[value] = partial(_read_gradient, program, value)
             case Role.STATE if program.updates is not None:
                 getters[value] = partial(program.updates.state_tensors, _parameter_of(program, value))
     return getters
@@ -62,8 +66,20 @@ def static_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callabl
 
 def _parameter_of(program: Program, state: int) -> torch.Tensor:
     """Return the parameter that an optimizer state belongs to."""
-    update = program.calls[program.graph.consumers[state][0]]
+    base = base_program(program)
+    update = base.calls[base.graph.consumers[state][0]]
     return program.tensors[next(reads(update.args))]
+
+
+def _is_gradient_sum(program: Program, value: int) -> bool:
+    return isinstance(program.updates, LoopUpdates) and value in program.updates.accumulated
+
+
+def _read_gradient(program: Program, value: int) -> list[torch.Tensor]:
+    """Return the tensor in which the gradients of a parameter add up."""
+    assert isinstance(program.updates, LoopUpdates)
+    gradient = program.updates.accumulated[value].grad
+    return [] if gradient is None else [gradient]
 
 
 def _refuse_shared(program: Program, value: int) -> None:

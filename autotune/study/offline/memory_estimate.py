@@ -38,13 +38,13 @@ def estimate_memory(config: Config) -> MemoryEstimate:
     from autotune.capture.fake.fake_workload import load_and_capture
     from autotune.capture.fake.modelled_costs import model_costs
 
-    program = load_and_capture(config.workload, config.arguments)
+    program = load_and_capture(config.workload, config.arguments, config.loop)
     graph, costs = program.graph, model_costs(program)
     lowest = find_smallest(graph, costs, space_for_device(config.planners.model_dump(), "cpu", {})).estimate
     return MemoryEstimate(
         workload=str(config.ref),
         ops=len(graph.ops),
-        eager_bytes=count_workload_bytes(config.workload, config.arguments),
+        eager_bytes=count_workload_bytes(config.workload, config.arguments, config.loop),
         traced_bytes=simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes,
         lowest_bytes=lowest.peak_bytes,
         lower_bound_bytes=lowest.lower_bound_bytes,

@@ -1,0 +1,65 @@
+"""Transfer a plan between two forms of one step that differ in the training loop around it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.plan import Plan, Swap, events
+from autotune.ir.schedule import gap_layers, layer_numbers, leaves_memory
+
+
+def transfer_to_loop(plan: Plan, old: TrainGraph, new: TrainGraph) -> Plan:
+    """Return the plan of `old` for `new`, whose ops differ only in the use of the gradients.
+
+    Ops that only `new` has run as soon as their inputs exist, and its updates at the end. Offloads of values that such
+    ops read are dropped. Ops are matched by name, values by id.
+    """
+    new_ids = {op.name: op.id for op in new.ops}
+    ids = {op.id: new_ids[op.name] for op in old.ops if _is_same(old, op.id, new, new_ids.get(op.name))}
+    added = [op for op in new.ops if op.id not in ids.values()]
+    runs_after: dict[int, list[int]] = {}
+    positions = {op: position for position, op in reversed(list(enumerate(plan.order)))}  # of the first runs
+    old_ids = {new_id: old_id for old_id, new_id in ids.items()}
+    for op in (op for op in added if op.phase is not Phase.UPDATE):
+        before = [positions[old_ids[other]] for other in new.predecessors[op.id] if other in old_ids]
+        runs_after.setdefault(max(before, default=-1), []).append(op.id)
+    order = [*runs_after.get(-1, ())]
+    new_positions: dict[int, int] = {}
+    for position, op_id in enumerate(plan.order):
+        new_positions[position] = len(order)
+        order += [ids[op_id]] if op_id in ids else []
+        order += runs_after.get(position, ())
+    order += [op.id for op in added if op.phase is Phase.UPDATE]
+    inplace = tuple(replace(choice, position=new_positions[choice.position]) for choice in plan.inplace)
+    moved = replace(plan, order=tuple(order), inplace=inplace)
+    touched = {value for op in added for value in (*op.inputs, *op.writes)}
+    touched |= {value for op in old.ops if op.id not in ids for value in (*op.inputs, *op.writes)}
+    return replace(moved, offload=tuple(swap for swap in _possible_swaps(new, moved) if swap.value not in touched))
+
+
+def _is_same(old: TrainGraph, old_id: int, new: TrainGraph, new_id: int | None) -> bool:
+    """Return True if both ops exist and do the same with the same values."""
+    if new_id is None:
+        return False
+    one, other = old.ops[old_id], new.ops[new_id]
+    return (one.target, one.signature, one.inputs, one.outputs, one.writes) == (
+        other.target,
+        other.signature,
+        other.inputs,
+        other.outputs,
+        other.writes,
+    )
+
+
+def _possible_swaps(graph: TrainGraph, plan: Plan) -> Iterator[Swap]:
+    """Yield the swaps that the plan's order still allows.
+
+    Without updates between them two runs of a layer may have become one, which leaves no time outside of memory.
+    """
+    layers, accesses = layer_numbers(graph, plan.order), events(graph, plan.order)
+    for swap in plan.offload:
+        if swap.value >= len(accesses) or swap.gap + 1 >= len(accesses[swap.value]):
+            continue
+        save, load = gap_layers(layers, accesses[swap.value], swap.gap)
+        if leaves_memory(save + swap.late, load - swap.early, plan.window):
+            yield swap
