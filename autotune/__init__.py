@@ -3,6 +3,7 @@
 from typing import Any
 
 __all__ = [
+    "AutoPlan",
     "AutotuneError",
     "CaptureError",
     "Config",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AutoPlan": "api.auto_plan",
     "Config": "records.config",
     "MemoryEstimate": "study.offline.memory_estimate",
     "PlanFile": "records.plan_file",
