@@ -7,20 +7,25 @@ Models that have a record are left out: run it again to continue. Several runs m
 
 import argparse
 import fcntl
+import importlib
 import json
+import multiprocessing
 import os
 import resource
-import subprocess
-import sys
+import signal
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.benchmarks.coverage.subjects import GROUPS, SUBJECTS
 from experiments.benchmarks.coverage.summary import describe, summarize
-from experiments.benchmarks.coverage.trial import MARK
+from experiments.benchmarks.coverage.trial import try_subject
 from experiments.common.facts import collect_facts
 
 HERE = Path(__file__).parent
@@ -37,12 +42,15 @@ def main() -> None:
     parser.add_argument("--group", nargs="+", choices=groups, help="groups of models")
     parser.add_argument("--again", action="store_true", help="try models again that have a record")
     parser.add_argument("--failed", action="store_true", help="try models again whose record is not `equal`")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the records")
     options = parser.parse_args()
     names = options.only or list(SUBJECTS)
     if options.group:
         names = [subject.name for name in options.group for subject in groups[name].SUBJECTS]
-    out = HERE / "results"
-    out.mkdir(exist_ok=True)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    _import_libraries()
     for name in names:
         stored = _read(out)["models"].get(name)
         if stored and not options.again and not (options.failed and stored["verdict"] != "equal"):
@@ -55,21 +63,42 @@ def main() -> None:
 
 
 def try_in_process(name: str) -> dict[str, Any]:
-    """Return the record of one model, tried in a child process."""
-    module = "experiments.benchmarks.coverage.trial"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", module, name], capture_output=True, text=True, check=False, env=environment,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5)),
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if lines:
-        record: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
-        if record["verdict"] == "crash":
-            print(done.stderr[-3000:], file=sys.stderr)
-        return {key: value for key, value in record.items() if value not in (None, "")}
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return {"name": name, "verdict": "crash", "detail": f"the process ended with {done.returncode}: {last[:300]}"}
+    """Return the record of one model, tried in a child process, which a crash or a limit may end."""
+    forking = multiprocessing.get_context("fork")  # the libraries are imported once
+    receiver, sender = forking.Pipe(duplex=False)
+    process = forking.Process(target=_send_record, args=(name, sender))
+    process.start()
+    sender.close()
+    try:
+        record: dict[str, Any] = receiver.recv()
+    except EOFError:
+        process.join()
+        reason = (
+            "process time" if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL) else f"code {process.exitcode}"
+        )
+        record = {"name": name, "verdict": "crash", "detail": f"the process ended: {reason}"}
+    process.join()
+    return {key: value for key, value in record.items() if value not in (None, "")}
+
+
+def _send_record(name: str, pipe: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+    pipe.send(asdict(try_subject(SUBJECTS[name])))
+    pipe.close()
+
+
+def _import_libraries() -> None:
+    """Import what the models need, without running an op: children of a fork could not continue torch's threads."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for library in (
+        "torch._dynamo",
+        "torch._functorch.aot_autograd",
+        "torch._export.utils",
+        "transformers.modeling_utils",
+    ):
+        with suppress(ImportError):
+            importlib.import_module(library)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Try one model in this process: capture, plans, bit equality and bytes; print the record as one line of JSON."""
+"""Try one model in this process: capture, plans, bit equality and bytes; print its record."""
 
 import argparse
 import json
@@ -37,8 +37,6 @@ from experiments.common.facts import ROOT
 
 SHARE = 0.65
 """Budget of the second plan, as a share of eager's peak."""
-MARK = "coverage record: "
-"""Prefix of the line that holds the record; libraries print lines of their own."""
 
 
 @dataclass
@@ -196,7 +194,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     trial = try_subject(SUBJECTS[options.name])
-    print(MARK + json.dumps(asdict(trial)), flush=True)
+    print(json.dumps(asdict(trial), indent=1))
 
 
 if __name__ == "__main__":
