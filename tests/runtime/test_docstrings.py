@@ -9,11 +9,12 @@ import pytest
 
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.stores import open_store
 from autotune.runtime.train_step import TrainStep
 
 
-@pytest.mark.parametrize("entry", [TrainStep, Executor, profile, open_store], ids=lambda entry: entry.__name__)
+@pytest.mark.parametrize("entry", [TrainStep, Buckets, Executor, profile, open_store], ids=lambda entry: entry.__name__)
 def test_the_example_in_the_docstring_runs(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = doctest.DocTestFinder(recurse=False).find(entry)
     module = ModuleType("example")  # Dynamo looks a function's globals up in its module
