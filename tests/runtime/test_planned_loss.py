@@ -249,15 +249,6 @@ def test_another_shape_is_refused_on_request():
         planned((torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)))
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
-    """A list that grows by the executor of each run."""
-    runs: list[Executor] = []
-    run = Executor.run
-    monkeypatch.setattr(Executor, "run", lambda self, inputs: (runs.append(self), run(self, inputs))[1])
-    return runs
-
-
 @pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
 def test_the_last_gradient_of_the_loss_is_expected_for_a_batch_of_another_shape_too(runs: list[Executor]):
     planned = PlannedLoss(Net(), loss_fn)
