@@ -136,7 +136,9 @@ class JointTrace:
         outputs[:] = [(node, desc) for node, (_, desc) in zip(used, outputs, strict=True)]
         output.args = (used,)
         # a draw whose result nobody reads still moves the generator
-        self._trace.eliminate_dead_code(lambda node: node.is_impure() or _draws(node.target, node.args, node.kwargs))
+        self._trace.eliminate_dead_code(
+            lambda node: node.is_impure() or dropout.draws(node.target, node.args, node.kwargs)
+        )
 
     def _is_trained(self, desc: Any) -> bool:
         if type(desc).__name__ != "ParamAOTInput":
@@ -311,7 +313,7 @@ class JointTrace:
             self._arguments[node] = args[0]
         else:
             outputs = self._add_outputs(node, name, result)
-        random = _draws(node.target, node.args, node.kwargs)
+        random = dropout.draws(node.target, node.args, node.kwargs)
         alias = node.meta.get(batch_norm.SAME_BITS)
         self._builder.add_op(
             Call(target, args, kwargs, outputs),
@@ -390,16 +392,3 @@ def _view_part(source: Any, number: int) -> View:
         case View(torch.ops.aten.unbind.int, (tensor, *dim), ()):
             return View(torch.ops.aten.select.int, (tensor, dim[0] if dim else 0, number))
     return View(operator.getitem, (source, number))
-
-
-def _draws(target: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an op draws from the generator: PyTorch tags it so, and its probability is not zero."""
-    if target in (dropout.draw_mask, dropout.draw_over):
-        return True
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | dict(kwargs)
-    chance = next((named[key] for key in ("p", "dropout_p") if key in named), None)
-    if chance is None and any(argument.name == "dropout_p" for argument in target._schema.arguments):
-        return False  # left at its default of zero
-    return chance is None or chance > 0

@@ -1,9 +1,8 @@
 """The commands of the command line: names, options and help; `autotune.cli.commands` does their work."""
 # ruff: noqa: ARG001 - `-v` is read by `main`, which needs it even where a command's own options are wrong
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,11 +24,9 @@ from autotune.cli.options import (
     TrackingUri,
     Trials,
     Verbose,
+    load_overridden_config,
     parse_pairs,
 )
-
-if TYPE_CHECKING:
-    from autotune.records.config import Config
 
 # each function imports its command when it runs: torch and pydantic take seconds, `autotune --help` must not
 
@@ -138,7 +135,7 @@ def tune(
         "seed_from": seed_from,
         "tracking_uri": tracking_uri,
     }
-    config = _load_config(workload, fields, set_, store)
+    config = load_overridden_config(workload, fields, set_, store)
     if dry_run:
         from autotune.cli.commands.dry_run import run as predict
 
@@ -212,7 +209,7 @@ def plan(
     from autotune.cli.commands.plan import run
 
     fields = {"budget": budget, "device": device, "limit": limit, "memory_format": memory_format}
-    run(_load_config(workload, fields, set_, store), out=out, json=json)
+    run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 
 
 @app.command(short_help="Measure a plan interleaved with the baseline.")
@@ -395,13 +392,3 @@ def dashboard(
     from autotune.cli.commands.dashboard import run
 
     run(runs, port, browser=not no_open, json=json)
-
-
-def _load_config(
-    target: str, fields: Mapping[str, object], arguments: list[str] | None, stores: list[str] | None
-) -> "Config":
-    """Return the config of a file or a workload reference, with the command line's options laid over it."""
-    from autotune.records.config import load_config
-
-    overrides = {**fields, **({"stores": parse_pairs(stores, "--store")} if stores else {})}
-    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"), from_command_line=True)

@@ -1,12 +1,15 @@
 """Command-line options that several commands share, and parsers for their values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from autotune.records.config import Config
 
 Target = Annotated[
     str,
@@ -100,3 +103,13 @@ def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
             raise ConfigError(f"{option} {text!r}: write {option} {example}")
         pairs[key] = value
     return pairs
+
+
+def load_overridden_config(
+    target: str, fields: Mapping[str, object], arguments: list[str] | None, stores: list[str] | None
+) -> "Config":
+    """Return the config of a file or a workload reference, with the command line's options laid over it."""
+    from autotune.records.config import load_config  # pydantic takes long to import, `autotune --help` must not
+
+    overrides = {**fields, **({"stores": parse_pairs(stores, "--store")} if stores else {})}
+    return load_config(target, overrides=overrides, arguments=parse_pairs(arguments, "--set"), from_command_line=True)

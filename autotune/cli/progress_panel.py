@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import escape_controls, print_note
 from autotune.records.config import Config
+from autotune.records.speed_environment import advise_passive_waiting
 from autotune.records.trial import Trial
 from autotune.report.tables import mark_disturbed, trial_verdict
 from autotune.study.events import (
@@ -40,7 +42,7 @@ PHASES = {
 }
 """Description of each phase of a study."""
 LINE_SECONDS = 10.0
-"""Least number of seconds between two lines about one activity where standard error is no terminal."""
+"""Seconds between two lines about one activity of the first phase where standard error is no terminal."""
 BUSY_RATIO = 1.5
 """Ratio of the profiled ops' total time to the eager step, above which the profile ran beside other work."""
 
@@ -50,7 +52,8 @@ def show_progress(config: Config) -> Iterator[Progress]:
     """Open a listener that shows the events of a study for the time of a `with` block."""
     state = _StudyState(config)
     if not sys.stderr.isatty():
-        yield lambda event: _print_event(state, event)
+        with _repeat_activity(state):
+            yield lambda event: _print_event(state, event)
         return
     from rich.console import Console
     from rich.live import Live
@@ -63,6 +66,24 @@ def show_progress(config: Config) -> Iterator[Progress]:
     finally:
         if state.logged:
             print_note(state.logged)
+
+
+@contextlib.contextmanager
+def _repeat_activity(state: "_StudyState") -> Iterator[None]:
+    """Print the activity of the first phase again while it reports nothing, for the time of a `with` block."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LINE_SECONDS / 10):
+            _print_activity(state)
+
+    thread = threading.Thread(target=watch, name="autotune-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _StudyState:
@@ -80,7 +101,9 @@ class _StudyState:
         self.running: Trial | None = None
         self.warning = ""
         self.activity = ""
-        self.told = -LINE_SECONDS
+        self.lock = threading.Lock()
+        """Lock against a second thread, which prints the activity again."""
+        self.activity_printed = -LINE_SECONDS
         """Moment of the last line about an activity, in seconds on the monotonic clock."""
         self.disturbed = ""
         self.logged = ""
@@ -100,7 +123,7 @@ class _StudyState:
                 step = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
                 self.summary.append(f"budget {self.config.budget}: {step}, floor {fmt_bytes(floor_bytes)}")
                 if ratio is not None and ratio > BUSY_RATIO:
-                    self.warning = (
+                    self._warn(
                         f"the profiled ops together take {ratio:.1f} times the eager step: the machine was busy, and predicted "
                         "times are wrong; tune under another --name when it is idle"
                     )
@@ -113,10 +136,17 @@ class _StudyState:
                 self.disturbed = ""
                 self.outcomes[trial_verdict(trial)] += 1
                 self.last = event
+                if trial.measurement is not None and trial.measurement.disturbed and not event.resumed:
+                    self._warn("other work disturbs the measurements: end it, and tune under another --name")
                 if event.leads:
                     self.best = event
             case Logged(message):
                 self.logged = f"mlflow  {message}"
+
+    def _warn(self, text: str) -> None:
+        """Keep the first warning, with the advice for a machine that stays busy."""
+        advice = advise_passive_waiting()
+        self.warning = self.warning or (f"{text}; beside other work {advice}" if advice else text)
 
     @property
     def elapsed(self) -> str:
@@ -152,18 +182,16 @@ class _StudyState:
 
 
 def _print_event(state: _StudyState, event: Event) -> None:
-    summarized = len(state.summary)
-    state.update(event)
+    summarized, warned = len(state.summary), state.warning
+    with state.lock:
+        state.update(event)
     match event:
         case PhaseStarted(phase):
             print_note(f"[{state.elapsed}] {PHASES[phase]}")
-        case Preparing(activity) if time.monotonic() - state.told >= LINE_SECONDS:
-            state.told = time.monotonic()
-            print_note(f"[{state.elapsed}]   {activity}")
+        case Preparing():
+            _print_activity(state)
         case Ready() | Resolved():
             print_note("; ".join(state.summary[summarized:]))
-            if state.warning:
-                print_note(f"warning: {state.warning}")
         case Disturbed():
             print_note(f"[{state.elapsed}] {state.disturbed}")
         case Measuring(trial):
@@ -173,6 +201,17 @@ def _print_event(state: _StudyState, event: Event) -> None:
             print_note(f"[{state.elapsed}] {resumed_mark}{_format_finished(event)}{best_mark}")
         case Logged():
             print_note(state.logged)
+    if state.warning != warned:
+        print_note(f"warning: {state.warning}")
+
+
+def _print_activity(state: _StudyState) -> None:
+    """Print the activity and the elapsed time, unless a line about it was printed less than `LINE_SECONDS` ago."""
+    with state.lock:
+        activity, now = state.activity, time.monotonic()
+        if activity and now - state.activity_printed >= LINE_SECONDS:
+            state.activity_printed = now
+            print_note(f"[{state.elapsed}]   {activity}")
 
 
 def _format_running(trial: Trial) -> str:

@@ -1,6 +1,7 @@
 """Counters of the kernel before and after a measurement, from which the load beside it follows."""
 
 import os
+import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ def machine_load(before: MachineCounters | None, after: MachineCounters | None) 
         load_per_cpu=after.load_per_cpu,
         disk_faults=max(0, after.disk_faults - before.disk_faults),
     )
+
+
+def count_page_faults() -> int:
+    """Return the page faults of this process so far, without those that read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _process_fields(pid: int, proc: Path) -> list[str]:

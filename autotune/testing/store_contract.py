@@ -34,6 +34,8 @@ SIZES = (1, 4095, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 *
 """Bytes of tensors on both sides of a page and of one transfer of the project's own stores."""
 ALIGNED_SIZES = (*SIZES, DIRECT_BYTES - 4096, DIRECT_BYTES, 2 * DIRECT_BYTES + 4097)
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.uint8)
+ENDINGS = ("closed", "closed twice", "exception", "forgotten")
+"""Ways in which a store ends."""
 
 _INHERITED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]  # one test runs in every subclass
 
@@ -57,6 +59,23 @@ def aligned_bytes(nbytes: int, seed: int = 0) -> torch.Tensor:
     """Return random bytes in memory on a page boundary, as in an arena."""
     tensor = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
     return tensor.copy_(random_bytes(nbytes, seed))
+
+
+def open_and_end(opener: Opener, how: str) -> None:
+    """Open a store of one MiB and end it in one of the ways of `ENDINGS`."""
+    store: SwapStore | None = opener({0: MIB})
+    assert store is not None
+    match how:
+        case "closed" | "closed twice":
+            store.close()
+            if how == "closed twice":
+                store.close()
+        case "exception":
+            with pytest.raises(ZeroDivisionError), store:
+                raise ZeroDivisionError
+        case "forgotten":
+            store = None
+            gc.collect()
 
 
 class StoreContract:
@@ -196,22 +215,10 @@ class StoreContract:
         assert tensor.data_ptr() == address
         assert torch.equal(tensor, expected)
 
-    @pytest.mark.parametrize("how", ["closed", "closed twice", "exception", "forgotten"])
+    @pytest.mark.parametrize("how", ENDINGS)
     def test_the_threads_end_with_the_store(self, opener: Opener, how: str) -> None:
         threads = set(threading.enumerate())
-        store: SwapStore | None = opener({0: MIB})
-        assert store is not None
-        match how:
-            case "closed" | "closed twice":
-                store.close()
-                if how == "closed twice":
-                    store.close()
-            case "exception":
-                with pytest.raises(ZeroDivisionError), store:
-                    raise ZeroDivisionError
-            case "forgotten":
-                store = None
-                gc.collect()
+        open_and_end(opener, how)
         assert set(threading.enumerate()) <= threads
 
     def test_a_closed_store_is_refused_by_name(self, opener: Opener) -> None:

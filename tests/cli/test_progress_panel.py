@@ -1,5 +1,6 @@
 """What is shown of a study while it goes on."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ from autotune.predict.simulate import simulate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Preparing, Resolved, StudyPhase
+from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Preparing, Ready, Resolved, StudyPhase
+from autotune.testing.fake_runner import DEVICE
 from autotune.testing.graphs import training_chain
 
 GRAPH = training_chain(4, nbytes=2**20)
@@ -28,6 +30,7 @@ EVENTS = [
     Finished(replace(RUNNING, measurement=SEEN), 1.25, leads=True, resumed=False),
 ]
 CONFIG = Config(workload="resnet18")
+READY = Ready(GRAPH, Costs.unit(GRAPH), DEVICE)
 
 
 def test_elsewhere_than_on_a_terminal_a_plan_has_a_line_before_it_runs_and_one_after(
@@ -56,6 +59,21 @@ def test_the_first_phase_has_a_line_with_its_counts_at_most_every_ten_seconds(
     ]  # fmt: skip
 
 
+def test_a_silent_capture_has_a_line_with_the_elapsed_time_until_the_phase_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(progress_panel, "LINE_SECONDS", 0.01)
+    lines: list[str] = []
+    with progress_panel.show_progress(CONFIG) as progress:
+        progress(Preparing("capturing the step"))
+        while len(lines) < 3:  # the listener is not called again
+            lines += capsys.readouterr().err.splitlines()
+        progress(READY)
+    after = capsys.readouterr().err.partition(" ops; ")[2]
+    assert all(re.fullmatch(r"\[\d+ s of 10m\]   capturing the step", line) for line in lines)
+    assert "capturing" not in after
+
+
 def test_a_terminal_shows_how_far_the_profile_is():
     state = progress_panel._StudyState(CONFIG)
     state.update(Preparing("profiling ops: 7 of 25"))
@@ -78,8 +96,9 @@ def test_a_terminal_shows_what_runs_until_it_has_run():
 
 
 def test_a_disturbed_measurement_is_told_when_it_is_repeated_and_marked_when_it_stays_so(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     seen = replace(SEEN, disturbed="busy")
     with progress_panel.show_progress(CONFIG) as progress:
         for event in (
@@ -88,9 +107,24 @@ def test_a_disturbed_measurement_is_told_when_it_is_repeated_and_marked_when_it_
             Finished(replace(RUNNING, measurement=seen), 1.2, False, False),
         ):
             progress(event)
-    _, again, after = capsys.readouterr().err.splitlines()
+    _, again, after, warning = capsys.readouterr().err.splitlines()
     assert again.endswith("] disturbed: busy; measuring again")
     assert after.endswith("1.200x  ok, disturbed")
+    assert warning.startswith("warning: other work disturbs the measurements: end it, and tune under another --name")
+    assert warning.endswith("OMP_WAIT_POLICY=PASSIVE stops torch's idle threads from spinning")
+
+
+def test_the_warning_of_a_busy_machine_advises_no_variable_that_is_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    state = progress_panel._StudyState(CONFIG)
+    state.update(Finished(replace(RUNNING, measurement=replace(SEEN, disturbed="busy")), 1.2, False, False))
+    assert state.warning == "other work disturbs the measurements: end it, and tune under another --name"
+
+
+def test_a_disturbed_trial_of_an_earlier_session_is_no_reason_to_warn():
+    state = progress_panel._StudyState(CONFIG)
+    state.update(Finished(replace(RUNNING, measurement=replace(SEEN, disturbed="busy")), 1.2, False, resumed=True))
+    assert not state.warning
 
 
 @pytest.mark.parametrize("ratio", [1.2, 3.0, None])

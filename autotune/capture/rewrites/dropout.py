@@ -69,3 +69,16 @@ def _insert(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], 
     new = graph.call_function(target, args)
     new.meta = {**node.meta, "val": result}
     return new
+
+
+def draws(target: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an op draws from the generator: PyTorch tags it so, and its probability is not zero."""
+    if target in (draw_mask, draw_over):
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | dict(kwargs)
+    chance = next((named[key] for key in ("p", "dropout_p") if key in named), None)
+    if chance is None and any(argument.name == "dropout_p" for argument in target._schema.arguments):
+        return False  # left at its default of zero
+    return chance is None or chance > 0

@@ -9,6 +9,7 @@ from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
+from autotune.records.speed_environment import advise_passive_waiting
 
 if TYPE_CHECKING:
     from autotune.records.config import Config
@@ -39,6 +40,8 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
 
         if disturbed := describe_disturbance(result.trials):
             out.write(f"busy    other work disturbed {disturbed}; tune under another --name on an idle machine\n")
+            if advice := advise_passive_waiting():
+                out.write(f"        beside other work {advice}\n")
         if result.best is not None and not result.confirmed:
             out.write(
                 "note    the search ended before its plan was re-measured beside plain eager; "

@@ -12,6 +12,7 @@ from autotune.errors import ConfigError
 from autotune.measure.device.profile import spread
 from autotune.measure.device.this_device import usable_cores
 from autotune.records.json_codec import from_json, to_json
+from autotune.records.speed_environment import advise_passive_waiting
 
 _TORCH_FROM, _TORCH_BELOW = (2, 11), (2, 14)
 _TIME_LIMIT_SECONDS = 8.0
@@ -96,10 +97,8 @@ def check_noise(info: TorchInfo) -> CheckResult:
     )
     if varies > _NOISY or load > cores / 2 or stolen > 5:
         fix = "end other processes, or rely on the confidence intervals only"
-        if (
-            "OMP_WAIT_POLICY" not in os.environ and load > cores / 2
-        ):  # with spinning threads a step took up to 20 times as long
-            fix += "; OMP_WAIT_POLICY=PASSIVE stops torch's idle threads from spinning"
+        if load > cores / 2 and (advice := advise_passive_waiting()):
+            fix += f"; {advice}"
         return CheckResult("noise", "warn", detail, fix)
     return CheckResult("noise", "ok", detail)
 

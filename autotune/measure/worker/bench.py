@@ -1,7 +1,6 @@
 """Execution of the coordinator's requests: run plain eager steps and plans, and measure results, bytes and seconds."""
 
 import contextlib
-import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from autotune.ir.check import check
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
 from autotune.measure.limits import limit_data, limit_fraction
+from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
     BLOCK_STEPS,
     UNMEASURED_STEPS,
@@ -368,10 +368,10 @@ class Bench:
         steps = []
         for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
             self._synchronize()
-            faults, start = _page_faults(), time.perf_counter()
+            faults, start = count_page_faults(), time.perf_counter()
             outputs = step()
             self._synchronize()
-            seconds, faults = time.perf_counter() - start, _page_faults() - faults
+            seconds, faults = time.perf_counter() - start, count_page_faults() - faults
             if number >= UNMEASURED_STEPS:
                 steps.append((seconds, executor.stall_seconds if executor is not None else 0.0, faults))
             del outputs
@@ -384,11 +384,6 @@ class Bench:
 
 def _no_bytes() -> int:
     return 0
-
-
-def _page_faults() -> int:
-    """Return the page faults of this process so far, without those that read from a disk."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _lay_out(step: Step) -> None:
