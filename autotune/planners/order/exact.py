@@ -38,7 +38,9 @@ class ExactOrder:
             int(required_bytes(problem).max(initial=problem.base)),
             improve_required_bytes(problem, plan.order, self.states),
         )
-        return choose_lowest(graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states, floor).order])
+        return choose_lowest(
+            graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states, floor).order]
+        )
 
 
 @dataclass(frozen=True, slots=True)
