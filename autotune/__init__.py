@@ -5,6 +5,7 @@ from typing import Any
 __all__ = [
     "AutoPlan",
     "AutotuneError",
+    "Buckets",
     "CaptureError",
     "Config",
     "ConfigError",
@@ -32,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "AutoPlan": "api.auto_plan",
+    "Buckets": "runtime.shapes.buckets",
     "Config": "records.config",
     "MemoryEstimate": "study.offline.memory_estimate",
     "PlanFile": "records.plan_file",
