@@ -3,7 +3,9 @@
 from typing import Any
 
 __all__ = [
+    "AutoPlan",
     "AutotuneError",
+    "Buckets",
     "CaptureError",
     "Config",
     "ConfigError",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AutoPlan": "api.auto_plan",
+    "Buckets": "runtime.shapes.buckets",
     "Config": "records.config",
     "Loop": "workloads.loop",
     "MemoryEstimate": "study.offline.memory_estimate",
