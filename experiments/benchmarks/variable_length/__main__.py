@@ -43,7 +43,7 @@ WARM_UP = 3
 MOST_BYTES, LONGEST_STALL = 1.1, 1.0
 """Accepted memory, as a ratio to the plan's, and accepted stall in seconds."""
 FULL: dict[str, Any] = {
-    "rows": 8, "lengths": [32, 512], "sizes": [128, 256, 384, 512], "steps": 300, "depth": 2, "width": 128, "vocabulary": 2048,
+    "rows": 8, "lengths": [32, 512], "sizes": [128, 256, 384, 512], "steps": 300, "depth": 1, "width": 96, "vocabulary": 2048,
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "rows": 2, "lengths": [4, 16], "sizes": [8, 16], "steps": 10, "depth": 1, "width": 16, "vocabulary": 64,
