@@ -4,6 +4,7 @@ from typing import Any
 
 __all__ = [
     "AutotuneError",
+    "Buckets",
     "CaptureError",
     "Config",
     "ConfigError",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Buckets": "runtime.shapes.buckets",
     "Config": "records.config",
     "MemoryEstimate": "study.offline.memory_estimate",
     "PlanFile": "records.plan_file",

@@ -15,6 +15,7 @@ from autotune.errors import (
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.train_step import TrainStep
 from autotune.study.offline.memory_estimate import MemoryEstimate
 from autotune.study.outcome import StudyResult
@@ -25,6 +26,7 @@ __version__: str
 
 __all__ = [
     "AutotuneError",
+    "Buckets",
     "CaptureError",
     "Config",
     "ConfigError",

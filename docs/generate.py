@@ -33,6 +33,7 @@ from autotune.planners import KINDS
 from autotune.records.config import Config
 from autotune.report import claims
 from autotune.workloads.zoo import ZOO
+from experiments.benchmarks.coverage import summary as coverage
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -437,6 +438,27 @@ def summary_text(path: Path) -> str:
     return re.sub(r"^!\[.*?\]\(.*?\)\n?", "", text, flags=re.MULTILINE)
 
 
+def coverage_page() -> str:
+    """Return the table of models that were tried, from the results of the coverage suite."""
+    path = EXPERIMENTS / "benchmarks" / "coverage" / "results" / "results.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    origin = origin_of(path, document)
+    parts = [
+        f"{HEADER}# Works on",
+        "Models that were tried, each in a tiny configuration: four training steps under two plans beside plain eager. Losses, parameters, "
+        "buffers, optimizer state and the generator are compared bit by bit. The first plan has the lowest peak that the planners reach. "
+        "The second fits 65 % of eager's bytes, or lies halfway to the lowest peak where that is more.",
+        "The lowest peak is a share of eager's peak, weights and optimizer state included. Its bytes are predicted, and measured "
+        "by torch's profiler. Planning is process time. A tiny model has few activations beside its weights, so a large one reaches "
+        "lower shares. *Follows data* marks models whose shapes or branches depend on numbers: those of the batch, the weights or the "
+        "generator.",
+        "\n".join(coverage.counts(document)),
+        "\n".join(coverage.rows(document)),
+        f"Measured on {origin.machine} with {coverage.versions(document)}, {origin.date}: `{document['command']}`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "config.md": config_page,
@@ -445,6 +467,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "images/architecture.svg": drawing,
     "claims.md": claims_page,
     "results.md": results_page,
+    "coverage.md": coverage_page,
 }
 """Generated pages by file name."""
 

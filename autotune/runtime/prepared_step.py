@@ -124,6 +124,11 @@ class StepPreparer:
         """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
         return self._plan.memory_format if self._plan is not None else ""
 
+    @property
+    def budget_bytes(self) -> int:
+        """Budget of the plan file, static bytes included; 0 without a file."""
+        return self.file.budget_bytes if self.file is not None else 0
+
     def first_plan(self, graph: TrainGraph) -> Plan:
         """Return the plan of the first captured graph. Raises PlanError if the plan file is for another graph."""
         if self._plan is None:

@@ -23,6 +23,8 @@ from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_environment
+from autotune.runtime.shapes.batch_padding import BatchPadding
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
@@ -60,6 +62,8 @@ class TrainStep:
             the step again, for a new shape with a new plan by the same settings; captures are kept, and a float becomes an
             input of the step if possible. "eager" runs the step in plain eager. "error" raises PlanError, which names the
             value and the line that reads it. A value that needs another capture twice within ten steps is refused.
+        buckets: Sizes to pad batches to, each captured and planned before the first step; the plan belongs to the largest. The
+            model and the loss function then get padded batches. None pads nothing.
         adapt: Let a plan that offloads change its window between steps, within its budget, as transfers stall the step.
         verify: Compare the first two steps of each captured program, or this many, with eager steps from the same state:
             bit by bit, else relative to eager's own rounding error. It needs eager's memory and a copy of all state, and
@@ -104,6 +108,7 @@ class TrainStep:
         before_update: Callable[[], Any] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         other_shapes: OtherShapes = "replan",
+        buckets: Buckets | None = None,
         adapt: bool = False,
         verify: bool | int = False,
         ranges: RangeFactory | None = None,
@@ -112,6 +117,8 @@ class TrainStep:
             raise ConfigError(f"accumulate is {accumulate}; it is the number of steps per update, so at least 1")
         if other_shapes not in ("replan", "eager", "error"):
             raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
+        if buckets is not None and loss_fn is None:
+            raise ConfigError("buckets need a loss function, whose value padding must not change; pass buckets=None")
         check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
         self._bookkeeping = Bookkeeping(optimizer)
         optimizer = unwrap_optimizer(optimizer) if optimizer is not None else None
@@ -146,7 +153,8 @@ class TrainStep:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
         self._last_executor: Executor | None = None
-        self._selector.start(batch, self._signature(batch)[0], self._cycle.gradient_users)
+        self._padding = BatchPadding(buckets, model, loss_fn)
+        self._selector.start(batch, self._padding, lambda batch: self._signature(batch)[0], self._cycle.gradient_users)
 
     @property
     def graph(self) -> TrainGraph:
@@ -213,16 +221,17 @@ class TrainStep:
         """Run one step by the capture whose guards hold, or in eager."""
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
+        unpadded, batch = batch, self._padding.pad(batch)
         call, has_hooks = self._signature(batch)
         if self._loss_fn is not None and has_hooks:
             if self._other_shapes == "eager":
-                return self._run_eager(batch)
+                return self._run_eager(unpadded)
             refuse_parameter_hooks(self.model)
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         step = self._selector.select(batch, call, tensors, self._cycle.gradient_users)
         if step is None:
             self._last_executor = None
-            return self._run_eager(batch)
+            return self._run_eager(unpadded)
         self._last_executor = step.executor
         run = partial(self._run_planned, step, step.executor, tensors)
         results = self._run_verified(step.number, batch, run) if self._verifier.is_due(step.number) else run()

@@ -12,10 +12,11 @@ from autotune.integrations.lightning import PlanCallback, workload
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.stores import open_store
 from autotune.runtime.train_step import TrainStep
 
-ENTRIES = (TrainStep, PlannedLoss, Executor, profile, open_store, PlanCallback, workload, plan_loss)
+ENTRIES = (TrainStep, PlannedLoss, Buckets, Executor, profile, open_store, PlanCallback, workload, plan_loss)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.__name__)
