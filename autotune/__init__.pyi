@@ -21,6 +21,7 @@ from autotune.runtime.train_step import TrainStep
 from autotune.study.offline.memory_estimate import MemoryEstimate
 from autotune.study.outcome import StudyResult
 from autotune.study.recorded_run import RecordedRun
+from autotune.workloads.loop import Loop
 from autotune.workloads.workload import Workload
 
 __version__: str
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigError",
     "InfeasibleError",
     "LockedError",
+    "Loop",
     "MemoryEstimate",
     "NumericsError",
     "PlanError",

@@ -12,6 +12,7 @@ from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
 from autotune.capture.tracer import capture
 from autotune.errors import PlanError
+from autotune.runtime import malloc
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
 from autotune.runtime.shapes.batch_padding import BatchPadding
@@ -72,10 +73,26 @@ class StepSelector:
         self.cache.add(self._first_call, self.last)
         padding.check(batch, self.first, plan, self._preparer.budget_bytes)
         for other in padding.other_batches(batch):
-            program = self._capture(other, frozenset())
-            self.last.suspend()
-            self.last = self._preparer.prepare(program, self._preparer.make_plan(program))
-            self.cache.add(signature(other), self.last)
+            self.prepare(other, signature(other))
+
+    def prepare(self, batch: Any, call: Signature) -> None:
+        """Capture, plan and prepare the step of a call that is to come; do nothing if there is one.
+
+        Raises:
+            CaptureError: The step cannot be captured.
+            StoreError: A store cannot be opened.
+        """
+        if call in self.cache.by_signature:
+            return
+        program = self._capture(batch, self._recaptures.inputs)
+        self.last.suspend()  # its memory is free for the profile
+        try:
+            step = self._preparer.prepare(program, self._preparer.make_plan(program))
+            self.cache.add(call, step)
+            step.suspend()
+        finally:
+            self.last.resume()
+        malloc.trim()  # a capture leaves megabytes of free memory, which would be charged beside the steps
 
     def select(self, batch: Any, call: Signature, tensors: list[torch.Tensor]) -> PreparedStep | None:
         """Return the step of a call, ready to run; None for a call that runs in eager.
@@ -90,7 +107,7 @@ class StepSelector:
         if step is None and self._other_shapes == "error":
             self._refuse_call(call, change)
         if step is not self.last:
-            self.last.suspend()  # alternating shapes would otherwise hold an arena and a store each
+            self.last.suspend(step)  # alternating shapes would otherwise hold an arena and a store each
         if step is None:
             self._warn(call, change)
             if self._other_shapes == "eager":
