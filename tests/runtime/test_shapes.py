@@ -92,8 +92,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         batches.append(workload.batch)
         return capture(workload, **options)
 
-    for module in ("train_step", "planned_loss"):
-        monkeypatch.setattr(f"autotune.runtime.{module}.capture", recorded)
+    monkeypatch.setattr("autotune.runtime.step_selector.capture", recorded)
     return batches
 
 
