@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autotune.capture import autocast
 from autotune.capture.capture_checks import (
@@ -27,9 +26,11 @@ from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.side_effects import SideEffect, refuse_read_side_effects
+from autotune.capture.python.step_module import StepModule
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
 from autotune.errors import AutotuneError, CaptureError
-from autotune.workloads.workload import Workload, infer
+from autotune.workloads.batch import batch_tensors
+from autotune.workloads.workload import Workload
 
 
 def capture(
@@ -53,17 +54,20 @@ def capture(
         CaptureError: if the step cannot be captured; the message names the op or the user's line and the next step.
     """
     name = name or type(workload.model).__name__
-    leaves, spec = pytree.tree_flatten(workload.batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors = batch_tensors(workload.batch)
     if not tensors:
-        raise CaptureError(f"the batch of {name} contains no tensor; pass a tensor, or a tuple of tensors")
+        kind = type(workload.batch)
+        raise CaptureError(
+            f"the batch of {name} ({kind.__module__}.{kind.__qualname__}) contains no tensor; pass a tensor, or a tuple, "
+            "dict or dataclass of tensors"
+        )
     if gradients is None:
         gradients = workload.loss_fn is not None and workload.optimizer is None
     if workload.loss_fn is not None and not gradients:  # autograd calls the hooks of gradients that are handed to it
         refuse_parameter_hooks(workload.model)
     if workload.loss_fn is not None:
         refuse_gradients_of_the_batch(tensors)
-    step = _Step(workload, leaves, spec)
+    step = StepModule(workload)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     tensors = separate_aliases(tensors)
     with _silence_tracer(), _restore_modes(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
@@ -175,46 +179,16 @@ def _autocast_depth() -> int:
     return int(torch.autocast_decrement_nesting())
 
 
-_TENSOR = "<tensor>"
-"""Placeholder for a tensor among the leaves of a batch."""
-
-
-class _Step(torch.nn.Module):
-    """Forward and loss of a step as one module: takes the batch's tensors, returns the loss and detached extras."""
-
-    def __init__(self, workload: Workload, leaves: list[Any], spec: pytree.TreeSpec) -> None:
-        super().__init__()
-        self.training = workload.model.training
-        self.model = workload.model
-        self._loss_fn = workload.loss_fn
-        # kept here, the batch's own tensors would be traced as constants: every later batch would be the first
-        self._leaves = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._spec = spec
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        remaining = iter(tensors)
-        leaves = [next(remaining) if leaf is _TENSOR else leaf for leaf in self._leaves]
-        batch = pytree.tree_unflatten(leaves, self._spec)
-        if self._loss_fn is not None:
-            result = self._loss_fn(self.model, batch)
-            return (result[0], *_detach(result[1:])) if isinstance(result, tuple) else result
-        return infer(self.model, batch)
-
-
-def _detach(tree: Any) -> Any:
-    return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, tree)
-
-
 def _trace(
-    stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str, dynamic: frozenset[str]
+    stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str, dynamic: frozenset[str]
 ) -> tuple[PythonTrace, tuple[SideEffect, ...], Any]:
     """Return the trace of the step's Python, the side effects that are not repeated, and the joint graph."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     def trace(numbers: frozenset[str]) -> PythonTrace:
-        return trace_python(step, tensors, numbers)
+        return trace_python(step, tensors, step.numbers_only(numbers))
 
-    if step._loss_fn is None:
+    if step.loss_fn is None:
         stack.enter_context(torch.no_grad())
     stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
     stack.enter_context(eager_kernels())

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
 from autotune.capture.program import Program
+from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import make_signature, read_model_state
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
@@ -118,8 +118,8 @@ class PlannedLoss(torch.nn.Module):
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
-        call = make_signature(batch, state, "")
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        parts = flatten_for_step(batch, self._loss_fn)
+        call = make_signature(parts, state, "")
         with _outside_autocast() as mode:
             selector = self._selectors.get(mode)
             if selector is None:
@@ -128,9 +128,9 @@ class PlannedLoss(torch.nn.Module):
                 self._selectors[mode] = selector
             if selector.cache.offloads:
                 refuse_fork(self._pid)
-            step = selector.select(batch, call, tensors, "")
+            step = selector.select(batch, call, parts, "")
             if step is not None:
-                return self._run(step, tensors)
+                return self._run(step, parts.tensors)
         return self._loss_fn(self.model, batch)
 
     def close(self) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.capture.capture_checks import refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
 from autotune.capture.program import Program
+from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
@@ -26,6 +26,7 @@ from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_e
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
+from autotune.workloads.batch import FlatBatch
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload, check_workload
 
@@ -146,7 +147,7 @@ class TrainStep:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
         self._last_executor: Executor | None = None
-        self._selector.start(batch, self._signature(batch)[0], self._cycle.gradient_users)
+        self._selector.start(batch, self._signature(flatten_for_step(batch, loss_fn))[0], self._cycle.gradient_users)
 
     @property
     def graph(self) -> TrainGraph:
@@ -213,13 +214,14 @@ class TrainStep:
         """Run one step by the capture whose guards hold, or in eager."""
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
-        call, has_hooks = self._signature(batch)
+        parts = flatten_for_step(batch, self._loss_fn)
+        call, has_hooks = self._signature(parts)
         if self._loss_fn is not None and has_hooks:
             if self._other_shapes == "eager":
                 return self._run_eager(batch)
             refuse_parameter_hooks(self.model)
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        step = self._selector.select(batch, call, tensors, self._cycle.gradient_users)
+        tensors = parts.tensors
+        step = self._selector.select(batch, call, parts, self._cycle.gradient_users)
         if step is None:
             self._last_executor = None
             return self._run_eager(batch)
@@ -275,7 +277,7 @@ class TrainStep:
         if self.on_gradient is not None:
             self.on_gradient(name, gradient)
 
-    def _signature(self, batch: Any) -> tuple[Signature, bool]:
+    def _signature(self, batch: FlatBatch) -> tuple[Signature, bool]:
         """Return the signature of a call, and True if a parameter has a hook."""
         state = read_model_state(self.model, self._cycle.parameter_ids)
         return make_signature(batch, state, self._cycle.gradient_users), state.has_parameter_hooks
