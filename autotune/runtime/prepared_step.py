@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -17,6 +18,7 @@ from autotune.ir.plan import Plan, early_updates
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
+from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import StepArena
@@ -27,6 +29,36 @@ from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.units import fmt_bytes
+from autotune.workloads.workload import Workload
+
+
+class PlanMaker(Protocol):
+    """Maker of the plan for the first batch's step, such as `autotune.AutoPlan`."""
+
+    @property
+    def stores(self) -> Mapping[str, str | Path]:
+        """Directories of the stores that plans may offload to."""
+
+    def __call__(self, workload: Workload, graph: TrainGraph, *, updates_at_end: bool) -> PlanFile:
+        """Return the plan for a workload and its captured graph."""
+
+
+PlanSource = str | Path | PlanFile | Plan | PlanMaker
+"""Path of a plan file, a plan with or without its provenance, or a maker of plans."""
+
+
+def read_plan(source: PlanSource | None) -> PlanFile | Plan | PlanMaker | None:
+    """Return a plan source with its file read, if it is a path."""
+    return planfile.read(Path(source)) if isinstance(source, (str, Path)) else source
+
+
+def store_directories(
+    stores: Mapping[str, str | Path] | None, plan: PlanFile | Plan | PlanMaker | None
+) -> dict[str, Path]:
+    """Return the absolute directory of each store; those of a maker of plans where none are passed."""
+    if stores is None and not isinstance(plan, PlanFile | Plan | None):
+        stores = plan.stores
+    return {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
 
 
 @dataclass(slots=True)
@@ -96,7 +128,8 @@ class StepPreparer:
     """Preparation of all captured programs of one training loop.
 
     Args:
-        plan: The plan, or a file with the plan and the settings it was made with; None to run steps as traced.
+        plan: The plan, a file with the plan and the settings it was made with, or a maker of such a file; None to run
+            steps as traced.
         stores: Directory of each store, by its name.
         accumulates: True if gradients add up over several steps.
         adapts: True if plans that offload may change their window between steps.
@@ -105,7 +138,7 @@ class StepPreparer:
 
     def __init__(
         self,
-        plan: PlanFile | Plan | None,
+        plan: PlanFile | Plan | PlanMaker | None,
         stores: Mapping[str, Path],
         *,
         accumulates: bool,
@@ -113,7 +146,8 @@ class StepPreparer:
         range_of: RangeFactory | None = None,
     ) -> None:
         self.file = plan if isinstance(plan, PlanFile) else None
-        self._plan = plan.plan if isinstance(plan, PlanFile) else plan
+        self._plan = plan.plan if isinstance(plan, PlanFile) else plan if isinstance(plan, Plan) else None
+        self._make_file = None if isinstance(plan, PlanFile | Plan | None) else plan
         self._stores, self._accumulates, self._adapts = stores, accumulates, adapts
         self._range_of = range_of
         self._numbers = itertools.count()
@@ -124,8 +158,16 @@ class StepPreparer:
         """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
         return self._plan.memory_format if self._plan is not None else ""
 
-    def first_plan(self, graph: TrainGraph) -> Plan:
+    @property
+    def budget_bytes(self) -> int:
+        """Budget of the plan file, static bytes included; 0 without a file."""
+        return self.file.budget_bytes if self.file is not None else 0
+
+    def first_plan(self, graph: TrainGraph, make_workload: Callable[[], Workload], gradient_users: str) -> Plan:
         """Return the plan of the first captured graph. Raises PlanError if the plan file is for another graph."""
+        if self._make_file is not None and self.file is None:
+            self.file = self._make_file(make_workload(), graph, updates_at_end=bool(gradient_users))
+            self._plan = self.file.plan
         if self._plan is None:
             return Plan.traced(graph)
         if self.file is not None:
