@@ -52,6 +52,13 @@ def is_internal(filename: str) -> bool:
     return filename.startswith(_INTERNAL[3]) and not filename.startswith(_PACKAGES)
 
 
+def is_state(name: str, frame: Any) -> bool:
+    """Return whether an attribute that a frame reads is state; that of every object is so only where the user reads it."""
+    if name == "__dict__":
+        return not is_internal(frame.f_code.co_filename)
+    return not name.startswith("__") and name != "_validate_args"  # which capture itself sets
+
+
 def user_line(frame: Any) -> str:
     """Return the innermost line of the user's code below a frame; empty if there is none near."""
     for _ in range(64):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from autotune.workloads.factory import innermost_user_line
 
-_BRANCH = "decides by the values of a tensor, which a captured step does not have"
+_BRANCH = "Python needs the values of a tensor, which a captured step does not have"
 EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
     (
         r"pack_padded_sequence|_pack_padded_sequence|pad_packed_sequence",

@@ -5,6 +5,7 @@ closures by a profile function, from the code of each function that starts. Read
 """
 
 import gc
+import inspect
 import pickle
 import random
 import sys
@@ -25,6 +26,7 @@ from autotune.capture.python.code_facts import (
     is_internal,
     is_library,
     is_recordable,
+    is_state,
     user_line,
 )
 from autotune.capture.python.state_places import (
@@ -141,7 +143,7 @@ class Recorder:
                 if recorder._active:
                     recorder._on_fallback(self, name)
                 raise
-            if recorder._active and not name.startswith("__") and name != "_validate_args":
+            if recorder._active and is_state(name, sys._getframe(1)):
                 recorder._on_read(self, name, value)
             return value
 
@@ -172,6 +174,9 @@ class Recorder:
         if place in self.result.reads or place in self._writes:
             if place in self._augmented and not self._is_augmented(sys._getframe(2), key):
                 self._augmented.discard(place)
+            return
+        if isinstance(inspect.getattr_static(type(owner), key, None), property):
+            self._meet(value, f"{self._name(owner)}.{key}")  # the property's own reads are recorded
             return
         if isinstance(value, METHODS) and key not in instance_dict(owner):
             self._meet_function(value)
@@ -205,7 +210,11 @@ class Recorder:
             return
         finally:
             self._active = True
-        self._record(Place(owner, key, "attribute", f"{self._name(owner)}.{key}", user_line(sys._getframe(2))), value)
+        read = Place(owner, key, "attribute", f"{self._name(owner)}.{key}", user_line(sys._getframe(2)))
+        if is_recordable(type(value)):
+            self._meet(value, read.name)  # it may be another object each time; its reads are recorded
+        else:
+            self._record(read, value)
 
     def _on_write(self, owner: Any, key: str) -> None:
         place = (id(owner), key)
