@@ -21,7 +21,7 @@ from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
-from autotune.runtime.arena import StepArena
+from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.keep_gradients import keep_gradients
 from autotune.runtime.offload.slots import slot_sizes
@@ -89,9 +89,10 @@ class PreparedStep:
         """Arena of the current plan."""
         return self.executors[self.plan][1]
 
-    def suspend(self) -> None:
-        """Release the arena's memory and the store's space until `resume`."""
-        if self.arena is not None:
+    def suspend(self, following: "PreparedStep | None" = None) -> None:
+        """Release the arena's memory and the store's space until `resume`; `following` may go on in the same memory."""
+        next_arena = following.arena if following is not None else None
+        if self.arena is not None and not (next_arena is not None and next_arena.can_follow(self.arena)):
             self.arena.release()
         if self.store is not None:
             self.store.close()
@@ -151,6 +152,7 @@ class StepPreparer:
         self._stores, self._accumulates, self._adapts = stores, accumulates, adapts
         self._range_of = range_of
         self._numbers = itertools.count()
+        self._block = SharedBlock()
         self._has_warned = False
 
     @property
@@ -214,7 +216,9 @@ class StepPreparer:
         uses_arena = plan.allocator == "arena" and program.device.type == "cpu" and not self._accumulates
         executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
         for each, schedule in zip(plans, schedules, strict=True):
-            arena = StepArena() if uses_arena else None
+            # a step that offloads releases pages one by one, for which the block must be its own
+            block = SharedBlock() if plan.offload else self._block
+            arena = StepArena(block=block) if uses_arena else None
             executors[each] = Executor(program, schedule, store, arena=arena, range_of=self._range_of), arena
         return PreparedStep(next(self._numbers), program, captured_plan, plan, executors, store, opener, adapter)
 

@@ -10,6 +10,7 @@ from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
 from autotune.capture.tracer import capture
 from autotune.errors import PlanError
+from autotune.runtime import malloc
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
 from autotune.runtime.shapes.batch_padding import BatchPadding
@@ -77,6 +78,7 @@ class StepSelector:
                 program, self._preparer.make_plan(program, gradient_users), gradient_users
             )
             self.cache.add(signature(other), self.last)
+        malloc.trim()  # each capture leaves megabytes of free memory, which would be charged beside the steps
 
     def select(self, batch: Any, call: Signature, parts: FlatBatch, gradient_users: str) -> PreparedStep | None:
         """Return the step of a call, ready to run; None for a call that runs in eager.
@@ -91,7 +93,7 @@ class StepSelector:
         if step is None and self._other_shapes == "error":
             self._refuse_call(call, change)
         if step is not self.last:
-            self.last.suspend()  # alternating shapes would otherwise hold an arena and a store each
+            self.last.suspend(step)  # alternating shapes would otherwise hold an arena and a store each
         if step is None:
             self._warn(call, change)
             if self._other_shapes == "eager":
