@@ -20,7 +20,7 @@ from autotune.errors import CaptureError, PlanError
 from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.planners import make_plan
-from autotune.runtime import train_step as apply
+from autotune.runtime import step_selector as apply
 from autotune.runtime.step_cache import MAX_CAPTURES
 from autotune.runtime.train_step import TrainStep
 from tests.support.eager import eager_step, tensors, worst_difference

@@ -248,7 +248,7 @@ def counting(model: Any, batch: Any) -> Tensor:
 
 
 REFUSED = {
-    branch: r"values of a tensor.*\(if made\.sum\(\) > 0:\); use torch\.where",
+    branch: r"Python needs the values of a tensor.*\(if made\.sum\(\) > 0:\); use torch\.where",
     item: r"values of a tensor.*batch\[0\]\.max\(\)\.item\(\)\); use torch\.where",
     mask: r"shape that depends on the data at .*\(return model\(batch\[0\]\)\[batch\[1\] > 1\]\.sum\(\)\); replace x\[mask\]",
     python_random: r"random numbers from Python's random at .*labelled_loss.*draw with torch\.rand",

@@ -12,7 +12,7 @@ from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, NumericsError
 from autotune.ir.costs import Costs
 from autotune.planners import make_plan
-from autotune.runtime import train_step as apply
+from autotune.runtime import step_selector as apply
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
