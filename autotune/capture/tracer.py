@@ -26,7 +26,7 @@ from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.recorded_run import record_step
-from autotune.capture.python.side_effects import refuse_read_side_effects
+from autotune.capture.python.side_effects import SideEffectWarning, refuse_read_side_effects
 from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
@@ -97,12 +97,12 @@ def capture(
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for changed, line in trace.unrepeated:
-        if line:  # libraries keep caches and the like
-            warnings.warn(
-                f"{changed} changes in the step at {line}; a captured step does not repeat that change, so do it between "
-                "steps if anything reads it",
-                stacklevel=2,
-            )
+        warnings.warn(
+            f"{changed} changes in the step{line}; a captured step does not repeat that change, so do it between steps if "
+            "anything reads it",
+            SideEffectWarning,
+            stacklevel=2,
+        )
     return program
 
 
@@ -248,7 +248,11 @@ def _trace_with_dynamo(
         owner=python_trace.forward,
         free=python_trace.free,
         joint=joint,
-        unrepeated=tuple((sources.spell(effect.source), effect.line) for effect in unrepeated),
+        unrepeated=tuple(
+            (sources.spell(effect.source), f" at {effect.line}" if effect.line else "")
+            for effect in unrepeated
+            if effect.line or effect.is_on_loss_function  # libraries keep caches and the like, but not there
+        ),
         make_guards=lambda: python_trace.guards_without(frozenset(effect.source for effect in unrepeated)),
         recorded=False,
     )

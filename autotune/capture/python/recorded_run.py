@@ -56,7 +56,9 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
         owner=step,
         free=tuple(free),
         joint=joint,
-        unrepeated=tuple((change.place.name, change.place.line) for change in reads.changes),
+        unrepeated=tuple(
+            (change.place.name, f" at {change.place.line}") for change in reads.changes if change.place.line
+        ),
         make_guards=lambda: StateGuards(step, reads, words, parameters),
         recorded=True,
     )

@@ -33,7 +33,7 @@ class StepTrace:
     joint: Any
     """AOTAutograd's result."""
     unrepeated: tuple[tuple[str, str], ...]
-    """Names of changes that a captured step does not repeat, each with the user's line, if it has one."""
+    """Names of changes that a captured step does not repeat and the user may miss, each with ` at` the line, if known."""
     make_guards: Callable[[], StepGuards]
     recorded: bool
     """The step's Python ran once on fake tensors; Dynamo refused to trace it."""
