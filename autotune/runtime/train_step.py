@@ -225,7 +225,9 @@ class TrainStep:
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         batch = self._padding.pad(batch)
-        self._selector.prepare(batch, self._signature(batch)[0], self._cycle.gradient_users)
+        self._selector.prepare(
+            batch, self._signature(flatten_for_step(batch, self._loss_fn))[0], self._cycle.gradient_users
+        )
 
     def flush(self) -> None:
         """Update with the gradients accumulated so far, as at the end of an epoch; do nothing if there are none."""
