@@ -23,6 +23,11 @@ def refuse_modes(*, trains: bool) -> None:
         raise ConfigError(
             f"torch.{mode} is on around the step, where backward fails in plain PyTorch too; call the step outside of it"
         )
+    refuse_anomaly_mode()
+
+
+def refuse_anomaly_mode() -> None:
+    """Raise ConfigError for autograd's anomaly mode, which finds nothing in a step that runs without autograd."""
     if torch.is_anomaly_enabled():
         raise ConfigError(
             "torch.autograd's anomaly mode is on, but a planned step runs without autograd; turn the mode off, or find the "

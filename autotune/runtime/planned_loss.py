@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.capture.loop_checks import refuse_fork
+from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
 from autotune.capture.program import Program
 from autotune.capture.signature import make_signature, read_model_state
 from autotune.capture.tracer import capture
@@ -19,14 +19,16 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
-from autotune.runtime.executor import Executor
+from autotune.runtime.executor import Executor, seed_gradient
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload
 
-Autocast = tuple[str, torch.dtype]
-"""Kind of device and dtype of `torch.autocast` around a call."""
+Autocast = tuple[str, torch.dtype, bool]
+"""Kind of device, dtype and `cache_enabled` of `torch.autocast` around a call."""
+LossGradient = Callable[[torch.Tensor], torch.Tensor]
+"""Function from the gradient that `backward()` starts with, 1, to the gradient of the loss."""
 
 
 class PlannedLoss(torch.nn.Module):
@@ -50,10 +52,12 @@ class PlannedLoss(torch.nn.Module):
             optimizer. None runs the step as traced. A plan in `channels_last` converts the model permanently.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
+        loss_gradient: Function from 1 to the gradient of the loss, in a loop that calls `backward()` of a multiple of it:
+            `lambda one: one / 4` for `(planned(batch) / 4).backward()`. It saves the second run; a wrong one costs a run.
 
     Raises:
         CaptureError: At the first call: the step cannot be captured.
-        ConfigError: An argument is invalid.
+        ConfigError: An argument is invalid, or autograd's anomaly mode is on.
         PlanError: The plan is for another graph, or `other_shapes="error"` applies.
         StoreError: A store cannot be opened or read back from.
 
@@ -83,6 +87,7 @@ class PlannedLoss(torch.nn.Module):
         *,
         stores: Mapping[str, str | Path] | None = None,
         other_shapes: OtherShapes = "replan",
+        loss_gradient: LossGradient | None = None,
     ) -> None:
         super().__init__()
         if other_shapes not in ("replan", "eager", "error"):
@@ -94,6 +99,7 @@ class PlannedLoss(torch.nn.Module):
         self._plan = planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan
         self._stores = {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
         self._selectors: dict[Autocast | None, StepSelector] = {}
+        self._tangents = _Tangents(loss_gradient)
         self._pid = os.getpid()
         self._memory_format = self._make_preparer().memory_format
         if self._memory_format:
@@ -108,6 +114,7 @@ class PlannedLoss(torch.nn.Module):
         """Return the loss, ready for `backward()`, with the detached extras if the loss function has any."""
         if not torch.is_grad_enabled():
             return self._loss_fn(self.model, batch)
+        refuse_anomaly_mode()
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
@@ -132,7 +139,7 @@ class PlannedLoss(torch.nn.Module):
             selector.cache.close()
 
     def _make_selector(self, mode: Autocast | None) -> StepSelector:
-        loss_fn = self._loss_fn if mode is None else partial(_run_in_autocast, self._loss_fn, mode)
+        loss_fn = self._loss_fn if mode is None else partial(run_in_autocast, self._loss_fn, mode)
         return StepSelector(
             partial(_capture, self.model, loss_fn),
             self._make_preparer(),
@@ -146,7 +153,8 @@ class PlannedLoss(torch.nn.Module):
 
     def _run(self, step: PreparedStep, tensors: list[torch.Tensor]) -> Any:
         """Run forward and backward of one call; return its results, with a loss that hands over the gradients."""
-        call = _Call(step.executor, tensors)
+        self._tangents.predict(step.executor)
+        call = _Call(step.executor, tensors, self._tangents)
         results = call.run()
         parameters = [step.program.tensors[value] for value in step.program.gradients]
         if not isinstance(results, tuple):
@@ -157,8 +165,8 @@ class PlannedLoss(torch.nn.Module):
 class _Call:
     """One call of a planned loss: its gradients, and the state from which it can run once more."""
 
-    def __init__(self, executor: Executor, tensors: list[torch.Tensor]) -> None:
-        program = executor.program
+    def __init__(self, executor: Executor, tensors: list[torch.Tensor], tangents: "_Tangents") -> None:
+        program, self._tangents = executor.program, tangents
         written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
         self._state = _State([program.tensors[value] for value in written], program)
@@ -190,7 +198,7 @@ class _Call:
             )
         current = self._state.copy()
         self._state.restore(self._before)
-        self._executor.tangent = tangent.detach().to(self._tangent.dtype, copy=True)
+        self._executor.tangent = self._tangents.last = tangent.detach().to(self._tangent.dtype, copy=True)
         try:
             return self._executor.run(self._inputs)[1]
         finally:
@@ -200,6 +208,26 @@ class _Call:
         tensors = self._executor.program.tensors
         trained = [tensors[value] for value in self._executor.program.gradients]
         return [tensor._version for tensor in (*trained, *self._inputs)]
+
+
+class _Tangents:
+    """Prediction of the gradient of the loss that the next `backward()` passes; all executors share it."""
+
+    def __init__(self, loss_gradient: LossGradient | None) -> None:
+        self._loss_gradient = loss_gradient
+        self._predicted: torch.Tensor | None = None
+        self.last: torch.Tensor | None = None
+        """Gradient of the last `backward()`, or the prediction if that changed since."""
+
+    def predict(self, executor: Executor) -> None:
+        """Set the gradient that the executor's next run starts its backward pass with."""
+        seed = seed_gradient(executor.program)
+        if self._loss_gradient is not None:
+            predicted = self._loss_gradient(seed).detach().to(seed.dtype)
+            if self._predicted is None or not torch.equal(predicted, self._predicted.to(predicted)):
+                self._predicted = self.last = predicted
+        if self.last is not None and self.last.shape == seed.shape:
+            executor.tangent = self.last.to(seed)
 
 
 class _State:
@@ -250,15 +278,18 @@ _hand_over: Callable[..., torch.Tensor] = _HandOver.apply
 
 @contextmanager
 def _outside_autocast() -> Iterator[Autocast | None]:
-    """Leave `torch.autocast` for the block, and yield its device and dtype; None where it is off.
+    """Leave `torch.autocast` for the block, and yield its device, dtype and cache; None where it is off.
 
     Raises ConfigError where it is on for several kinds of devices.
     """
-    modes = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    caches = torch.is_autocast_cache_enabled()
+    modes = [
+        (kind, torch.get_autocast_dtype(kind), caches) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    ]
     if len(modes) > 1:
         raise ConfigError("torch.autocast is on for CPU and GPU at once; use it for the model's device alone")
     with ExitStack() as stack:
-        for kind, _ in modes:
+        for kind, *_ in modes:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield modes[0] if modes else None
 
@@ -267,6 +298,8 @@ def _capture(model: torch.nn.Module, loss_fn: LossFn, batch: Any, inputs: frozen
     return capture(Workload(model, loss_fn, None, batch), dynamic=inputs)
 
 
-def _run_in_autocast(loss_fn: LossFn, mode: Autocast, model: torch.nn.Module, batch: Any) -> Any:
-    with torch.autocast(*mode):
+def run_in_autocast(loss_fn: LossFn, mode: Autocast, model: torch.nn.Module, batch: Any) -> Any:
+    """Return `loss_fn(model, batch)` under autocast."""
+    kind, dtype, caches = mode
+    with torch.autocast(kind, dtype, cache_enabled=caches):
         return loss_fn(model, batch)

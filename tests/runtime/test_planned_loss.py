@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from autotune.capture.tracer import capture
-from autotune.errors import PlanError
+from autotune.errors import ConfigError, PlanError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
 from autotune.predict.simulate import simulate
+from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.workloads.workload import Workload
@@ -246,6 +247,67 @@ def test_another_shape_is_refused_on_request():
     planned(batches()[0])
     with pytest.raises(PlanError, match="make a PlannedLoss for it"):
         planned((torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
+    """A list that grows by the executor of each run."""
+    runs: list[Executor] = []
+    run = Executor.run
+    monkeypatch.setattr(Executor, "run", lambda self, inputs: (runs.append(self), run(self, inputs))[1])
+    return runs
+
+
+@pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
+def test_the_last_gradient_of_the_loss_is_expected_for_a_batch_of_another_shape_too(runs: list[Executor]):
+    planned = PlannedLoss(Net(), loss_fn)
+    for batch in (*batches(2), (torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))):
+        (planned(batch)[0] / 3).backward()
+    assert len(runs) == 4  # the first call ran twice
+
+
+def test_a_predicted_gradient_of_the_loss_saves_the_second_run(runs: list[Executor]):
+    factor = [3]
+    planned = PlannedLoss(Net(), loss_fn, loss_gradient=lambda one: one / factor[0])
+    for factor[0] in (3, 3, 5):
+        (planned(batches()[0])[0] / factor[0]).backward()
+    assert len(runs) == 3
+
+
+def test_a_wrong_prediction_costs_one_run_and_no_bit(runs: list[Executor]):
+    def wrap(model: nn.Module) -> Loss:
+        return PlannedLoss(model, loss_fn, loss_gradient=lambda one: one * 7)
+
+    wanted, got = run(accumulation_of_three_with_a_remainder, eager), run(accumulation_of_three_with_a_remainder, wrap)
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+    assert len(runs) == 9  # eight batches
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_autocast_with_and_without_its_cache_gives_other_bits_and_each_is_kept(caches: bool):
+    def loss_of_weights_that_are_read_twice(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(model(batch)).square().mean()
+
+    def gradient(wrap: Callable[[nn.Module], Loss], caches: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(16, 16)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=caches):
+            loss = wrap(model)(torch.randn(32, 16))
+        loss.backward()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    def plain(model: nn.Module) -> Loss:
+        return lambda batch: loss_of_weights_that_are_read_twice(model, batch)
+
+    expected = gradient(plain, caches)
+    assert torch.equal(expected, gradient(lambda m: PlannedLoss(m, loss_of_weights_that_are_read_twice), caches))
+    assert not torch.equal(expected, gradient(plain, not caches))
+
+
+def test_anomaly_mode_is_refused():
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(ConfigError, match="anomaly mode is on"):
+        PlannedLoss(Net(), loss_fn)(batches()[0])
 
 
 RANK = """
