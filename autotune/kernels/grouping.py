@@ -1,5 +1,6 @@
 """Group the fusible ops of a graph so that each group can run as one op."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.ir.graph import TrainGraph
@@ -31,7 +32,7 @@ def group_ops(graph: TrainGraph, fusible: Sequence[bool]) -> list[list[int]]:
         if value.id in graph.static or value.nbytes < LARGE_BYTES:
             continue
         readers = [op for op in graph.consumers[value.id] if fusible[op]]
-        for first, second in zip(readers, readers[1:], strict=False):
+        for first, second in itertools.pairwise(readers):
             groups.try_to_merge(first, second)
     return [members for members in groups.members() if fusible[members[0]]]
 
@@ -42,7 +43,7 @@ class _Groups:
     def __init__(self, graph: TrainGraph) -> None:
         self._graph = graph
         self._group_of = list(range(len(graph.ops)))
-        self._members = {op: [op] for op in self._group_of}
+        self._members = {op: {op} for op in self._group_of}
         self._ancestors = [0] * len(graph.ops)
         self._descendants = [0] * len(graph.ops)
         for op, before in enumerate(graph.predecessors):
@@ -57,52 +58,36 @@ class _Groups:
         return [sorted(ops) for ops in self._members.values()]
 
     def try_to_merge(self, op: int, other: int) -> None:
-        """Merge the groups of two ops of one phase, unless a path between the groups leads through a third one."""
+        """Merge the groups of two ops of one phase, if that is possible and saves memory."""
         first, second = self._group_of[op], self._group_of[other]
         if first == second or self._graph.ops[op].phase is not self._graph.ops[other].phase:
             return
-        between = self._descendants[first] & self._ancestors[second] | self._descendants[second] & self._ancestors[first]
-        if between & ~(1 << first | 1 << second) or self._delayed_bytes(first, second) > self._fused_bytes(first, second):
-            return
-        self._merge(first, second)
+        ahead, behind = (
+            self._descendants[first] & self._ancestors[second],
+            self._descendants[second] & self._ancestors[first],
+        )
+        leads_through_a_third = (ahead | behind) & ~(1 << first | 1 << second)
+        if not leads_through_a_third and self._delayed_bytes(first, second) <= self._fused_bytes(first, second):
+            self._merge(first, second)
 
     def _delayed_bytes(self, first: int, second: int) -> int:
-        """Return the bytes of inputs that one of the groups would free, but together must hold until the other's exist."""
-        nbytes = 0
-        for group, other in ((first, second), (second, first)):
-            last = max(self._members[group])
-            both = {*self._members[group], *self._members[other]}
-            waits = any(last < producer for producer in self._producers(other) if producer not in both)
-            if waits:
-                nbytes += sum(self._graph.values[value].nbytes for value in self._freed(group))
-        return nbytes
-
-    def _fused_bytes(self, first: int, second: int) -> int:
-        """Return the bytes of values that only the two groups would read and write."""
-        both = {*self._members[first], *self._members[second]}
+        """Return the bytes of inputs that one group would free, but must hold until the other group's inputs exist."""
+        both = self._members[first] | self._members[second]
         return sum(
             self._graph.values[value].nbytes
             for group, other in ((first, second), (second, first))
-            for op in self._members[group]
-            for value in self._graph.ops[op].outputs
-            if both.issuperset(readers := self._graph.consumers[value])
-            and not self._members_set(group).issuperset(readers)
-            and value not in self._graph.outputs
+            if self._runs_later(other, max(self._members[group]), both)
+            for value in self._freed(group)
         )
 
-    def _members_set(self, group: int) -> set[int]:
-        return set(self._members[group])
-
-    def _producers(self, group: int) -> Iterator[int]:
-        for op in self._members[group]:
-            for value in self._graph.ops[op].inputs:
-                producer = self._graph.producer[value]
-                if producer is not None:
-                    yield producer
+    def _runs_later(self, group: int, position: int, both: set[int]) -> bool:
+        """Return whether a group has an input from outside of both that is produced after a position."""
+        producers = (self._graph.producer[value] for op in self._members[group] for value in self._graph.ops[op].inputs)
+        return any(producer is not None and producer > position and producer not in both for producer in producers)
 
     def _freed(self, group: int) -> set[int]:
         """Return the inputs of a group that no op after it reads."""
-        members = set(self._members[group])
+        members = self._members[group]
         last = max(members)
         return {
             value
@@ -113,10 +98,23 @@ class _Groups:
             and all(reader in members or reader < last for reader in self._graph.consumers[value])
         }
 
+    def _fused_bytes(self, first: int, second: int) -> int:
+        """Return the bytes of values that pass between the two groups and that nothing else reads."""
+        both = self._members[first] | self._members[second]
+        return sum(
+            self._graph.values[value].nbytes
+            for group in (first, second)
+            for op in self._members[group]
+            for value in self._graph.ops[op].outputs
+            if value not in self._graph.outputs
+            and both.issuperset(self._graph.consumers[value])
+            and not self._members[group].issuperset(self._graph.consumers[value])
+        )
+
     def _merge(self, first: int, second: int) -> None:
         for op in self._members[second]:
             self._group_of[op] = first
-        self._members[first] += self._members.pop(second)
+        self._members[first] |= self._members.pop(second)
         both = 1 << first | 1 << second
         before = (self._ancestors[first] | self._ancestors[second]) & ~both
         after = (self._descendants[first] | self._descendants[second]) & ~both
@@ -128,6 +126,7 @@ class _Groups:
 
 
 def _positions(bits: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

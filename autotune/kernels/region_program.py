@@ -4,16 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.capture.program import Call, Meta, Program, Read, View, reads
+from autotune.capture.program import Call, Meta, Program, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
 from autotune.kernels.saving import rebuilding_ops, rebuilt_values
-
-KERNELS = ("", "inductor")
-"""Known kernels: ATen's for every op, or regions that inductor compiles."""
 
 REBUILD_PRICE = 0.05
 """Bytes that are rather saved, for each byte that ops read or write to rebuild values. It keeps long chains short."""
@@ -62,6 +59,11 @@ def fuse(program: Program, price: float = REBUILD_PRICE) -> Program:
                 begun.add(number)
             expansion.add(op.id, number)
     return expansion.program()
+
+
+def with_kernels(program: Program, kernels: str) -> Program:
+    """Return a program with the kernels of a plan: `inductor`, or empty for the program as captured."""
+    return fuse(program) if kernels == "inductor" else program
 
 
 def list_regions(program: Program) -> list[CompiledRegion]:
@@ -204,7 +206,7 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps) -> Program:
         calls.append(call)
         if isinstance(call.target, Region) and op.target == "autotune.regions.fused":
             ops[-1] = replace(op, name=f"{op.layer}.fused{op.id}", target="autotune.kernels.fused")
-            inputs, outputs = ([grouped.metas[value] for value in part] for part in (op.inputs, op.outputs))
+            inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
             calls[-1] = replace(call, target=CompiledRegion(call.target, op.signature, inputs, outputs))
     graph = TrainGraph(
         name=source.graph.name,
@@ -225,3 +227,8 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps) -> Program:
         results=results,
         gradients=tuple(ids[value] for value in source.gradients),
     )
+
+
+def _describe(grouped: GroupedOps, values: Sequence[int]) -> list[Meta]:
+    metas = [grouped.metas[value] for value in values]
+    return [meta for meta in metas if meta is not None]  # only updates read optimizer state, which has none

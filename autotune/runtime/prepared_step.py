@@ -15,6 +15,7 @@ from autotune.ir.check import check
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan, early_updates
 from autotune.ir.schedule import lower
+from autotune.kernels.region_program import compile_regions, with_kernels
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records.plan_file import PlanFile
@@ -124,6 +125,15 @@ class StepPreparer:
         """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
         return self._plan.memory_format if self._plan is not None else ""
 
+    @property
+    def kernels(self) -> str:
+        """Kernels that the plan runs; empty for those of eager."""
+        return self._plan.kernels if self._plan is not None else ""
+
+    def with_kernels(self, program: Program) -> Program:
+        """Return a captured program with the plan's kernels."""
+        return with_kernels(program, self.kernels)
+
     def first_plan(self, graph: TrainGraph) -> Plan:
         """Return the plan of the first captured graph. Raises PlanError if the plan file is for another graph."""
         if self._plan is None:
@@ -137,13 +147,13 @@ class StepPreparer:
         if self.file is None:
             traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
-            return replace(traced, memory_format=self.memory_format, allocator=allocator)
+            return replace(traced, memory_format=self.memory_format, kernels=self.kernels, allocator=allocator)
         settings = self.file.settings
         if gradient_users:
             settings = {**settings, "update": {"planner": "at_end"}}
         costs = measure_stores(profile(program), self._stores, program.device.type)
         plan = make_plan(program.graph, settings, self.file.budget_bytes, costs)
-        return replace(plan, memory_format=self.memory_format)
+        return replace(plan, memory_format=self.memory_format, kernels=self.kernels)
 
     def prepare(self, program: Program, plan: Plan, gradient_users: str) -> PreparedStep:
         """Check a plan, open its store and build its executors.
@@ -157,6 +167,7 @@ class StepPreparer:
             StoreError: A store cannot be opened.
         """
         check(program.graph, plan)
+        compile_regions(program)
         captured_plan = plan
         if gradient_users and program.updates is not None:
             self._warn_of_late_updates(program.graph, plan, gradient_users)

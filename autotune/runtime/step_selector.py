@@ -38,7 +38,10 @@ class StepSelector:
         trains: bool,
         maker: str,
     ) -> None:
-        self._capture, self._preparer, self._other_shapes, self._maker = capture, preparer, other_shapes, maker
+        self._capture: Callable[[Any, frozenset[str]], Program] = lambda batch, inputs: preparer.with_kernels(
+            capture(batch, inputs)
+        )
+        self._preparer, self._other_shapes, self._maker = preparer, other_shapes, maker
         self._recaptures = Recaptures()
         self.cache = StepCache(trains=trains)
         self._has_warned = False

@@ -26,6 +26,7 @@ ORDER = (
     "predict",
     "planners",
     "records",
+    "kernels",
     "runtime",
     "measure",
     "study",
@@ -43,7 +44,7 @@ DOORS = ("autotune", "autotune.__main__")
 
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "torch": (
-        "workloads", "capture", "runtime", "measure.worker", "measure.meters", "measure.device", "measure.limits",
+        "workloads", "capture", "kernels", "runtime", "measure.worker", "measure.meters", "measure.device", "measure.limits",
         "integrations", "testing.store_contract",
         "cli.doctor",  # the check that torch works here, in a process of its own
     ),
