@@ -3,7 +3,9 @@
 from typing import Any
 
 __all__ = [
+    "AutoPlan",
     "AutotuneError",
+    "Buckets",
     "CaptureError",
     "Config",
     "ConfigError",
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AutoPlan": "api.auto_plan",
+    "Buckets": "runtime.shapes.buckets",
     "Config": "records.config",
     "MemoryEstimate": "study.offline.memory_estimate",
     "PlanFile": "records.plan_file",

@@ -1,6 +1,7 @@
 """Types of the public names, which `__init__.py` imports on first use."""
 
 from autotune.api import estimate, load_plan, load_run, plan, resume, tune
+from autotune.api.auto_plan import AutoPlan
 from autotune.errors import (
     AutotuneError,
     CaptureError,
@@ -15,6 +16,7 @@ from autotune.errors import (
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.train_step import TrainStep
 from autotune.study.offline.memory_estimate import MemoryEstimate
 from autotune.study.outcome import StudyResult
@@ -24,7 +26,9 @@ from autotune.workloads.workload import Workload
 __version__: str
 
 __all__ = [
+    "AutoPlan",
     "AutotuneError",
+    "Buckets",
     "CaptureError",
     "Config",
     "ConfigError",

@@ -1,9 +1,13 @@
 import gc
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from autotune.runtime.executor import Executor
 
 # two workers on two cores: torch's threads, waiting for each other, would take many times as long
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +29,17 @@ def _freeze_garbage() -> None:
     """Exclude what earlier modules left from garbage collections, which tests of measurements do often."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> "list[Executor]":
+    """A list that grows by the executor of each step that runs."""
+    from autotune.runtime.executor import Executor  # deferred: torch takes seconds to import
+
+    runs: list[Executor] = []
+    run = Executor.run
+    monkeypatch.setattr(Executor, "run", lambda self, inputs: (runs.append(self), run(self, inputs))[1])
+    return runs
 
 
 def pytest_collection_finish() -> None:

@@ -6,5 +6,5 @@ In: the library's own trainer, module or model, and a plan.
 
 Out: the same loop, whose losses and gradients are computed under the plan.
 
-Read first: `compiled_models`.
+Read first: `lightning`.
 """

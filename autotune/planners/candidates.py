@@ -88,14 +88,19 @@ def make_candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_b
 
 def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
     """Return the plan with the lowest peak for a budget of 0 bytes, by choosing one planner kind after the other."""
+    cache = PlanCache(graph, costs, 0)  # candidates share the work of the planners that come first
     names = {kind: next(iter(planners)) for kind, planners in space.items()}
-    best = make_candidate(graph, costs, preset_settings(KINDS, space, names), 0)
+    best = _evaluate(cache, preset_settings(KINDS, space, names))
     for kind, planners in space.items():
         for name in list(planners)[1:]:
-            other = make_candidate(graph, costs, preset_settings(KINDS, space, names | {kind: name}), 0)
+            other = _evaluate(cache, preset_settings(KINDS, space, names | {kind: name}))
             best = min(best, other, key=lambda candidate: (candidate.estimate.peak_bytes, candidate.estimate.seconds))
         names[kind] = str(best.settings[kind]["planner"])
     return best
+
+
+def _evaluate(cache: PlanCache, settings: Settings) -> Candidate:
+    return Candidate(settings, *cache.evaluate(settings))
 
 
 def propose(graph: TrainGraph, costs: Costs, space: Space, budget_bytes: int) -> Iterator[Candidate]:

@@ -1,7 +1,7 @@
 """Run a planned training step in the user's own process.
 
 `train_step` is the object that a training loop calls; `planned_loss` leaves the update to the loop. Both look up or capture the step for a
-batch (`step_selector`, `step_cache`, `recapture`) and prepare it (`prepared_step`). It updates once per accumulation cycle (`update_cycle`). An `executor` runs the
+batch (`step_selector`, `step_cache`, `recapture`) and prepare it (`prepared_step`). `shapes/` pads batches to a few sizes. It updates once per accumulation cycle (`update_cycle`). An `executor` runs the
 schedule as Python source from `codegen`. Its engine in `offload/` moves values to a store (`stores/`), and its arena places
 tensors in one block of memory (`arena/`). `op_profiler` measures costs, and `verification/` compares steps with eager.
 

@@ -12,15 +12,13 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
 from autotune.capture.program import Program
-from autotune.capture.signature import make_signature, read_model_state
-from autotune.capture.tracer import capture
+from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
-from autotune.ir.plan import Plan
-from autotune.records import plan_file as planfile
-from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, seed_gradient
-from autotune.runtime.prepared_step import PreparedStep, StepPreparer
+from autotune.runtime.prepared_step import PlanSource, PreparedStep, StepPreparer, read_plan, store_directories
+from autotune.runtime.shapes.batch_padding import BatchPadding
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload
@@ -49,9 +47,12 @@ class PlannedLoss(torch.nn.Module):
         model: The model, whose parameters require gradients.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss, or a tuple of the loss and any nested extras.
         plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the graph of a workload with a loss and without an
-            optimizer. None runs the step as traced. A plan in `channels_last` converts the model permanently.
+            optimizer; or an `AutoPlan`, which tunes at the first call. None runs the step as traced. A plan in
+            `channels_last` converts the model permanently.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
+        buckets: Sizes to pad batches to, each captured and planned at the first call; the plan belongs to the largest. Calls
+            without gradients are not padded. None pads nothing.
         loss_gradient: Function from 1 to the gradient of the loss, in a loop that calls `backward()` of a multiple of it:
             `lambda one: one / 4` for `(planned(batch) / 4).backward()`. It saves the second run; a wrong one costs a run.
 
@@ -83,10 +84,11 @@ class PlannedLoss(torch.nn.Module):
         self,
         model: torch.nn.Module,
         loss_fn: LossFn,
-        plan: str | Path | PlanFile | Plan | None = None,
+        plan: PlanSource | None = None,
         *,
         stores: Mapping[str, str | Path] | None = None,
         other_shapes: OtherShapes = "replan",
+        buckets: Buckets | None = None,
         loss_gradient: LossGradient | None = None,
     ) -> None:
         super().__init__()
@@ -96,9 +98,10 @@ class PlannedLoss(torch.nn.Module):
             raise ConfigError(f"loss_fn is {type(loss_fn).__name__}; give a function loss_fn(model, batch)")
         self.model = model
         self._loss_fn, self._other_shapes = loss_fn, other_shapes
-        self._plan = planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan
-        self._stores = {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
-        self._selectors: dict[Autocast | None, StepSelector] = {}
+        self._plan = read_plan(plan)
+        self._stores = store_directories(stores, self._plan)
+        self._selectors: dict[Autocast | None, tuple[StepSelector, BatchPadding]] = {}
+        self._buckets = buckets
         self._tangents = _Tangents(loss_gradient)
         self._pid = os.getpid()
         self._memory_format = self._make_preparer().memory_format
@@ -108,7 +111,7 @@ class PlannedLoss(torch.nn.Module):
     @property
     def graph(self) -> TrainGraph | None:
         """Graph that was captured for the first batch; None before the first call."""
-        return next((selector.first.graph for selector in self._selectors.values()), None)
+        return next((selector.first.graph for selector, _ in self._selectors.values()), None)
 
     def forward(self, batch: Any) -> Any:
         """Return the loss, ready for `backward()`, with the detached extras if the loss function has any."""
@@ -117,36 +120,41 @@ class PlannedLoss(torch.nn.Module):
         refuse_anomaly_mode()
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
-        state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
-        call = make_signature(batch, state, "")
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         with _outside_autocast() as mode:
-            selector = self._selectors.get(mode)
-            if selector is None:
-                selector = self._make_selector(mode)
-                selector.start(batch, call, "")
-                self._selectors[mode] = selector
+            if mode not in self._selectors:
+                self._selectors[mode] = self._start_selector(mode, batch)
+            selector, padding = self._selectors[mode]
             if selector.cache.offloads:
                 refuse_fork(self._pid)
-            step = selector.select(batch, call, tensors, "")
+            padded = padding.pad(batch)
+            tensors = [leaf for leaf in pytree.tree_leaves(padded) if isinstance(leaf, torch.Tensor)]
+            step = selector.select(padded, self._signature(padded), tensors, "")
             if step is not None:
                 return self._run(step, tensors)
         return self._loss_fn(self.model, batch)
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""
-        for selector in self._selectors.values():
+        for selector, _ in self._selectors.values():
             selector.cache.close()
 
-    def _make_selector(self, mode: Autocast | None) -> StepSelector:
+    def _start_selector(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding]:
         loss_fn = self._loss_fn if mode is None else partial(run_in_autocast, self._loss_fn, mode)
-        return StepSelector(
-            partial(_capture, self.model, loss_fn),
+        selector = StepSelector(
+            partial(Workload, self.model, loss_fn, None),
             self._make_preparer(),
             self._other_shapes,
             trains=True,
+            gradients=True,
             maker="PlannedLoss",
         )
+        padding = BatchPadding(self._buckets, self.model, loss_fn)
+        selector.start(batch, padding, self._signature, "")
+        return selector, padding
+
+    def _signature(self, batch: Any) -> Signature:
+        state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
+        return make_signature(batch, state, "")
 
     def _make_preparer(self) -> StepPreparer:
         return StepPreparer(self._plan, self._stores, accumulates=False, adapts=False)
@@ -292,10 +300,6 @@ def _outside_autocast() -> Iterator[Autocast | None]:
         for kind, *_ in modes:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield modes[0] if modes else None
-
-
-def _capture(model: torch.nn.Module, loss_fn: LossFn, batch: Any, inputs: frozenset[str]) -> Program:
-    return capture(Workload(model, loss_fn, None, batch), dynamic=inputs)
 
 
 def run_in_autocast(loss_fn: LossFn, mode: Autocast, model: torch.nn.Module, batch: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
+from autotune.capture.signature import Signature
 from autotune.errors import CaptureError, PlanError
 from autotune.ir.graph import Op, TrainGraph
 from autotune.ir.plan import Plan
@@ -19,26 +20,29 @@ class Recaptures:
     def __init__(self) -> None:
         self.steps = 0
         """Number of steps started."""
-        self._captured_at: dict[str, int] = {}
+        self._captured_at: dict[tuple[str, Signature], int] = {}
         self._inputs: set[str] = set()
         self._constants: set[str] = set()
 
     def is_first(self, change: GuardFailure) -> bool:
         """Return True if this value has not changed before."""
-        return change.source not in self._captured_at
+        return all(source != change.source for source, _ in self._captured_at)
 
-    def refuse_frequent(self, change: GuardFailure) -> None:
-        """Raise PlanError for a value that also changed at most `RECENT_STEPS` steps ago."""
-        last = self._captured_at.get(change.source)
+    def refuse_frequent(self, change: GuardFailure, call: Signature) -> None:
+        """Raise PlanError for a value that also changed at most `RECENT_STEPS` steps ago.
+
+        The steps of each signature count apart: one change of a value needs a capture of each.
+        """
+        last = self._captured_at.get((change.source, call))
         if last is not None and self.steps - last <= RECENT_STEPS:
             raise PlanError(
                 f"{change}; it also changed in step {last}, this is step {self.steps}, and each change needs another capture: "
                 "pass it in the batch as a tensor, change it less often, or use other_shapes='eager'"
             )
 
-    def capture(self, change: GuardFailure, capture: Callable[[frozenset[str]], Program]) -> Program:
+    def capture(self, change: GuardFailure, call: Signature, capture: Callable[[frozenset[str]], Program]) -> Program:
         """Capture again; a float that changed becomes an input of the step if the tracer supports it."""
-        self._captured_at[change.source] = self.steps
+        self._captured_at[change.source, call] = self.steps
         if type(change.current) is float and change.source not in self._constants:
             try:
                 program = capture(frozenset(self._inputs | {change.source}))

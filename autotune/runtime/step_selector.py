@@ -10,10 +10,14 @@ import torch
 from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
+from autotune.capture.tracer import capture
 from autotune.errors import PlanError
+from autotune.runtime import malloc
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
+from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.step_cache import StepCache, describe_difference
+from autotune.workloads.workload import Workload
 
 OtherShapes = Literal["replan", "eager", "error"]
 
@@ -22,26 +26,27 @@ class StepSelector:
     """The prepared steps of one loop.
 
     Args:
-        capture: Captures the step for a batch; the second argument names floats that become inputs.
+        make_workload: Makes the workload of a batch.
         preparer: Plans captured programs and makes them ready to run.
         other_shapes: Action for a call without a prepared step: prepare another one, run in eager, or raise PlanError.
         trains: False for steps without gradients.
+        gradients: True if gradients are results of the step.
         maker: Name of the class that a message tells the user to create.
     """
 
     def __init__(
         self,
-        capture: Callable[[Any, frozenset[str]], Program],
+        make_workload: Callable[[Any], Workload],
         preparer: StepPreparer,
         other_shapes: OtherShapes,
         *,
         trains: bool,
+        gradients: bool,
         maker: str,
     ) -> None:
-        self._capture: Callable[[Any, frozenset[str]], Program] = lambda batch, inputs: preparer.with_kernels(
-            capture(batch, inputs)
-        )
-        self._preparer, self._other_shapes, self._maker = preparer, other_shapes, maker
+        self._make_workload, self._preparer = make_workload, preparer
+        self._other_shapes, self._maker = other_shapes, maker
+        self._gradients = gradients
         self._recaptures = Recaptures()
         self.cache = StepCache(trains=trains)
         self._has_warned = False
@@ -51,17 +56,30 @@ class StepSelector:
         self.last: PreparedStep
         """Step of the last call that did not run in eager."""
 
-    def start(self, batch: Any, call: Signature, gradient_users: str) -> None:
-        """Prepare the step of the first batch.
+    def start(
+        self, batch: Any, padding: BatchPadding, signature: Callable[[Any], Signature], gradient_users: str
+    ) -> None:
+        """Prepare the step of the first batch, and those of its other sizes where batches are padded.
 
         Raises:
             CaptureError: The step cannot be captured.
             PlanError: The plan is for another graph.
             StoreError: A store cannot be opened.
         """
-        self._first_call, self.first = call, self._capture(batch, frozenset())
-        self.last = self._preparer.prepare(self.first, self._preparer.first_plan(self.first.graph), gradient_users)
-        self.cache.add(call, self.last)
+        first = padding.resize_first(batch)
+        self._first_call, self.first = signature(first), self._capture(first, frozenset())
+        plan = self._preparer.first_plan(self.first.graph, partial(self._make_workload, first), gradient_users)
+        self.last = self._preparer.prepare(self.first, plan, gradient_users)
+        self.cache.add(self._first_call, self.last)
+        padding.check(batch, self.first, plan, self._preparer.budget_bytes)
+        for other in padding.other_batches(batch):
+            program = self._capture(other, frozenset())
+            self.last.suspend()
+            self.last = self._preparer.prepare(
+                program, self._preparer.make_plan(program, gradient_users), gradient_users
+            )
+            self.cache.add(signature(other), self.last)
+        malloc.trim()  # each capture leaves megabytes of free memory, which would be charged beside the steps
 
     def select(
         self, batch: Any, call: Signature, tensors: list[torch.Tensor], gradient_users: str
@@ -78,12 +96,12 @@ class StepSelector:
         if step is None and self._other_shapes == "error":
             self._refuse_call(call, change)
         if step is not self.last:
-            self.last.suspend()  # alternating shapes would otherwise hold an arena and a store each
+            self.last.suspend(step)  # alternating shapes would otherwise hold an arena and a store each
         if step is None:
             self._warn(call, change)
             if self._other_shapes == "eager":
                 return None
-            step = self._prepare_again(batch, change, gradient_users)
+            step = self._prepare_again(batch, call, change, gradient_users)
             self.cache.add(call, step)
         step.resume()
         self.last = step
@@ -113,15 +131,23 @@ class StepSelector:
             warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=5)
         self._has_warned = True
 
-    def _prepare_again(self, batch: Any, change: GuardFailure | None, gradient_users: str) -> PreparedStep:
+    def _capture(self, batch: Any, inputs: frozenset[str]) -> Program:
+        """Capture the step for a batch; `inputs` names floats that become inputs of the step."""
+        program = capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
+        return self._preparer.with_kernels(program)
+
+    def _prepare_again(
+        self, batch: Any, call: Signature, change: GuardFailure | None, gradient_users: str
+    ) -> PreparedStep:
         """Capture and prepare a call without a step; keep the plan if only Python constants differ."""
         plan = None
         if change is None:
             program = self._capture(batch, self._recaptures.inputs)
         else:
-            self._recaptures.refuse_frequent(change)
-            program = self._recaptures.capture(change, partial(self._capture, batch))
-            plan = transfer_plan(self.last.captured_plan, self.last.program, program)
+            self._recaptures.refuse_frequent(change, call)
+            program = self._recaptures.capture(change, call, partial(self._capture, batch))
+            before = self.cache.by_signature[call][-1]
+            plan = transfer_plan(before.captured_plan, before.program, program)
         if plan is None:
             plan = self._preparer.make_plan(program, gradient_users)
         return self._preparer.prepare(program, plan, gradient_users)

@@ -12,17 +12,23 @@ from torch.utils import _pytree as pytree
 from autotune.capture.capture_checks import refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
-from autotune.capture.program import Program
 from autotune.capture.signature import Signature, make_signature, read_model_state
-from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.records import plan_file as planfile
 from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
-from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_environment
+from autotune.runtime.prepared_step import (
+    PlanSource,
+    PreparedStep,
+    StepPreparer,
+    read_plan,
+    store_directories,
+    warn_of_environment,
+)
+from autotune.runtime.shapes.batch_padding import BatchPadding
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
@@ -49,7 +55,8 @@ class TrainStep:
         optimizer: The optimizer of the model's parameters; None for inference or evaluation of a loss.
         batch: A first batch. Its shapes, strides and dtypes are captured; its numbers are not used.
         plan: Path of a plan file that `autotune tune` wrote, a `PlanFile`, or a `Plan`. None runs the step as traced. A plan
-            in `channels_last` converts the model permanently, and each batch that does not have that format.
+            in `channels_last` converts the model permanently, and each batch that does not have that format. An `AutoPlan`
+            tunes before the first step.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         accumulate: Number of steps per update; at least 1.
         before_update: Called without arguments when all gradients of an update are complete and unscaled, as for clipping.
@@ -60,6 +67,8 @@ class TrainStep:
             the step again, for a new shape with a new plan by the same settings; captures are kept, and a float becomes an
             input of the step if possible. "eager" runs the step in plain eager. "error" raises PlanError, which names the
             value and the line that reads it. A value that needs another capture twice within ten steps is refused.
+        buckets: Sizes to pad batches to, each captured and planned before the first step; the plan belongs to the largest. The
+            model and the loss function then get padded batches. None pads nothing.
         adapt: Let a plan that offloads change its window between steps, within its budget, as transfers stall the step.
         verify: Compare the first two steps of each captured program, or this many, with eager steps from the same state:
             bit by bit, else relative to eager's own rounding error. It needs eager's memory and a copy of all state, and
@@ -97,13 +106,14 @@ class TrainStep:
         loss_fn: LossFn | None,
         optimizer: torch.optim.Optimizer | None,
         batch: Any,
-        plan: str | Path | PlanFile | Plan | None = None,
+        plan: PlanSource | None = None,
         *,
         stores: Mapping[str, str | Path] | None = None,
         accumulate: int = 1,
         before_update: Callable[[], Any] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         other_shapes: OtherShapes = "replan",
+        buckets: Buckets | None = None,
         adapt: bool = False,
         verify: bool | int = False,
         ranges: RangeFactory | None = None,
@@ -112,6 +122,8 @@ class TrainStep:
             raise ConfigError(f"accumulate is {accumulate}; it is the number of steps per update, so at least 1")
         if other_shapes not in ("replan", "eager", "error"):
             raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
+        if buckets is not None and loss_fn is None:
+            raise ConfigError("buckets need a loss function, whose value padding must not change; pass buckets=None")
         check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
         self._bookkeeping = Bookkeeping(optimizer)
         optimizer = unwrap_optimizer(optimizer) if optimizer is not None else None
@@ -124,19 +136,23 @@ class TrainStep:
         self._cycle = UpdateCycle(optimizer, accumulate, before_update, scaler)
         self._eager_step = EagerStep(model, loss_fn, self._cycle)
         self._verifier = Verifier(model, optimizer, scaler, DEFAULT_STEPS if verify is True else int(verify))
+        source = read_plan(plan)
+        if optimizer is None and loss_fn is not None and not isinstance(source, PlanFile | Plan | None):
+            raise ConfigError("a maker of plans plans training or inference, not a loss alone; pass an optimizer")
         preparer = StepPreparer(
-            planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan,
-            {name: Path(directory).absolute() for name, directory in (stores or {}).items()},
+            source,
+            store_directories(stores, source),
             accumulates=accumulate > 1,
             adapts=adapt,
             range_of=ranges,
         )
         self._memory_format = preparer.memory_format
         self._selector = StepSelector(
-            partial(_capture, model, loss_fn, optimizer),
+            partial(Workload, model, loss_fn, optimizer),
             preparer,
             other_shapes,
             trains=loss_fn is not None,
+            gradients=False,
             maker="TrainStep",
         )
         self._pid = os.getpid()
@@ -146,7 +162,8 @@ class TrainStep:
             convert_model(model, optimizer, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
         self._last_executor: Executor | None = None
-        self._selector.start(batch, self._signature(batch)[0], self._cycle.gradient_users)
+        self._padding = BatchPadding(buckets, model, loss_fn)
+        self._selector.start(batch, self._padding, lambda batch: self._signature(batch)[0], self._cycle.gradient_users)
 
     @property
     def graph(self) -> TrainGraph:
@@ -213,16 +230,17 @@ class TrainStep:
         """Run one step by the capture whose guards hold, or in eager."""
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
+        unpadded, batch = batch, self._padding.pad(batch)
         call, has_hooks = self._signature(batch)
         if self._loss_fn is not None and has_hooks:
             if self._other_shapes == "eager":
-                return self._run_eager(batch)
+                return self._run_eager(unpadded)
             refuse_parameter_hooks(self.model)
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         step = self._selector.select(batch, call, tensors, self._cycle.gradient_users)
         if step is None:
             self._last_executor = None
-            return self._run_eager(batch)
+            return self._run_eager(unpadded)
         self._last_executor = step.executor
         run = partial(self._run_planned, step, step.executor, tensors)
         results = self._run_verified(step.number, batch, run) if self._verifier.is_due(step.number) else run()
@@ -284,13 +302,3 @@ class TrainStep:
         refuse_modes(trains=self.optimizer is not None)
         if self._selector.cache.offloads:
             refuse_fork(self._pid)
-
-
-def _capture(
-    model: torch.nn.Module,
-    loss_fn: LossFn | None,
-    optimizer: torch.optim.Optimizer | None,
-    batch: Any,
-    inputs: frozenset[str],
-) -> Program:
-    return capture(Workload(model, loss_fn, optimizer, batch), dynamic=inputs, gradients=False)

@@ -1,16 +1,15 @@
-"""Origin of a benchmark's figures, and the exact confidence interval of a median."""
+"""Origin of a benchmark's figures, and a median with its interval as text."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from autotune.measure.device.this_device import this_device
 from autotune.records.json_codec import to_json
-from autotune.study.verdicts.statistics import median_interval
+from autotune.study.verdicts.statistics import Interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,10 +38,10 @@ def format_origin(document: dict[str, Any]) -> str:
     )
 
 
-def exact_median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Return the narrowest order statistics that contain the median with this confidence.
+def format_interval(interval: Interval) -> str:
+    """Format a ratio with its interval and the basis of that.
 
-    The interval holds for every distribution. None: too few values; a level of 95 % needs six.
+    >>> format_interval(Interval(1.01, 1.0, 1.02, samples=3))
+    '1.010 (1.000 to 1.020; range of 3)'
     """
-    interval = median_interval(values, level) if values else None
-    return None if interval is None or interval.confidence is None else (interval.low, interval.high)
+    return f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f}; {interval.basis})"

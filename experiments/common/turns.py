@@ -1,16 +1,8 @@
-"""Confidence intervals and failure messages of experiments that interleave variants with plain eager."""
+"""Failure messages of experiments that interleave variants with plain eager."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.measure.messages import ChildError
-from autotune.study.verdicts.statistics import median_interval
-
-
-def median_bounds(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the ratios' median by order statistics; the range of fewer than six."""
-    median = median_interval(ratios)
-    return median.low, median.high
 
 
 def describe_failure(error: ChildError) -> str:

@@ -204,7 +204,7 @@ def test_accumulated_gradients_leave_the_arena_its_layout(plan: Plan):
     planned = PlannedLoss(model, loss_fn, replace(plan, allocator="arena"))
     for batch in batches(6):
         planned(batch)[0].backward()  # never cleared: `.grad` grows by each
-    (selector,) = planned._selectors.values()
+    ((selector, _),) = planned._selectors.values()
     arena = selector.last.arena
     assert arena is not None
     assert not arena.works or (arena.bytes > 0 and arena.misses == 0)
@@ -247,15 +247,6 @@ def test_another_shape_is_refused_on_request():
     planned(batches()[0])
     with pytest.raises(PlanError, match="make a PlannedLoss for it"):
         planned((torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)))
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[Executor]:
-    """A list that grows by the executor of each run."""
-    runs: list[Executor] = []
-    run = Executor.run
-    monkeypatch.setattr(Executor, "run", lambda self, inputs: (runs.append(self), run(self, inputs))[1])
-    return runs
 
 
 @pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")

@@ -1,5 +1,6 @@
 """Statistics of ratios, on numbers made by hand."""
 
+import numpy as np
 import pytest
 
 from autotune.nightly.comparison import (
@@ -13,7 +14,7 @@ from autotune.nightly.comparison import (
     is_memory_regression,
 )
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose, list_differences
-from autotune.study.verdicts.statistics import RatioInterval, compare_ratios, median_interval
+from autotune.study.verdicts.statistics import MIN_BOOTSTRAP, RatioInterval, compare_ratios, median_interval
 
 STEADY = [1.0, 1.001, 0.999, 1.002, 0.998, 1.0]
 WILD = [1.0, 1.4, 0.7, 1.2, 0.9, 1.0]
@@ -41,6 +42,18 @@ def test_one_bad_sample_of_six_does_not_move_a_change():
 def test_wide_samples_are_a_tie_and_narrow_ones_are_not():
     assert compare_ratios(times(1.02, WILD), WILD).tie
     assert not compare_ratios(times(1.02, STEADY), STEADY).tie
+
+
+@pytest.mark.parametrize("count", [MIN_BOOTSTRAP, 16])
+def test_the_interval_of_a_ratio_contains_the_true_one_about_as_often_as_it_states(count: int):
+    random = np.random.default_rng(1)
+
+    def noise() -> list[float]:
+        spikes = np.where(random.random(count) < 0.1, random.random(count), 0)
+        return list(np.exp(0.02 * random.standard_normal(count) + spikes))
+
+    changes = [compare_ratios(times(1.1, noise()), noise()) for _ in range(200)]
+    assert sum(change.low <= 1.1 <= change.high for change in changes) >= 0.92 * len(changes)
 
 
 def test_spread_is_robust_bounded_below_and_assumed_until_three_nights():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from autotune.capture.python.batch_branches import BatchBranch
 from autotune.workloads.factory import innermost_user_line
 
 
@@ -84,8 +85,9 @@ class Guards:
     The identity of parameters and buffers and the batch's shapes are not covered: `TrainStep` compares those itself.
     """
 
-    def __init__(self, manager: Any, sources: Sources) -> None:
+    def __init__(self, manager: Any, sources: Sources, branches: tuple[BatchBranch, ...] = ()) -> None:
         self._manager = manager
+        self._branches = branches
         self.sources = sources
         # Dynamo guards attributes of a module, and assumes that its class stays unchanged
         self._forwards: dict[type[torch.nn.Module], Any] = {
@@ -97,7 +99,9 @@ class Guards:
         if self._replaced() is not None:
             return False
         with _without_modes():
-            return bool(self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}))
+            if not self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}):
+                return False
+        return all(branch.holds(tensors) for branch in self._branches)
 
     def first_failure(self, tensors: list[torch.Tensor]) -> GuardFailure | None:
         """Return the first value that differs from its value at capture; None where all conditions hold."""
@@ -107,7 +111,7 @@ class Guards:
         with _without_modes():
             failure = self._manager.check_verbose({"self": self.sources.step, "tensors": tuple(tensors)})
         if failure.result:
-            return None
+            return next((_branch_failure(b) for b in self._branches if not b.holds(tensors)), None)
         condition = failure.verbose_code_parts[0].partition("  #")[0].partition(" (HINT:")[0].strip()
         source = _source_of(condition)
         spelled = self.sources.spell(source) if source else "global state of torch"
@@ -121,6 +125,13 @@ class Guards:
     def _replaced(self) -> type[torch.nn.Module] | None:
         """Return a class of the step's modules whose forward was replaced since the capture; None if there is none."""
         return next((kind for kind, forward in self._forwards.items() if kind.forward is not forward), None)
+
+
+def _branch_failure(branch: BatchBranch) -> GuardFailure:
+    read = " and ".join(f"batch.{number}" for number in branch.inputs)
+    return GuardFailure(
+        f"{read} at {branch.line}", f"a condition on {read}", str(branch.value), not branch.value, branch.line
+    )
 
 
 _SPELLINGS = (

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch import fx
 
+from autotune.capture.python.batch_branches import decide_batch_branches
 from autotune.capture.python.guards import Guards, Sources
 from autotune.capture.python.side_effects import SideEffect, record_side_effects
 from autotune.errors import CaptureError
@@ -91,6 +92,7 @@ def trace_python(
         _numbers_as_inputs(dynamic),
         _not_exporting(),
         record_side_effects() as effects,
+        decide_batch_branches(tensors) as branches,
         get_metrics_context(),
         dynamo_timed("fullgraph_capture"),
     ):
@@ -104,7 +106,8 @@ def trace_python(
         # torch times each set of guards for a log, with all caches flushed: a sixth of a small capture
         untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", return_value=0.0)
         with hooks_count, untimed, get_metrics_context(), dynamo_timed("guards"):
-            return Guards(output.build_guards(step.forward.__code__, _hooks(names)).guard_manager, sources)
+            manager = output.build_guards(step.forward.__code__, _hooks(names)).guard_manager
+            return Guards(manager, sources, tuple(branches))
 
     inputs = graph.export_metadata.graph_input_idx_to_local_source
     forward: Any = create_fx_graph_from_captured_output(captured, step, tuple(tensors), {})

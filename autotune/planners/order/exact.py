@@ -13,7 +13,7 @@ from autotune.planners.base import refuse_later_decisions
 from autotune.planners.knobs import Int, Knob
 from autotune.planners.order.lowest import choose_lowest
 from autotune.planners.order.states import SearchState, StateSpace
-from autotune.predict.order_bounds import LARGEST, least_live_set, required_bytes
+from autotune.predict.order_bounds import LARGEST, improve_required_bytes, least_live_set, required_bytes
 from autotune.predict.ordering import Ordering, ordering_problem
 
 
@@ -33,7 +33,14 @@ class ExactOrder:
         """Return the plan with the lowest order that the search reaches."""
         refuse_later_decisions(graph, plan)
         problem = ordering_problem(graph, costs)
-        return choose_lowest(graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states).order])
+        # a tight bound proves many orders optimal before any search
+        floor = max(
+            int(required_bytes(problem).max(initial=problem.base)),
+            improve_required_bytes(problem, plan.order, self.states),
+        )
+        return choose_lowest(
+            graph, plan, problem, lambda problem: [solve(problem, plan.order, self.states, floor).order]
+        )
 
 
 @dataclass(frozen=True, slots=True)

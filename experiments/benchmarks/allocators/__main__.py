@@ -6,7 +6,6 @@
 import argparse
 import ctypes.util
 import json
-import math
 import os
 import random
 import shlex
@@ -20,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.child import Child
@@ -31,7 +28,9 @@ from autotune.measure.messages import BeginTiming, DigestsRequest, FinishTiming,
 from autotune.measure.spec import Spec
 from autotune.predict.simulate import simulate
 from autotune.records.json_codec import to_json
+from autotune.study.verdicts.statistics import CONFIDENCE, Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.facts import format_interval
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {
@@ -48,7 +47,6 @@ LIMIT_SECONDS = 600.0
 """Time limit of one reply of a child process, in seconds."""
 SLOWER, EXCESS = 1.02, 0.01
 """Targets of the arena: its time over the fastest other's, and its charge over the predicted bytes, less 1."""
-RESAMPLES = 10_000
 MIB = 2**20
 
 
@@ -170,11 +168,8 @@ class AllocatorRow:
     excess: float
     """Charged over predicted bytes of the whole process, floor included, less 1."""
     median_seconds: float
-    ratio: float
-    """The arena's time over this allocator's: geometric mean of the rounds."""
-    low: float
-    high: float
-    """Upper end of the ratio's 95 % interval."""
+    ratio: Interval
+    """The arena's time over this allocator's, one sample per round."""
     page_faults: float
     """Median number of page faults of a step."""
     equal: bool
@@ -195,8 +190,6 @@ def build_rows(record: Mapping[str, Any]) -> list[AllocatorRow]:
         floor = floors[-1] if ALLOCATORS[name] else floors[0]
         charged = entry["charged_bytes"] - floor
         blocks = [block for block in record["blocks"] if block["allocator"] == name]
-        logs = arena_log_ratios(record, name)
-        low, high = geometric_mean_interval([logs])
         rows.append(
             AllocatorRow(
                 name,
@@ -204,9 +197,7 @@ def build_rows(record: Mapping[str, Any]) -> list[AllocatorRow]:
                 charged / predicted - 1,
                 (entry["charged_bytes"] - floor - predicted) / (floor + predicted),
                 statistics.median(second for block in blocks for second in block["seconds"]),
-                math.exp(statistics.mean(logs)),
-                low,
-                high,
+                median_interval(arena_ratios(record, name)),
                 statistics.median(faults for block in blocks for faults in block["page_faults"]),
                 not entry["differs"],
             )
@@ -214,42 +205,34 @@ def build_rows(record: Mapping[str, Any]) -> list[AllocatorRow]:
     return rows
 
 
-def arena_log_ratios(record: Mapping[str, Any], other: str) -> list[float]:
-    """Return the logarithm of the arena's median step over the other's for each round."""
+def arena_ratios(record: Mapping[str, Any], other: str) -> list[float]:
+    """Return the arena's median step over the other's for each round."""
     steps: dict[int, dict[str, float]] = {}
     for block in record["blocks"]:
         steps.setdefault(block["round"], {})[block["allocator"]] = statistics.median(block["seconds"])
-    return [
-        math.log(medians["arena"] / medians[other])
-        for medians in steps.values()
-        if other in medians and "arena" in medians
-    ]
-
-
-def geometric_mean_interval(groups: list[list[float]]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the geometric mean over equally weighted groups.
-
-    Rounds are resampled within each group.
-    """
-    generator = np.random.default_rng(0)
-    means = np.zeros(RESAMPLES)
-    for group in groups:
-        resamples = generator.integers(0, len(group), (RESAMPLES, len(group)))
-        means += np.array(group)[resamples].mean(axis=1) / len(groups)
-    low, high = np.quantile(np.exp(means), (0.025, 0.975))
-    return float(low), float(high)
+    return [medians["arena"] / medians[other] for medians in steps.values() if other in medians and "arena" in medians]
 
 
 def fastest_other(rows: list[AllocatorRow]) -> AllocatorRow:
     """Return the fastest allocator except the arena: the one with the largest ratio of the arena's time to its own."""
-    return max((row for row in rows if row.allocator != "arena"), key=lambda row: row.ratio)
+    return max((row for row in rows if row.allocator != "arena"), key=lambda row: row.ratio.middle)
 
 
-def overall_ratio(models: Mapping[str, Mapping[str, Any]]) -> tuple[float, float, float]:
-    """Return the geometric mean over the models of the arena's time over the fastest other's, with its 95 % interval."""
-    groups = [arena_log_ratios(record, fastest_other(build_rows(record)).allocator) for record in models.values()]
-    low, high = geometric_mean_interval(groups)
-    return math.exp(statistics.mean(map(statistics.mean, groups))), low, high
+def overall_ratio(models: Mapping[str, Mapping[str, Any]]) -> Interval:
+    """Return the geometric mean over the models of the arena's median time over the fastest other's.
+
+    Its ends are the means of the models' ends. Each model's interval has the confidence with which all contain their
+    medians at 95 %. `samples` is the smallest number of rounds; where that is too small, the interval is a range.
+    """
+    level = 1 - (1 - CONFIDENCE) / len(models)
+    ratios = [arena_ratios(record, fastest_other(build_rows(record)).allocator) for record in models.values()]
+    intervals = [median_interval(samples, level) for samples in ratios]
+    middle, low, high = (
+        statistics.geometric_mean(ends)
+        for ends in zip(*((interval.middle, interval.low, interval.high) for interval in intervals), strict=True)
+    )
+    certain = all(interval.confidence is not None for interval in intervals)
+    return Interval(middle, low, high, min(map(len, ratios)), CONFIDENCE if certain else None)
 
 
 def summary(results: Mapping[str, Any]) -> str:
@@ -263,7 +246,7 @@ def summary(results: Mapping[str, Any]) -> str:
         "Charged: the highest that the kernel charged the process at any time from its first step on, above the floor. Waste: of it"
         " what lies beyond the predicted bytes of the step (weights, state, batch and the most that lives at once). Excess: the"
         " same bytes, as a part of the whole process that is predicted, floor included. Arena's time: over this allocator's,"
-        " geometric mean of the rounds. Page faults: median of the measured steps. Results: loss, weights, buffers and optimizer"
+        " median of the rounds. Page faults: median of the measured steps. Results: loss, weights, buffers and optimizer"
         " state after four steps.",
     ]
     for model, record in models.items():
@@ -276,13 +259,13 @@ def summary(results: Mapping[str, Any]) -> str:
             f"Predicted: {record['predicted_step_bytes'] / MIB:.1f} MiB of a step, {record['static_bytes'] / MIB:.1f} of them static;"
             f" {record['ops']} ops; {count} rounds; load {record['load'][0]:.2f} to {record['load'][1]:.2f}.",
             "",
-            "| allocator | charged MiB | waste | excess | step s | arena's time (95 %) | page faults a step | results |",
+            "| allocator | charged MiB | waste | excess | step s | arena's time | page faults a step | results |",
             "|---|--:|--:|--:|--:|--:|--:|---|",
         ]
         for row in rows:
             entry = record["allocators"][row.allocator]
             name = row.allocator + (f" ({entry['library']})" if entry["library"] else "")
-            ratio = "" if row.allocator == "arena" else f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
+            ratio = "" if row.allocator == "arena" else format_interval(row.ratio)
             bits = f"{entry['results']} equal" if row.equal else f"{len(entry['differs'])} of {entry['results']} differ"
             lines.append(
                 f"| {name} | {row.charged_bytes / MIB:.1f} | {row.waste:+.1%} | {row.excess:+.2%} | {row.median_seconds:.3f}"
@@ -310,10 +293,7 @@ def target_table(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
     others = [fastest_other(rows) for rows in rows_by_model.values()]
     line(
         f"time at most {SLOWER} of the best other's",
-        [
-            (f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f}, {row.allocator})", row.ratio <= SLOWER)
-            for row in others
-        ],
+        [(f"{row.allocator}: {format_interval(row.ratio)}", row.ratio.middle <= SLOWER) for row in others],
     )
     line(
         "page faults of the arena's step near zero",
@@ -326,11 +306,7 @@ def target_table(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
             for rows in rows_by_model.values()
         ],
     )
-    mean, low, high = overall_ratio(models)
-    lines += [
-        "",
-        f"Over all models the arena takes {mean:.3f} of the best other's time (95 %: {low:.3f} to {high:.3f}).",
-    ]
+    lines += ["", f"Over all models the arena takes {format_interval(overall_ratio(models))} of the best other's time."]
     return lines
 
 
@@ -350,9 +326,9 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
         places = [number + (position - (len(names) - 1) / 2) * width for number in range(len(models))]
         left.bar(places, [100 * row.waste for row in rows], width, label=name)
         # the others' time beside the arena's: one over its own
-        ratios = [1 / row.ratio for row in rows]
-        errors = [[r - 1 / row.high for r, row in zip(ratios, rows, strict=True)],
-                  [1 / row.low - r for r, row in zip(ratios, rows, strict=True)]]  # fmt: skip
+        ratios = [1 / row.ratio.middle for row in rows]
+        errors = [[r - 1 / row.ratio.high for r, row in zip(ratios, rows, strict=True)],
+                  [1 / row.ratio.low - r for r, row in zip(ratios, rows, strict=True)]]  # fmt: skip
         right.bar(places, ratios, width, yerr=errors, label=name, error_kw={"linewidth": 1})
     left.set_ylabel("charged beyond the predicted bytes of the step, %")
     right.set_ylabel("time of a step, arena = 1")
@@ -378,7 +354,7 @@ def main() -> None:
     parser.add_argument("--time", type=float, default=300.0, help="seconds of rounds for each model")
     parser.add_argument("--out", type=Path, help="a folder; by default results/ beside this file")
     parser.add_argument("--tiny", action="store_true", help="models of a blink, to try the script itself")
-    parser.add_argument("--summary", action="store_true", help="measure nothing, write the table and the picture anew")
+    parser.add_argument("--summary", action="store_true", help="measure nothing, regenerate the table and the picture")
     options = parser.parse_args()
     if "arena" not in options.allocators or len(options.allocators) < 2:
         parser.error("--allocators: the arena, and something to compare it with")
@@ -388,7 +364,7 @@ def main() -> None:
     results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "models": {}}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["device"] != results["device"]:
+        if stored["device"] != results["device"] and not options.summary:
             raise SystemExit(f"{path} is of another machine: choose another --out, or take it away")
         results = stored
     for name in () if options.summary else options.models:

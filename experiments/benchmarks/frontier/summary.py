@@ -13,7 +13,7 @@ from typing import Any, Literal
 from scipy.optimize import isotonic_regression
 
 from autotune.measure.interleaving import pair_with_baseline, ratios_to_baseline
-from experiments.common.turns import median_bounds
+from autotune.study.verdicts.statistics import median_interval
 
 WRONG, ROUNDINGS = 0.01, 10.0
 """Relative error of a gradient that is more than rounding, and the factor over the effect of one ulp in every parameter."""
@@ -43,7 +43,8 @@ class VariantPoint:
     """Median time over eager's in the same session."""
     ratio_low: float | None = None
     ratio_high: float | None = None
-    """Upper end of the ratio's 95 % interval."""
+    """Upper end of the ratio's interval: 95 % by order statistics, or the range of fewer than six blocks."""
+    ratio_basis: str = ""
     median_seconds: float | None = None
     samples: int = 0
     gradient_error: float | None = None
@@ -260,7 +261,7 @@ def markdown(records: dict[str, Any], points_by_model: dict[str, list[VariantPoi
 
 def _table(points: list[VariantPoint]) -> list[str]:
     lines = [
-        "| variant | peak MiB | of eager | charged MiB | time to eager (95 %) | gradients | buffers | ours at its peak"
+        "| variant | peak MiB | of eager | charged MiB | time to eager | gradients | buffers | ours at its peak"
         " | at its charge |",
         "|---|--:|--:|--:|--:|---|---|--:|--:|",
     ]
@@ -273,7 +274,7 @@ def _table(points: list[VariantPoint]) -> list[str]:
             _mib(p.peak_bytes),
             f"{p.peak_bytes / eager.peak_bytes:.1%}" if p.peak_bytes and eager.peak_bytes else "",
             _mib(p.charged_bytes),
-            f"{p.ratio:.3f} ({p.ratio_low:.3f} to {p.ratio_high:.3f})" if p.ratio else p.remark,
+            f"{p.ratio:.3f} ({p.ratio_low:.3f} to {p.ratio_high:.3f}; {p.ratio_basis})" if p.ratio else p.remark,
             ""
             if p.gradient_error is None
             else _error(p.gradient_error, bool(p.equal)) + (", WRONG" if p.wrong else ""),
@@ -316,11 +317,12 @@ def _timed(session: dict[str, Any], variant: str) -> dict[str, Any]:
     ratios = ratios_to_baseline(pairs)
     seconds = list(itertools.chain(*(seconds_of_block for seconds_of_block, _ in pairs)))
     median = statistics.median(seconds)
-    low, high = median_bounds(ratios)
+    interval = median_interval(ratios)
     return {
-        "ratio": statistics.median(ratios),
-        "ratio_low": low,
-        "ratio_high": high,
+        "ratio": interval.middle,
+        "ratio_low": interval.low,
+        "ratio_high": interval.high,
+        "ratio_basis": interval.basis,
         "median_seconds": median,
         "samples": len(seconds),
     } | _compared(session["errors"].get(variant))

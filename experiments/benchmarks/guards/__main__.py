@@ -21,9 +21,10 @@ from autotune.capture.tracer import capture
 from autotune.ir.plan import Plan
 from autotune.runtime import train_step as apply
 from autotune.runtime.train_step import TrainStep
+from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
-from experiments.common.facts import collect_facts, exact_median_interval, format_origin
+from experiments.common.facts import collect_facts, format_interval, format_origin
 
 HERE = Path(__file__).parent
 
@@ -132,9 +133,7 @@ def step_ratios(result: dict[str, Any]) -> list[float]:
 
 
 def row(name: str, result: dict[str, Any]) -> str:
-    ratios = step_ratios(result)
-    bounds = exact_median_interval(ratios)
-    shown = f"{np.median(ratios):.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+    shown = format_interval(median_interval(step_ratios(result)))
     step = np.median(result["unchecked_seconds"]) * 1e3
     return f"| {name} | {result['parameters']} | {step:.1f} | {result['check_seconds'] * 1e6:.0f} | {check_share(result):.2%} | {shown} |"
 
@@ -144,7 +143,7 @@ def summary(document: dict[str, Any]) -> str:
     worst = max(map(check_share, document["models"].values()))
     kept = "kept" if worst <= TARGET else "missed"
     lines = [
-        "| workload | parameters | step, ms | checks, us | share of the step | step with checks over without (95 %) |",
+        "| workload | parameters | step, ms | checks, us | share of the step | step with checks over without |",
         "|---|--:|--:|--:|--:|--:|",
         *(row(name, found) for name, found in document["models"].items()),
         "",

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.common.facts import collect_facts, exact_median_interval, format_origin
+from autotune.study.verdicts.statistics import median_interval
+from experiments.common.facts import collect_facts, format_interval, format_origin
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,10 +145,8 @@ def block_ratios(seconds_by_side: dict[str, list[float]]) -> list[float]:
 
 
 def row(name: str, seconds_by_side: dict[str, list[float]]) -> str:
-    ratios = block_ratios(seconds_by_side)
-    interval_bounds = exact_median_interval(ratios)
-    interval = f" ({interval_bounds[0]:.3f} to {interval_bounds[1]:.3f})" if interval_bounds else ""
-    return f"| {name} | {1e3 * statistics.median(seconds_by_side['eager']):.1f} | {statistics.median(ratios):.3f}{interval} |"
+    interval = median_interval(block_ratios(seconds_by_side))
+    return f"| {name} | {1e3 * statistics.median(seconds_by_side['eager']):.1f} | {format_interval(interval)} |"
 
 
 def summary(document: dict[str, Any]) -> str:
@@ -159,7 +158,7 @@ def summary(document: dict[str, Any]) -> str:
     worst = max(medians, key=lambda name: medians[name])
     verdict = "kept" if mean <= MEAN and medians[worst] <= WORST else "missed"
     lines = [
-        "| workload | eager with tcmalloc, ms | traced in the arena over eager (95 %) |",
+        "| workload | eager with tcmalloc, ms | traced in the arena over eager |",
         "|---|--:|--:|",
         *(row(name, seconds_by_side) for name, seconds_by_side in document["models"].items()),
         "",

@@ -27,8 +27,8 @@ from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import open_store
+from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.factory import load_workload
-from experiments.common.turns import median_bounds
 
 UNMEASURED, ROUNDS = 4, 24
 """Unmeasured steps of each plan, in which arenas are laid out; then the number of rounds, with one step of each plan."""
@@ -109,10 +109,11 @@ def summarize_steps(steps: Mapping[str, Sequence[Mapping[str, Any]]], name: str)
         ratios = [1.0]
     else:
         ratios = [step["seconds"] / statistics.mean(seconds[step["after"] : step["after"] + 2]) for step in steps[name]]
+    interval = median_interval(ratios)
     hidden = [step["hidden"] for step in steps[name] if step["hidden"] is not None]
     return {
-        "ratio_without": statistics.median(ratios),
-        "ratio_without_95": median_bounds(ratios),
+        "ratio_without": interval.middle,
+        "ratio_without_95": (interval.low, interval.high),
         "hidden": statistics.median(hidden) if hidden else None,
         "steps": len(steps[name]),
     } | {

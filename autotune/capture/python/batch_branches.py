@@ -1,0 +1,170 @@
+"""Decide branches on the batch's numbers from the batch that is traced, and check them before each step.
+
+Dynamo refuses `if mask.all():`. Where the condition depends on tensors of the batch alone, its value is computed from the
+real batch, and the ops behind it become a condition of the captured step: a batch for which it differs needs another capture.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autotune.workloads.factory import innermost_user_line
+
+_TRACING_CHECKS = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+"""Modules whose `is_tracing` lets them build a mask of ones, with which attention runs another kernel than in eager."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBranch:
+    """A branch that was taken because of the batch's numbers."""
+
+    compute: Callable[..., torch.Tensor]
+    """Function from the batch's tensors to the condition."""
+    value: bool
+    """Value of the condition in the capture."""
+    inputs: tuple[int, ...]
+    """Positions of the tensors that the condition reads."""
+    line: str
+    """File, number and text of the user's line; empty if unknown."""
+
+    def holds(self, tensors: list[torch.Tensor]) -> bool:
+        """Return whether the step takes the same branch for these tensors of a batch."""
+        with torch.no_grad():
+            return bool(self.compute(*(tensors[i] for i in self.inputs))) == self.value
+
+
+@contextmanager
+def decide_batch_branches(tensors: list[torch.Tensor]) -> Iterator[list[BatchBranch]]:
+    """Let Dynamo take branches on the batch's numbers as eager does for `tensors`; collect them.
+
+    Fake tensors have no numbers: with them Dynamo refuses such branches, and libraries avoid them.
+    """
+    branches: list[BatchBranch] = []
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        yield branches
+        return
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    with ExitStack() as stack:
+        for kind in _with_subclasses(InstructionTranslatorBase):
+            table = [_decide(step, tensors, branches) for step in kind.dispatch_table]
+            stack.enter_context(mock.patch.object(kind, "dispatch_table", table))
+        for name in _TRACING_CHECKS:
+            if hasattr(library := sys.modules.get(name), "is_tracing"):
+                stack.enter_context(mock.patch.object(library, "is_tracing", _is_not_tracing))
+        yield branches
+
+
+def _is_not_tracing(tensor: Any = None) -> bool:
+    del tensor
+    return False
+
+
+def _with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _with_subclasses(child))]
+
+
+def _decide(step: Any, tensors: list[torch.Tensor], branches: list[BatchBranch]) -> Any:
+    """Return Dynamo's function for an instruction, for jumps one that decides by the batch what Dynamo refuses."""
+    from torch._dynamo.exc import Unsupported
+
+    if getattr(step, "__qualname__", "") != "generic_jump.<locals>.inner":
+        return step
+
+    def jump(translator: Any, instruction: Any) -> Any:
+        condition = translator.stack[-1]
+        try:
+            return step(translator, instruction)
+        except Unsupported:
+            branch = _branch(condition, translator, tensors)
+            if branch is None:
+                raise
+        branches.append(branch)
+        if ("IF_TRUE" in instruction.opname) is branch.value:
+            if "OR_POP" in instruction.opname:
+                translator.push(condition)
+            translator.jump(instruction)
+        return None
+
+    return jump
+
+
+def _branch(condition: Any, translator: Any, tensors: list[torch.Tensor]) -> BatchBranch | None:
+    """Return the branch on a traced tensor; None where it depends on more than the batch."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    if not isinstance(condition, TensorVariable):
+        return None
+    graph = fx.Graph()
+    inputs: list[int] = []
+    if not _copy_condition(condition.as_proxy().node, graph, inputs):
+        return None
+    compute = fx.GraphModule(torch.nn.Module(), graph)
+    line = innermost_user_line(_frames(translator))
+    with torch.no_grad():
+        value = bool(compute(*(tensors[i] for i in inputs)))
+    return BatchBranch(compute, value, tuple(inputs), line)
+
+
+def _frames(translator: Any) -> list[Any]:
+    """Return the frames of the traced code, outermost first."""
+    frames: list[Any] = []
+    while translator is not None:
+        frames.insert(0, translator.frame_summary())
+        translator = translator.parent
+    return frames
+
+
+def _copy_condition(condition: fx.Node, graph: fx.Graph, inputs: list[int]) -> bool:
+    """Copy the ops behind a condition; return False where one of them reads anything but the batch, or draws, or writes."""
+    behind = {condition}
+    for node in reversed(condition.graph.nodes):
+        if node in behind:
+            behind.update(node.all_input_nodes)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in condition.graph.nodes:
+        if node not in behind:
+            if _writes(node) and any(source in behind for source in node.all_input_nodes):
+                return False
+        elif node.op == "placeholder":
+            if (position := _batch_position(node)) is None:
+                return False
+            inputs.append(position)
+            copies[node] = graph.placeholder(node.name)
+        elif node.op in ("call_function", "call_method") and not _writes(node) and not _draws(node):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        else:
+            return False
+    graph.output(copies[condition])
+    return True
+
+
+def _batch_position(node: fx.Node) -> int | None:
+    """Return the position of the batch's tensor that an input stands for; None for any other input."""
+    argument = node.meta.get("grapharg")
+    name = getattr(getattr(argument, "source", None), "name", "")
+    number = name.removeprefix("L['tensors'][").removesuffix("]")
+    return int(number) if number != name and number.isdigit() else None
+
+
+def _target_name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _writes(node: fx.Node) -> bool:
+    """Return whether an op may change its input."""
+    name = _target_name(node)
+    return name in ("setitem", "iadd", "isub", "imul", "set_") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _draws(node: fx.Node) -> bool:
+    """Return whether an op may draw random numbers."""
+    name = _target_name(node)
+    return "rand" in name or "dropout" in name or name in ("bernoulli", "multinomial", "normal", "poisson")

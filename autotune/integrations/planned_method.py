@@ -1,0 +1,133 @@
+"""Replace a method of a module, which returns a loss, by the same method under a plan."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+
+from autotune.errors import ConfigError
+from autotune.runtime.planned_loss import PlannedLoss
+
+
+class LogRecorder:
+    """Stand-in for a module's `log` and `log_dict` while its step is captured or runs."""
+
+    METHODS = ("log", "log_dict")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        """Name, arguments and keyword arguments of each call since the step began."""
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Record a call of `log`."""
+        _refuse_graph(kwargs)
+        self.entries.append(("log", args, kwargs))
+
+    def log_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Record a call of `log_dict`."""
+        _refuse_graph(kwargs)
+        self.entries.append(("log_dict", args, kwargs))
+
+    def install(self, module: torch.nn.Module) -> None:
+        """Record what the module logs, instead of logging it."""
+        self.entries.clear()
+        module.__dict__.update({name: getattr(self, name) for name in self.METHODS})
+
+    def uninstall(self, module: torch.nn.Module) -> None:
+        """Let the module log again."""
+        for name in self.METHODS:
+            module.__dict__.pop(name, None)
+
+    def replay(self, module: torch.nn.Module, logged: list[Any]) -> None:
+        """Log recorded calls through the module's own methods."""
+        for name, args, kwargs in logged:
+            getattr(module, name)(*args, **kwargs)
+
+
+class MethodLoss:
+    """The loss function of a method, for `PlannedLoss`, with what the method logs among its extras.
+
+    Args:
+        kind: The class of the module.
+        name: Name of the method.
+    """
+
+    def __init__(self, kind: type[torch.nn.Module], name: str) -> None:
+        self._function: Callable[..., Any] = getattr(kind, name)
+        self._names = [parameter.name for parameter in inspect.signature(self._function).parameters.values()][1:]
+        self.recorder = LogRecorder()
+        self.arguments: dict[str, Any] = {}
+        """Arguments of the current call that are no tensors; a guard checks those that the method reads."""
+
+    def split_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by name, those that are plain values left in `arguments`."""
+        values = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        self.arguments = {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
+        return {name: value for name, value in values.items() if name not in self.arguments}
+
+    def __call__(self, module: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        """Return the loss, the rest of the method's result, and the recorded calls of `log`."""
+        result = self._function(module, **batch, **self.arguments)
+        logged = list(self.recorder.entries)
+        self.recorder.entries.clear()
+        if result is None:
+            raise ConfigError(
+                f"{self._function.__name__} returned None instead of a loss, and a plan cannot skip a batch"
+            )
+        if isinstance(result, Mapping):
+            return result["loss"], {key: value for key, value in result.items() if key != "loss"}, logged
+        if isinstance(result, tuple):
+            return result[0], result[1:], logged
+        return result, None, logged
+
+
+def _refuse_graph(options: Mapping[str, Any]) -> None:
+    if options.get("enable_graph"):
+        raise ConfigError(
+            "log(enable_graph=True) keeps a graph, which a planned loss does not have; leave enable_graph out"
+        )
+
+
+class PlannedMethod:
+    """A method of a module under a plan, from construction to `close`. Copies of the module keep the plain method.
+
+    Args:
+        module: The module; its parameters require gradients.
+        name: Name of the method, as its class defines it.
+        plan: The plan, as of `PlannedLoss`, like the keyword arguments.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str, plan: Any, **options: Any) -> None:
+        self._module, self._name = module, name
+        self._original: Callable[..., Any] = getattr(type(module), name)
+        self._loss = MethodLoss(type(module), name)
+        self.planned = PlannedLoss(module, self._loss, plan, **options)
+
+        @functools.wraps(self._original)
+        def call(target: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._call(target, args, kwargs)
+
+        # a bound method, because a deep copy binds it to the copy, and a pickle leaves it to the class
+        module.__dict__[name] = MethodType(call, module)
+
+    def close(self) -> None:
+        """Restore the method; release the plan's memory and stores."""
+        self._module.__dict__.pop(self._name, None)
+        self.planned.close()
+
+    def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if module is not self._module or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._original(module, *args, **kwargs)
+        batch = self._loss.split_arguments(args, kwargs)
+        self._loss.recorder.install(module)
+        try:
+            loss, rest, logged = self.planned(batch)
+        finally:
+            self._loss.recorder.uninstall(module)
+        self._loss.recorder.replay(module, logged)
+        if isinstance(rest, Mapping):
+            return {"loss": loss, **rest}
+        return loss if rest is None else (loss, *rest)

@@ -1,0 +1,126 @@
+"""Compare a padded eager step with the unpadded one: loss, further results, and every gradient."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from autotune.capture.optimizers.trial_state import preserve_generators
+from autotune.runtime.verification import gates
+from autotune.workloads.workload import LossFn
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingEffect:
+    """Result of one comparison."""
+
+    conclusive: bool
+    """False if the loss is not finite or has no gradient, as of a batch without labels: then nothing is proved."""
+    difference: str = ""
+    """Name and relative size of the first tensor that differs by more than rounding; empty if none does."""
+
+
+def compare_padded(model: torch.nn.Module, loss_fn: LossFn, batch: Any, padded: Any) -> PaddingEffect:
+    """Run forward and backward of both batches in eager, without dropout, and compare what they compute.
+
+    Both start from the same random numbers. Afterwards buffers and generators are as before; `.grad` is not touched. The
+    bound is relative to each tensor, by `gates.name_mismatch`. Results of different shapes, such as logits, are not compared.
+    """
+    plain = _run(model, loss_fn, batch)
+    results, gradients = plain
+    is_flat = all(gates.magnitude(gradient) == 0.0 for gradient in gradients.values())
+    if is_flat or not results["loss"].isfinite().all():
+        return PaddingEffect(conclusive=False)
+    return PaddingEffect(True, _describe_difference(plain, _run(model, loss_fn, padded)))
+
+
+Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+"""Results and gradients by name."""
+
+
+def _run(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Computed:
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with _restored_buffers(model), preserve_generators(trained.values()), WithoutDropout(), torch.enable_grad():
+        results = loss_fn(model, batch)
+        first, *extras = results if isinstance(results, tuple) else (results,)
+        # not backward(): the user's .grad and hooks on it are left alone
+        gradients = torch.autograd.grad(first, list(trained.values()), allow_unused=True)
+    leaves = [leaf for leaf in pytree.tree_leaves(extras) if isinstance(leaf, torch.Tensor)]
+    named = {"loss": first.detach(), **{f"result {1 + index}": leaf.detach() for index, leaf in enumerate(leaves)}}
+    pairs = zip(trained, gradients, strict=True)
+    return named, {name: gradient.detach() for name, gradient in pairs if gradient is not None}
+
+
+def _describe_difference(plain: Computed, padded: Computed) -> str:
+    """Name the first result or gradient that is another computation; empty if there is none."""
+    if changed := sorted(plain[1].keys() ^ padded[1].keys()):
+        return f"the gradient of {changed[0]} exists for only one of them"
+    results = {
+        name: (tensor, padded[0][name])
+        for name, tensor in plain[0].items()
+        if name in padded[0] and tensor.shape == padded[0][name].shape
+    }
+    gradients = {name: (tensor, padded[1][name]) for name, tensor in plain[1].items()}
+    name = gates.name_mismatch(results, gradients)
+    if not name:
+        return ""
+    spelled, (expected, actual) = (name, results[name]) if name in results else (f"gradient of {name}", gradients[name])
+    return f"the {spelled} differs by {_share(expected, actual)}"
+
+
+def _share(expected: torch.Tensor, actual: torch.Tensor) -> str:
+    size, distance = gates.magnitude(expected), gates.difference(actual, expected)
+    return f"{distance / size:.2g} of its largest element" if size and math.isfinite(distance) else "all of its size"
+
+
+@contextmanager
+def _restored_buffers(model: torch.nn.Module) -> Iterator[None]:
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    copies = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, named in buffers:
+            module._buffers.clear()
+            module._buffers.update(named)
+        with torch.no_grad():
+            for buffer, copy in copies:
+                buffer.copy_(copy)
+
+
+_FUNCTIONAL = torch.nn.functional
+_DROPOUTS = frozenset([
+    torch.dropout, torch.dropout_, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout, torch.feature_dropout_,
+    torch.feature_alpha_dropout, torch.feature_alpha_dropout_, _FUNCTIONAL.dropout, _FUNCTIONAL.alpha_dropout,
+    _FUNCTIONAL.dropout1d, _FUNCTIONAL.dropout2d, _FUNCTIONAL.dropout3d, _FUNCTIONAL.feature_alpha_dropout,
+])  # fmt: skip
+"""Functions that drop elements of their first argument."""
+_ATTENTION = _FUNCTIONAL.scaled_dot_product_attention
+_ATTENTION_DROPOUT = 4
+"""Position of the attention's `dropout_p` among its arguments."""
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Switch dropout off inside the context; all other random ops draw as ever."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function, with a probability of 0 if it drops elements."""
+        named = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return named["input"] if "input" in named else args[0]
+        if func is _ATTENTION:
+            args = (
+                (*args[:_ATTENTION_DROPOUT], 0.0, *args[_ATTENTION_DROPOUT + 1 :])
+                if len(args) > _ATTENTION_DROPOUT
+                else args
+            )
+            if "dropout_p" in named:
+                named["dropout_p"] = 0.0
+        return func(*args, **named)

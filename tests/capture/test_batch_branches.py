@@ -1,0 +1,118 @@
+"""A branch on the batch's numbers runs as in eager: what it decided is checked before each step."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autotune.capture.fake.fake_workload import capture_on_fake_tensors
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
+from tests.support.eager import eager_step, tensors, worst_difference
+
+
+class Masked(nn.Module):
+    """Model that skips its mask where it masks nothing, as libraries do for attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, mask = batch
+        hidden = self.first(inputs).tanh()
+        if not torch.all(mask == 1):
+            hidden = hidden * mask
+        return self.last(hidden)
+
+
+def make(forward: nn.Module | None = None, batch: Any = None) -> Workload:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = forward or Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = masked_batch(1) if batch is None else batch
+    return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, batch)
+
+
+def masked_batch(seed: int, *, padded: bool = False) -> tuple[Tensor, Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    mask = torch.ones(6, 1, dtype=torch.long)
+    mask[3:] = 0 if padded else 1
+    return torch.randn(6, 8, generator=drawn), mask
+
+
+def test_batches_that_take_either_branch_have_eagers_bits_and_two_captures() -> None:
+    planned, eager = make(), make()
+    with TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch) as step:
+        ops = {len(step.graph.ops)}
+        for seed, padded in enumerate([False, True, True, False, True]):
+            eager.batch = masked_batch(seed, padded=padded)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loss = step(masked_batch(seed, padded=padded))
+            assert torch.equal(loss, eager_step(eager)[0])
+            ops.add(len(step._selector.last.program.graph.ops))
+        assert len(list(step._selector.cache)) == 2
+    assert worst_difference(tensors(planned), tensors(eager)) == 0.0
+    assert len(ops) == 2
+
+
+def test_the_warning_names_the_branch_and_its_line() -> None:
+    workload = make()
+    with (
+        TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step,
+        pytest.warns(
+            UserWarning, match=r"a condition on batch.1 changed: .* True; now it is False \(read at .*torch.all"
+        ),
+    ):
+        step(masked_batch(2, padded=True))
+
+
+class OnWeights(Masked):
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = self.first(batch[0])
+        return self.last(hidden.tanh() if hidden.sum() > 0 else hidden)
+
+
+class OnDraws(Masked):
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = self.first(batch[0])
+        return self.last(hidden.tanh() if (torch.rand_like(batch[0]) + batch[0]).sum() > 0 else hidden)
+
+
+class OnWritten(Masked):
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs = batch[0].clone()
+        inputs.add_(self.first.bias)
+        return self.last(inputs.tanh() if inputs.sum() > 0 else inputs)
+
+
+@pytest.mark.parametrize("kind", [OnWeights, OnDraws, OnWritten])
+def test_a_branch_on_anything_but_the_batch_is_not_decided_by_the_first_batch(kind: type[nn.Module]) -> None:
+    with pytest.raises(CaptureError, match=r"forward|[Dd]ata-dependent"):
+        capture(make(kind()))
+
+
+def test_a_mask_of_ones_in_a_library_runs_the_kernel_of_eager() -> None:
+    from experiments.benchmarks.coverage.subjects import SUBJECTS
+
+    subject = SUBJECTS["llama"]
+    program = capture(subject.workload())
+    calls = [
+        call
+        for call in program.calls
+        if "scaled_dot_product" in str(call.target) and "backward" not in str(call.target)
+    ]
+    assert calls
+    assert all(True in call.args for call in calls), "attention is causal by its flag, not by a mask"
+
+
+def test_a_capture_on_fake_tensors_does_not_need_the_numbers_of_a_mask() -> None:
+    from experiments.benchmarks.coverage.subjects import SUBJECTS
+
+    assert capture_on_fake_tensors(SUBJECTS["llama"].workload, "llama").graph.ops

@@ -1,0 +1,363 @@
+"""A planned loss in Lightning's Trainer: every bit, counter and logged value is that of the Trainer without a plan."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torchmetrics
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins.precision import BitsandbytesPrecision
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+from torch import nn
+
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError, ConfigError, PlanError
+from autotune.integrations.lightning import PlanCallback, workload
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.planners.auto import best_plan
+from autotune.predict.simulate import simulate
+from autotune.runtime.executor import Executor
+from autotune.runtime.op_profiler import profile
+from tests.integrations.lightning_training import Net, loader, train
+from tests.integrations.trees import assert_equal
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*the plan is for a batch of"),
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped by value, accumulated with a remainder": {
+        "gradient_clip_val": 0.05, "gradient_clip_algorithm": "value", "accumulate_grad_batches": 3,
+    },
+    "bf16-mixed": {"precision": "bf16-mixed", "accumulate_grad_batches": 2},
+    "bf16-true, clipped by norm": {"precision": "bf16-true", "gradient_clip_val": 0.1},
+    "ended by max_steps, validated within the epoch": {"max_epochs": -1, "max_steps": 5, "val_check_interval": 2},
+    "64-true, inference mode off": {"precision": "64-true", "inference_mode": False, "num_sanity_val_steps": -1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", TRAININGS.values(), ids=TRAININGS)
+def test_a_training_ends_in_every_bit_where_lightning_ends_and_no_batch_runs_twice(
+    options: dict[str, Any], runs: list[Executor]
+):
+    expected = train(**options)
+    assert not runs
+    assert_equal(expected, train([PlanCallback()], **options))
+    assert len(runs) == (5 if "max_steps" in options else 8)
+
+
+def test_a_scaler_with_overflows_changes_no_bit():
+    def options() -> dict[str, Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, growth_interval=2)
+        return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)], "max_epochs": 6, "gradient_clip_val": 1.0}
+
+    expected = train(**options())
+    assert expected["scaler"]["scale"] < 2.0**60
+    assert_equal(expected, train([PlanCallback()], **options()))
+
+
+def test_accumulation_that_changes_between_epochs_changes_no_bit_and_no_batch_runs_twice(runs: list[Executor]):
+    def schedule() -> pl.Callback:
+        return GradientAccumulationScheduler({0: 1, 1: 3})
+
+    assert_equal(train([schedule()]), train([schedule(), PlanCallback()]))
+    assert len(runs) == 8
+
+
+def test_a_loss_in_a_method_leaves_training_step_to_the_user():
+    assert_equal(train(build=Split), train([PlanCallback(loss="compute_loss")], Split))
+
+
+class Split(Net):
+    """A net whose training step updates a metric and reads the trainer, around its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
+
+    def compute_loss(self, batch: Any) -> Any:
+        logits = self(batch[0])
+        self.log("peak", logits.max())
+        return nn.functional.cross_entropy(logits, batch[1]), logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss, logits = self.compute_loss(batch)
+        self.accuracy(logits, batch[1])
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        self.log("loss", loss)
+        self.log("product", loss.detach() * (batch_idx + self.global_step))
+        return loss
+
+
+class Gan(pl.LightningModule):
+    """Two optimizers under manual optimization, of which one loss freezes what the other trains."""
+
+    def __init__(self, toggles: bool) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+        self.toggles = toggles
+        self.automatic_optimization = False
+
+    def generator_loss(self, noise: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.softplus(-self.critic(self.generator(noise))).mean()
+        self.log("generated", loss)
+        return loss
+
+    def critic_loss(self, batch: Any, noise: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            generated = self.generator(noise)
+        real, false = self.critic(batch[0]), self.critic(generated)
+        return (nn.functional.softplus(-real) + nn.functional.softplus(false)).mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        noise = torch.randn(len(batch[0]), 2)
+        for optimizer, clip, compute in zip(
+            self.optimizers(), (0.1, 0.2),
+            (lambda: self.generator_loss(noise), lambda: self.critic_loss(batch, noise=noise)), strict=True,
+        ):  # fmt: skip
+            if self.toggles:
+                self.toggle_optimizer(optimizer)
+            loss = compute()
+            self.log("loss", loss)
+            optimizer.zero_grad()
+            self.manual_backward(loss / 2)
+            self.clip_gradients(optimizer, clip, "norm")
+            optimizer.step()
+            if self.toggles:
+                self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.critic)]
+
+
+@pytest.mark.parametrize("toggles", [True, False])
+def test_two_optimizers_under_manual_optimization_have_a_callback_for_each_loss(toggles: bool):
+    callbacks = [PlanCallback(loss="generator_loss"), PlanCallback(loss="critic_loss")]
+    assert_equal(train(build=lambda: Gan(toggles)), train(callbacks, lambda: Gan(toggles)))
+
+
+def test_a_closure_that_an_optimizer_calls_several_times_changes_no_bit():
+    class Newton(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+    assert_equal(train(build=Newton), train([PlanCallback()], Newton))
+
+
+def test_checkpoints_and_trainings_that_resume_from_them_are_those_without_a_plan(tmp_path: Path):
+    def training(name: str, **options: Any) -> dict[str, Any]:
+        keeper = ModelCheckpoint(tmp_path / name, filename="{epoch}", save_top_k=-1)
+        callbacks = [keeper, PlanCallback()] if name == "planned" else [keeper]
+        return train(callbacks, enable_checkpointing=True, **options)
+
+    resumed, saved = [], []
+    for name in ("plain", "planned"):
+        training(name, max_epochs=2)
+        saved.append(torch.load(tmp_path / name / "epoch=1.ckpt", weights_only=False))
+        resumed.append(training(name, max_epochs=3, ckpt_path=tmp_path / name / "epoch=1.ckpt"))
+    for key in ("state_dict", "optimizer_states", "global_step", "epoch", "lr_schedulers"):
+        assert_equal(saved[0][key], saved[1][key])
+    assert resumed[0]["counters"][0] == 12
+    assert_equal(*resumed)
+
+
+class Copies(pl.Callback):
+    """Copies the module in the middle of training, as callbacks that average weights do."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *args: Any) -> None:
+        self.copied = copy.deepcopy(module)
+        self.pickled = pickle.loads(pickle.dumps(module))
+        self.planned = "training_step" in module.__dict__
+
+
+def test_copies_of_the_module_and_the_module_afterwards_have_the_plain_method():
+    copies, callback, net = Copies(), PlanCallback(), Net()
+    train([callback, copies], lambda: net)
+    assert copies.planned
+    assert "training_step" not in net.__dict__
+    assert callback.planned is None
+    batch = next(iter(loader()))
+    for plain in (copies.copied, copies.pickled):
+        plain._trainer = None
+        loss = plain.training_step(batch, 0)["loss"]
+        assert "HandOver" not in type(loss.grad_fn).__name__
+        loss.backward()
+        assert plain.first.weight.grad is not None
+    assert net.first.weight.grad is None or not torch.equal(net.first.weight.grad, plain.first.weight.grad)
+
+
+def test_the_method_is_restored_after_an_exception():
+    class Fails(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            raise ArithmeticError
+
+    net = Net()
+    with pytest.raises(ArithmeticError):
+        train([PlanCallback(), Fails()], lambda: net)
+    assert not {"training_step", "log", "log_dict"} & set(net.__dict__)
+
+
+def test_a_plan_for_the_workload_of_a_module_is_for_its_training(runs: list[Executor]):
+    program = capture(workload(Net(), next(iter(loader()))))
+    costs = profile(program)
+    traced = simulate(program.graph, lower(program.graph, Plan.traced(program.graph)), costs).peak_bytes
+    smallest = best_plan(program.graph, costs, program.graph.static_bytes).plan
+    assert simulate(program.graph, lower(program.graph, smallest), costs).peak_bytes < traced
+    assert smallest.recomputed
+    assert_equal(train(rows=32), train([PlanCallback(smallest, other_shapes="error")], rows=32))
+    assert {run.program.graph.digest for run in runs} == {program.graph.digest}
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_the_workload_has_the_autocast_of_the_trainer(precision: Any, runs: list[Executor]):
+    program = capture(workload(Net(), next(iter(loader())), precision=precision))
+    plugin = MixedPrecision(precision, "cpu")
+    train([PlanCallback(Plan.traced(program.graph), other_shapes="error")], rows=8, plugins=[plugin], max_epochs=1)
+    assert [run.program.graph.digest for run in runs] == [program.graph.digest]
+
+
+def test_a_smaller_last_batch_can_run_in_plain_eager_or_be_refused(runs: list[Executor]):
+    assert_equal(train(), train([PlanCallback(other_shapes="eager")]))
+    assert len(runs) == 6
+    with pytest.raises(PlanError, match="made for a batch of 8x4, 8; this is"):
+        train([PlanCallback(other_shapes="error")])
+
+
+def test_a_logged_number_that_changes_is_logged_as_it_is():
+    class Annealed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = 1.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("weight", self.weight)
+            return self.weight * nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def on_train_epoch_end(self) -> None:
+            self.weight /= 2
+
+    assert_equal(train(build=Annealed, rows=88), train([PlanCallback()], Annealed, rows=88))
+
+
+class ReadsItsIndex(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0]).square().mean() * (1 + batch_idx)
+
+
+class UpdatesMetric(Split):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits = self(batch[0])
+        self.accuracy(logits, batch[1])
+        return nn.functional.cross_entropy(logits, batch[1])
+
+
+class KeepsGraph(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self(batch[0]).square().mean()
+        self.log("loss", loss, enable_graph=True)
+        return loss
+
+
+class Skips(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("net", "error", "message"),
+    [
+        (ReadsItsIndex, PlanError, "batch_idx"),
+        (UpdatesMetric, CaptureError, "accuracy"),
+        (KeepsGraph, CaptureError, "enable_graph"),
+        (Skips, CaptureError, "training_step returned None"),
+    ],
+)
+def test_what_a_captured_step_cannot_do_is_refused_by_name(net: type[Net], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        train([PlanCallback()], net, rows=160)
+
+
+def refused(match: str, callback: PlanCallback | None = None, build: Any = Net, **options: Any) -> None:
+    with pytest.raises(ConfigError, match=match):
+        train([callback or PlanCallback()], build, **options)
+
+
+def test_strategies_and_precisions_that_change_the_training_are_refused_by_name():
+    class Own(SingleDeviceStrategy):
+        pass
+
+    refused("strategy is Own", strategy=Own(torch.device("cpu")))
+    quantized = BitsandbytesPrecision.__new__(BitsandbytesPrecision)
+    for strategy, precision, match in (
+        (FSDPStrategy.__new__(FSDPStrategy), None, "strategy is FSDPStrategy"),
+        (None, quantized, "precision plugin is BitsandbytesPrecision"),
+    ):
+        trainer = pl.Trainer(accelerator="cpu", logger=False, barebones=True)
+        trainer.strategy._precision_plugin = precision or trainer.strategy.precision_plugin
+        if strategy is not None:
+            trainer._accelerator_connector.strategy = strategy
+        with pytest.raises(ConfigError, match=match):
+            PlanCallback().setup(trainer, Net(), "fit")
+
+
+def test_compiled_modules_are_refused_by_name():
+    net = Net()
+    net.first.compile()
+    refused("first is compiled by torch.compile", build=lambda: net)
+    refused("training_step of Net is replaced on the object, as by torch.compile", build=lambda: torch.compile(Net()))
+
+
+def test_methods_that_are_no_loss_are_refused_by_name():
+    refused("Net has no method 'los'", PlanCallback(loss="los"))
+    refused("Net optimizes manually", build=lambda: Net(manual=True))
+    refused("anomaly mode is on", detect_anomaly=True)
+
+
+def test_a_trainer_of_the_other_package_is_refused_by_name():
+    other = pytest.importorskip("pytorch_lightning")
+    with pytest.raises(
+        ConfigError, match="a pytorch_lightning Trainer; PlanCallback needs that of the package lightning"
+    ):
+        PlanCallback().setup(other.Trainer(accelerator="cpu", barebones=True), Net(), "fit")
+
+
+RANK = """
+import torch
+torch.set_num_threads(1)
+from lightning.pytorch.strategies import DDPStrategy
+from autotune.integrations.lightning import PlanCallback
+from tests.integrations.lightning_training import train
+from tests.integrations.trees import assert_equal
+
+def options(finds):
+    strategy = DDPStrategy(process_group_backend="gloo", find_unused_parameters=finds)
+    return {"strategy": strategy, "devices": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "rows": 52}
+
+for finds in (False, True):
+    assert_equal(train(**options(finds)), train([PlanCallback()], **options(finds)))
+    print("equal on rank", torch.distributed.get_rank(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_of_ddp_train_to_the_bits_of_ddp(tmp_path: Path):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    ranks = subprocess.run(
+        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert ranks.returncode == 0, ranks.stderr[-4000:]
+    lines = [line for line in ranks.stdout.splitlines() if line.startswith("equal")]
+    assert sorted(lines) == ["equal on rank 0", "equal on rank 0", "equal on rank 1", "equal on rank 1"]
