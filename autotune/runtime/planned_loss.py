@@ -121,11 +121,7 @@ class PlannedLoss(torch.nn.Module):
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         with _outside_autocast() as mode:
-            if mode not in self._selectors:
-                self._selectors[mode] = self._start_selector(mode, batch)
-            selector, padding = self._selectors[mode]
-            if selector.cache.offloads:
-                refuse_fork(self._pid)
+            selector, padding = self._selector_for(mode, batch)
             padded = padding.pad(batch)
             tensors = [leaf for leaf in pytree.tree_leaves(padded) if isinstance(leaf, torch.Tensor)]
             step = selector.select(padded, self._signature(padded), tensors, "")
@@ -133,10 +129,34 @@ class PlannedLoss(torch.nn.Module):
                 return self._run(step, tensors)
         return self._loss_fn(self.model, batch)
 
+    def prepare(self, batch: Any) -> None:
+        """Capture and plan the loss for a batch of another shape now, which takes seconds, so that no later call waits for it.
+
+        The first prepared batch belongs to the plan. `torch.autocast` around this call counts as around a call.
+
+        Raises:
+            CaptureError: The loss cannot be captured.
+            PlanError: The plan is for another graph.
+            StoreError: A store cannot be opened.
+        """
+        if self._memory_format:
+            batch = convert_batch(batch, self._memory_format)
+        with _outside_autocast() as mode:
+            selector, padding = self._selector_for(mode, batch)
+            padded = padding.pad(batch)
+            selector.prepare(padded, self._signature(padded), "")
+
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""
         for selector, _ in self._selectors.values():
             selector.cache.close()
+
+    def _selector_for(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding]:
+        if mode not in self._selectors:
+            self._selectors[mode] = self._start_selector(mode, batch)
+        if self._selectors[mode][0].cache.offloads:
+            refuse_fork(self._pid)
+        return self._selectors[mode]
 
     def _start_selector(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding]:
         loss_fn = self._loss_fn if mode is None else partial(run_in_autocast, self._loss_fn, mode)
