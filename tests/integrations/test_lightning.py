@@ -242,9 +242,7 @@ def test_a_training_can_tune_its_own_step(loss: str, tmp_path: Path, monkeypatch
         assert program.graph.digest == digest
         plan = Plan.traced(program.graph)
         estimate = simulate(program.graph, lower(program.graph, plan), profile(program))
-        planfile.write(
-            run_dir / "plan.json", PlanFile(config.ref, digest, config.budget, 0, 0, {}, plan, estimate)
-        )
+        planfile.write(run_dir / "plan.json", PlanFile(config.ref, digest, config.budget, 0, 0, {}, plan, estimate))
         budgets.append(config.budget)
         return run_dir / "plan.json"
 
