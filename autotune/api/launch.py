@@ -164,6 +164,7 @@ def measure_plan(
         "limit": limit,
         "memory_format": file.plan.memory_format or None,
         "loop": file.loop or None,
+        "kernels": file.plan.kernels or None,
     }
     config = load_config(file.workload.reference, overrides=overrides)
     with open_harness(config) as runner:
@@ -196,6 +197,7 @@ def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harne
             device_kind=config.device,
             memory_format=config.memory_format,
             loop=config.loop,
+            kernels=config.kernels,
             seed=config.seed,
             samples=config.samples,
             limit_bytes=config.limit_bytes,

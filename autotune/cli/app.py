@@ -11,6 +11,7 @@ from autotune.cli.options import (
     BudgetOption,
     DeviceOption,
     Json,
+    Kernels,
     Limit,
     LoopOption,
     MemoryFormat,
@@ -116,6 +117,7 @@ def tune(
     objective: Objective = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
+    kernels: Kernels = None,
     seed_from: SeedFrom = None,
     tracking_uri: TrackingUri = None,
     name: RunName = None,
@@ -135,6 +137,7 @@ def tune(
         "objective": objective,
         "loop": loop,
         "memory_format": memory_format,
+        "kernels": kernels,
         "seed_from": seed_from,
         "tracking_uri": tracking_uri,
     }
@@ -206,13 +209,16 @@ def plan(
     limit: Limit = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
+    kernels: Kernels = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Make one plan from estimates alone, without training. A budget in percent is a share of the traced step's predicted peak."""
     from autotune.cli.commands.plan import run
 
-    fields = {"budget": budget, "device": device, "limit": limit, "loop": loop, "memory_format": memory_format}
+    fields = {
+        "budget": budget, "device": device, "limit": limit, "loop": loop, "memory_format": memory_format, "kernels": kernels,
+    }  # fmt: skip
     run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 
 

@@ -72,6 +72,10 @@ LoopOption = Annotated[
         help="What the training loop does before the update: clip, scaler, accumulate=4, comma-separated; or gradients, to plan no update.",
     ),
 ]
+Kernels = Annotated[
+    str | None,
+    typer.Option("--kernels", metavar="inductor", help="Kernels of the plans: compiled regions; eager's by default."),
+]
 Objective = Annotated[
     str | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -334,6 +335,14 @@ def test_a_resized_batch_keeps_its_start_and_is_filled_with_the_fields_value(len
     assert bool((resized["labels"][:, kept:] == value).all())
     assert resized["rows"] is batch["rows"]
     assert resized["labels"].is_contiguous()
+
+
+def test_a_tokenizers_result_is_padded_in_a_copy_of_its_class():
+    batch = type("Encoding", (UserDict,), {})(text(5, rows=3))
+    resized = Buckets([8]).take_samples(Buckets([8]).resize(batch, 8), 2)
+    assert type(resized) is type(batch)
+    assert resized["labels"].shape == (2, 8)
+    assert batch["labels"].shape == (3, 5)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.measure.messages import Comparison, RoundingWitness
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, shifted
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime.verification import gates
-from autotune.runtime.verification.witness import in_double
+from autotune.runtime.verification.witness import to_double
+from autotune.workloads.batch import map_batch
 
 COMPARED_STEPS = 2
 """Number of steps whose results are compared: the second runs on what the first wrote."""
@@ -51,8 +51,8 @@ def record_results(
     eager.varies = True
     try:
         for number in range(COMPARED_STEPS):
-            batch = pytree.tree_map(partial(shifted, by=number), first)
-            eager.workload.batch = in_double(batch) if double else batch
+            batch = map_batch(partial(shifted, by=number), first)
+            eager.workload.batch = map_batch(to_double, batch) if double else batch
             outputs = step(partial(_record_gradient, record, number))
             for index, tensor in enumerate(outputs):
                 record(f"step {number}.result {index}", tensor)

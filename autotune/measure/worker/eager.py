@@ -21,6 +21,7 @@ from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
 from autotune.runtime.update_cycle import UpdateCycle
+from autotune.workloads.batch import batch_tensors, map_batch
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
 from autotune.workloads.workload import Workload, infer
@@ -87,8 +88,7 @@ class EagerWorkload:
 
     def batch(self, number: int = 0) -> list[torch.Tensor]:
         """Return the tensors of the batch, or of the micro-batch with this number."""
-        batch = self._micro_batch(number)
-        return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        return batch_tensors(self._micro_batch(number))
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters, buffers and the optimizer's state by name."""
@@ -162,7 +162,7 @@ class EagerWorkload:
 
     def _micro_batch(self, number: int) -> Any:
         batch = self.workload.batch
-        return pytree.tree_map(partial(shifted, by=number), batch) if self.varies and number else batch
+        return map_batch(partial(shifted, by=number), batch) if self.varies and number else batch
 
     def _convert(self, memory_format: str) -> None:
         if self._spec.memory_format:
@@ -198,9 +198,9 @@ class EagerWorkload:
                 on_gradient(name, parameter.grad)
 
 
-def shifted(leaf: Any, by: int) -> Any:
+def shifted(leaf: torch.Tensor, by: int) -> torch.Tensor:
     """Return another batch of the same shape, so that a step which remembers the first one's data is detected."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or not by:
+    if not leaf.ndim or not by:
         return leaf
     return torch.empty_like(leaf).copy_(leaf.roll(by, 0))
 
@@ -236,5 +236,4 @@ def _on_device(workload: Workload, kind: str) -> Workload:
             f"device {kind}: torch {torch.__version__} sees no GPU here; autotune doctor says why, or use --device cpu"
         )
     workload.model.to(kind)
-    moved = pytree.tree_map(lambda leaf: leaf.to(kind) if isinstance(leaf, torch.Tensor) else leaf, workload.batch)
-    return replace(workload, batch=moved)
+    return replace(workload, batch=map_batch(lambda leaf: leaf.to(kind), workload.batch))
