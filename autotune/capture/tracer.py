@@ -26,7 +26,7 @@ from autotune.capture.joint_graph import JointTrace
 from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
-from autotune.capture.python.side_effects import SideEffect, refuse_read_side_effects
+from autotune.capture.python.side_effects import SideEffect, refuse_read_side_effects, settle
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
 from autotune.errors import AutotuneError, CaptureError
 from autotune.workloads.workload import Workload, infer
@@ -36,6 +36,8 @@ def capture(
     workload: Workload, name: str = "", *, dynamic: frozenset[str] = frozenset(), gradients: bool | None = None
 ) -> Program:
     """Capture the workload's step; model, optimizer, batch and generators stay unchanged.
+
+    A setting that only the first step would assign, such as a model's `config.problem_type`, is assigned.
 
     `name` is the graph's name, by default that of the model's class. `dynamic` names floats (`GuardFailure.source`) that
     become inputs of the step instead of constants. `gradients` makes the gradients results of the step; by default they
@@ -228,6 +230,7 @@ def _trace(
             if not _install_late_hooks(step):
                 raise
             python_trace = trace(dynamic)
+        python_trace = settle(python_trace, lambda: trace(dynamic))
         refuse_reentrant_checkpoints(python_trace.forward)
         unrepeated = refuse_read_side_effects(python_trace, trace)
         recurrent.mark_calls(python_trace.forward)
