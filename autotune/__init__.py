@@ -3,6 +3,7 @@
 from typing import Any
 
 __all__ = [
+    "AutoPlan",
     "AutotuneError",
     "Buckets",
     "CaptureError",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AutoPlan": "api.auto_plan",
     "Buckets": "runtime.shapes.buckets",
     "Config": "records.config",
     "MemoryEstimate": "study.offline.memory_estimate",

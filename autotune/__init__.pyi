@@ -1,6 +1,7 @@
 """Types of the public names, which `__init__.py` imports on first use."""
 
 from autotune.api import estimate, load_plan, load_run, plan, resume, tune
+from autotune.api.auto_plan import AutoPlan
 from autotune.errors import (
     AutotuneError,
     CaptureError,
@@ -25,6 +26,7 @@ from autotune.workloads.workload import Workload
 __version__: str
 
 __all__ = [
+    "AutoPlan",
     "AutotuneError",
     "Buckets",
     "CaptureError",

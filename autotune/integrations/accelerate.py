@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, install_command
 from autotune.integrations.compiled_models import refuse_compiled
+from autotune.integrations.data_parallel import run_in_wrapper
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes
 from autotune.workloads.workload import LossFn
 
@@ -20,9 +22,7 @@ try:
     import accelerate
     from accelerate.utils import DistributedType, DynamoBackend
 except ImportError as error:
-    raise ImportError(
-        "autotune.integrations.accelerate needs accelerate: pip install 'autotune-training[accelerate]'"
-    ) from error
+    raise ImportError(f"autotune.integrations.accelerate needs accelerate: {install_command('accelerate')}") from error
 
 TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 """Kinds of distributed training that equal those without a plan: one process, or DistributedDataParallel."""
@@ -38,6 +38,7 @@ def plan_loss(
     *,
     stores: Mapping[str, str | Path] | None = None,
     other_shapes: OtherShapes = "replan",
+    buckets: Buckets | None = None,
 ) -> "AcceleratedLoss":
     """Return a planned loss for a loop with Accelerate: `loss = planned(batch)` replaces `loss = loss_fn(model, batch)`.
 
@@ -53,6 +54,7 @@ def plan_loss(
             an optimizer. None runs the step as traced.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
+        buckets: Sizes to pad batches to; see `PlannedLoss`.
 
     Raises:
         ConfigError: An argument is invalid, the model was not prepared, or the accelerator trains in a way that a plan does
@@ -77,7 +79,7 @@ def plan_loss(
         ...         optimizer.zero_grad()
         >>> planned.close()
     """
-    return AcceleratedLoss(accelerator, model, loss_fn, plan, stores=stores, other_shapes=other_shapes)
+    return AcceleratedLoss(accelerator, model, loss_fn, plan, stores=stores, other_shapes=other_shapes, buckets=buckets)
 
 
 class AcceleratedLoss:
@@ -89,9 +91,7 @@ class AcceleratedLoss:
         model: torch.nn.Module,
         loss_fn: LossFn,
         plan: str | Path | PlanFile | Plan | None,
-        *,
-        stores: Mapping[str, str | Path] | None,
-        other_shapes: OtherShapes,
+        **options: Any,
     ) -> None:
         _refuse_accelerator(accelerator)
         _refuse_model(accelerator, model)
@@ -101,9 +101,8 @@ class AcceleratedLoss:
             model if self._wrapper is None else self._wrapper.module,
             loss_fn,
             plan,
-            stores=stores,
-            other_shapes=other_shapes,
             loss_gradient=self._scale,
+            **options,
         )
         """The planned loss of the model within DistributedDataParallel."""
 
@@ -114,30 +113,13 @@ class AcceleratedLoss:
 
     def __call__(self, batch: Any) -> Any:
         """Return the loss, ready for `accelerator.backward`, with the detached extras if the loss function has any."""
-        return self.planned(batch) if self._wrapper is None else self._run_in_wrapper(self._wrapper, batch)
+        if self._wrapper is None:
+            return self.planned(batch)
+        return run_in_wrapper(self._wrapper, self.planned, batch)
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""
         self.planned.close()
-
-    def _run_in_wrapper(self, wrapper: DistributedDataParallel, batch: Any) -> Any:
-        """Run the loss within the wrapper's forward, which prepares the reduction of the gradients over the ranks."""
-        inner = self.planned.model
-        forwards = {key: value for key, value in inner.__dict__.items() if key == "forward"}
-
-        def restore() -> None:
-            inner.__dict__.pop("forward", None)
-            inner.__dict__.update(forwards)
-
-        def forward(batch: Any) -> Any:
-            restore()
-            return self.planned(batch)
-
-        inner.__dict__["forward"] = forward
-        try:
-            return wrapper(batch)
-        finally:
-            restore()
 
     def _scale(self, one: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the loss that `accelerator.backward` passes: scaled, and divided by the accumulated steps."""

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, install_command
 from autotune.integrations.compiled_models import refuse_compiled
 from autotune.integrations.planned_method import MethodLoss, PlannedMethod
 from autotune.ir.plan import Plan
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss, run_in_autocast
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes
 from autotune.workloads.workload import Workload
 
@@ -22,9 +23,7 @@ try:
     from lightning.pytorch import strategies
     from lightning.pytorch.plugins import precision as plugins
 except ImportError as error:
-    raise ImportError(
-        "autotune.integrations.lightning needs lightning: pip install 'autotune-training[lightning]'"
-    ) from error
+    raise ImportError(f"autotune.integrations.lightning needs lightning: {install_command('lightning')}") from error
 
 STRATEGIES = (strategies.SingleDeviceStrategy, strategies.DDPStrategy)
 """Strategies whose training equals that without a plan."""
@@ -58,6 +57,7 @@ class PlanCallback(pl.Callback):
         loss: Name of the method. It returns the loss, a tuple that begins with it, or a mapping with the key "loss".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
+        buckets: Sizes to pad batches to; see `PlannedLoss`.
 
     Raises:
         ConfigError: In `fit`: the trainer or the module does something that a plan does not support.
@@ -92,8 +92,10 @@ class PlanCallback(pl.Callback):
         loss: str = "training_step",
         stores: Mapping[str, str | Path] | None = None,
         other_shapes: OtherShapes = "replan",
+        buckets: Buckets | None = None,
     ) -> None:
-        self._plan, self._loss, self._stores, self._other_shapes = plan, loss, stores, other_shapes
+        self._plan, self._loss = plan, loss
+        self._options = {"stores": stores, "other_shapes": other_shapes, "buckets": buckets}
         self._method: PlannedMethod | None = None
 
     @property
@@ -114,9 +116,8 @@ class PlanCallback(pl.Callback):
             pl_module,
             self._loss,
             self._plan,
-            stores=self._stores,
-            other_shapes=self._other_shapes,
             loss_gradient=partial(_scale, trainer, pl_module),
+            **self._options,
         )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -13,14 +13,10 @@ from torch.utils import _pytree as pytree
 from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature, make_signature, read_model_state
-from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
-from autotune.ir.plan import Plan
-from autotune.records import plan_file as planfile
-from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, seed_gradient
-from autotune.runtime.prepared_step import PreparedStep, StepPreparer
+from autotune.runtime.prepared_step import PlanSource, PreparedStep, StepPreparer, read_plan, store_directories
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
@@ -51,7 +47,8 @@ class PlannedLoss(torch.nn.Module):
         model: The model, whose parameters require gradients.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss, or a tuple of the loss and any nested extras.
         plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the graph of a workload with a loss and without an
-            optimizer. None runs the step as traced. A plan in `channels_last` converts the model permanently.
+            optimizer; or an `AutoPlan`, which tunes at the first call. None runs the step as traced. A plan in
+            `channels_last` converts the model permanently.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
         buckets: Sizes to pad batches to, each captured and planned at the first call; the plan belongs to the largest. Calls
@@ -87,7 +84,7 @@ class PlannedLoss(torch.nn.Module):
         self,
         model: torch.nn.Module,
         loss_fn: LossFn,
-        plan: str | Path | PlanFile | Plan | None = None,
+        plan: PlanSource | None = None,
         *,
         stores: Mapping[str, str | Path] | None = None,
         other_shapes: OtherShapes = "replan",
@@ -101,8 +98,8 @@ class PlannedLoss(torch.nn.Module):
             raise ConfigError(f"loss_fn is {type(loss_fn).__name__}; give a function loss_fn(model, batch)")
         self.model = model
         self._loss_fn, self._other_shapes = loss_fn, other_shapes
-        self._plan = planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan
-        self._stores = {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
+        self._plan = read_plan(plan)
+        self._stores = store_directories(stores, self._plan)
         self._selectors: dict[Autocast | None, tuple[StepSelector, BatchPadding]] = {}
         self._buckets = buckets
         self._tangents = _Tangents(loss_gradient)
@@ -144,10 +141,11 @@ class PlannedLoss(torch.nn.Module):
     def _start_selector(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding]:
         loss_fn = self._loss_fn if mode is None else partial(run_in_autocast, self._loss_fn, mode)
         selector = StepSelector(
-            partial(_capture, self.model, loss_fn),
+            partial(Workload, self.model, loss_fn, None),
             self._make_preparer(),
             self._other_shapes,
             trains=True,
+            gradients=True,
             maker="PlannedLoss",
         )
         padding = BatchPadding(self._buckets, self.model, loss_fn)
@@ -302,10 +300,6 @@ def _outside_autocast() -> Iterator[Autocast | None]:
         for kind, *_ in modes:
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield modes[0] if modes else None
-
-
-def _capture(model: torch.nn.Module, loss_fn: LossFn, batch: Any, inputs: frozenset[str]) -> Program:
-    return capture(Workload(model, loss_fn, None, batch), dynamic=inputs)
 
 
 def run_in_autocast(loss_fn: LossFn, mode: Autocast, model: torch.nn.Module, batch: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -17,9 +18,10 @@ from autotune.ir.plan import Plan, early_updates
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
+from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
-from autotune.runtime.arena import StepArena
+from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.keep_gradients import keep_gradients
 from autotune.runtime.offload.slots import slot_sizes
@@ -27,6 +29,36 @@ from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.units import fmt_bytes
+from autotune.workloads.workload import Workload
+
+
+class PlanMaker(Protocol):
+    """Maker of the plan for the first batch's step, such as `autotune.AutoPlan`."""
+
+    @property
+    def stores(self) -> Mapping[str, str | Path]:
+        """Directories of the stores that plans may offload to."""
+
+    def __call__(self, workload: Workload, graph: TrainGraph, *, updates_at_end: bool) -> PlanFile:
+        """Return the plan for a workload and its captured graph."""
+
+
+PlanSource = str | Path | PlanFile | Plan | PlanMaker
+"""Path of a plan file, a plan with or without its provenance, or a maker of plans."""
+
+
+def read_plan(source: PlanSource | None) -> PlanFile | Plan | PlanMaker | None:
+    """Return a plan source with its file read, if it is a path."""
+    return planfile.read(Path(source)) if isinstance(source, (str, Path)) else source
+
+
+def store_directories(
+    stores: Mapping[str, str | Path] | None, plan: PlanFile | Plan | PlanMaker | None
+) -> dict[str, Path]:
+    """Return the absolute directory of each store; those of a maker of plans where none are passed."""
+    if stores is None and not isinstance(plan, PlanFile | Plan | None):
+        stores = plan.stores
+    return {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
 
 
 @dataclass(slots=True)
@@ -57,9 +89,10 @@ class PreparedStep:
         """Arena of the current plan."""
         return self.executors[self.plan][1]
 
-    def suspend(self) -> None:
-        """Release the arena's memory and the store's space until `resume`."""
-        if self.arena is not None:
+    def suspend(self, following: "PreparedStep | None" = None) -> None:
+        """Release the arena's memory and the store's space until `resume`; `following` may go on in the same memory."""
+        next_arena = following.arena if following is not None else None
+        if self.arena is not None and not (next_arena is not None and next_arena.can_follow(self.arena)):
             self.arena.release()
         if self.store is not None:
             self.store.close()
@@ -96,7 +129,8 @@ class StepPreparer:
     """Preparation of all captured programs of one training loop.
 
     Args:
-        plan: The plan, or a file with the plan and the settings it was made with; None to run steps as traced.
+        plan: The plan, a file with the plan and the settings it was made with, or a maker of such a file; None to run
+            steps as traced.
         stores: Directory of each store, by its name.
         accumulates: True if gradients add up over several steps.
         adapts: True if plans that offload may change their window between steps.
@@ -105,7 +139,7 @@ class StepPreparer:
 
     def __init__(
         self,
-        plan: PlanFile | Plan | None,
+        plan: PlanFile | Plan | PlanMaker | None,
         stores: Mapping[str, Path],
         *,
         accumulates: bool,
@@ -113,10 +147,12 @@ class StepPreparer:
         range_of: RangeFactory | None = None,
     ) -> None:
         self.file = plan if isinstance(plan, PlanFile) else None
-        self._plan = plan.plan if isinstance(plan, PlanFile) else plan
+        self._plan = plan.plan if isinstance(plan, PlanFile) else plan if isinstance(plan, Plan) else None
+        self._make_file = None if isinstance(plan, PlanFile | Plan | None) else plan
         self._stores, self._accumulates, self._adapts = stores, accumulates, adapts
         self._range_of = range_of
         self._numbers = itertools.count()
+        self._block = SharedBlock()
         self._has_warned = False
 
     @property
@@ -129,8 +165,11 @@ class StepPreparer:
         """Budget of the plan file, static bytes included; 0 without a file."""
         return self.file.budget_bytes if self.file is not None else 0
 
-    def first_plan(self, graph: TrainGraph) -> Plan:
+    def first_plan(self, graph: TrainGraph, make_workload: Callable[[], Workload], gradient_users: str) -> Plan:
         """Return the plan of the first captured graph. Raises PlanError if the plan file is for another graph."""
+        if self._make_file is not None and self.file is None:
+            self.file = self._make_file(make_workload(), graph, updates_at_end=bool(gradient_users))
+            self._plan = self.file.plan
         if self._plan is None:
             return Plan.traced(graph)
         if self.file is not None:
@@ -177,7 +216,9 @@ class StepPreparer:
         uses_arena = plan.allocator == "arena" and program.device.type == "cpu" and not self._accumulates
         executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
         for each, schedule in zip(plans, schedules, strict=True):
-            arena = StepArena() if uses_arena else None
+            # a step that offloads releases pages one by one, for which the block must be its own
+            block = SharedBlock() if plan.offload else self._block
+            arena = StepArena(block=block) if uses_arena else None
             executors[each] = Executor(program, schedule, store, arena=arena, range_of=self._range_of), arena
         return PreparedStep(next(self._numbers), program, captured_plan, plan, executors, store, opener, adapter)
 

@@ -10,11 +10,14 @@ import torch
 from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
+from autotune.capture.tracer import capture
 from autotune.errors import PlanError
+from autotune.runtime import malloc
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.step_cache import StepCache, describe_difference
+from autotune.workloads.workload import Workload
 
 OtherShapes = Literal["replan", "eager", "error"]
 
@@ -23,23 +26,27 @@ class StepSelector:
     """The prepared steps of one loop.
 
     Args:
-        capture: Captures the step for a batch; the second argument names floats that become inputs.
+        make_workload: Makes the workload of a batch.
         preparer: Plans captured programs and makes them ready to run.
         other_shapes: Action for a call without a prepared step: prepare another one, run in eager, or raise PlanError.
         trains: False for steps without gradients.
+        gradients: True if gradients are results of the step.
         maker: Name of the class that a message tells the user to create.
     """
 
     def __init__(
         self,
-        capture: Callable[[Any, frozenset[str]], Program],
+        make_workload: Callable[[Any], Workload],
         preparer: StepPreparer,
         other_shapes: OtherShapes,
         *,
         trains: bool,
+        gradients: bool,
         maker: str,
     ) -> None:
-        self._capture, self._preparer, self._other_shapes, self._maker = capture, preparer, other_shapes, maker
+        self._make_workload, self._preparer = make_workload, preparer
+        self._other_shapes, self._maker = other_shapes, maker
+        self._gradients = gradients
         self._recaptures = Recaptures()
         self.cache = StepCache(trains=trains)
         self._has_warned = False
@@ -61,7 +68,7 @@ class StepSelector:
         """
         first = padding.resize_first(batch)
         self._first_call, self.first = signature(first), self._capture(first, frozenset())
-        plan = self._preparer.first_plan(self.first.graph)
+        plan = self._preparer.first_plan(self.first.graph, partial(self._make_workload, first), gradient_users)
         self.last = self._preparer.prepare(self.first, plan, gradient_users)
         self.cache.add(self._first_call, self.last)
         padding.check(batch, self.first, plan, self._preparer.budget_bytes)
@@ -72,6 +79,7 @@ class StepSelector:
                 program, self._preparer.make_plan(program, gradient_users), gradient_users
             )
             self.cache.add(signature(other), self.last)
+        malloc.trim()  # each capture leaves megabytes of free memory, which would be charged beside the steps
 
     def select(
         self, batch: Any, call: Signature, tensors: list[torch.Tensor], gradient_users: str
@@ -88,7 +96,7 @@ class StepSelector:
         if step is None and self._other_shapes == "error":
             self._refuse_call(call, change)
         if step is not self.last:
-            self.last.suspend()  # alternating shapes would otherwise hold an arena and a store each
+            self.last.suspend(step)  # alternating shapes would otherwise hold an arena and a store each
         if step is None:
             self._warn(call, change)
             if self._other_shapes == "eager":
@@ -122,6 +130,10 @@ class StepSelector:
             difference = describe_difference(call, self._first_call)
             warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=5)
         self._has_warned = True
+
+    def _capture(self, batch: Any, inputs: frozenset[str]) -> Program:
+        """Capture the step for a batch; `inputs` names floats that become inputs of the step."""
+        return capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
 
     def _prepare_again(
         self, batch: Any, call: Signature, change: GuardFailure | None, gradient_users: str

@@ -12,17 +12,21 @@ from torch.utils import _pytree as pytree
 from autotune.capture.capture_checks import refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
-from autotune.capture.program import Program
 from autotune.capture.signature import Signature, make_signature, read_model_state
-from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.records import plan_file as planfile
 from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
-from autotune.runtime.prepared_step import PreparedStep, StepPreparer, warn_of_environment
+from autotune.runtime.prepared_step import (
+    PlanSource,
+    PreparedStep,
+    StepPreparer,
+    read_plan,
+    store_directories,
+    warn_of_environment,
+)
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
@@ -51,7 +55,8 @@ class TrainStep:
         optimizer: The optimizer of the model's parameters; None for inference or evaluation of a loss.
         batch: A first batch. Its shapes, strides and dtypes are captured; its numbers are not used.
         plan: Path of a plan file that `autotune tune` wrote, a `PlanFile`, or a `Plan`. None runs the step as traced. A plan
-            in `channels_last` converts the model permanently, and each batch that does not have that format.
+            in `channels_last` converts the model permanently, and each batch that does not have that format. An `AutoPlan`
+            tunes before the first step.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         accumulate: Number of steps per update; at least 1.
         before_update: Called without arguments when all gradients of an update are complete and unscaled, as for clipping.
@@ -101,7 +106,7 @@ class TrainStep:
         loss_fn: LossFn | None,
         optimizer: torch.optim.Optimizer | None,
         batch: Any,
-        plan: str | Path | PlanFile | Plan | None = None,
+        plan: PlanSource | None = None,
         *,
         stores: Mapping[str, str | Path] | None = None,
         accumulate: int = 1,
@@ -131,19 +136,23 @@ class TrainStep:
         self._cycle = UpdateCycle(optimizer, accumulate, before_update, scaler)
         self._eager_step = EagerStep(model, loss_fn, self._cycle)
         self._verifier = Verifier(model, optimizer, scaler, DEFAULT_STEPS if verify is True else int(verify))
+        source = read_plan(plan)
+        if optimizer is None and loss_fn is not None and not isinstance(source, PlanFile | Plan | None):
+            raise ConfigError("a maker of plans plans training or inference, not a loss alone; pass an optimizer")
         preparer = StepPreparer(
-            planfile.read(Path(plan)) if isinstance(plan, (str, Path)) else plan,
-            {name: Path(directory).absolute() for name, directory in (stores or {}).items()},
+            source,
+            store_directories(stores, source),
             accumulates=accumulate > 1,
             adapts=adapt,
             range_of=ranges,
         )
         self._memory_format = preparer.memory_format
         self._selector = StepSelector(
-            partial(_capture, model, loss_fn, optimizer),
+            partial(Workload, model, loss_fn, optimizer),
             preparer,
             other_shapes,
             trains=loss_fn is not None,
+            gradients=False,
             maker="TrainStep",
         )
         self._pid = os.getpid()
@@ -293,13 +302,3 @@ class TrainStep:
         refuse_modes(trains=self.optimizer is not None)
         if self._selector.cache.offloads:
             refuse_fork(self._pid)
-
-
-def _capture(
-    model: torch.nn.Module,
-    loss_fn: LossFn | None,
-    optimizer: torch.optim.Optimizer | None,
-    batch: Any,
-    inputs: frozenset[str],
-) -> Program:
-    return capture(Workload(model, loss_fn, optimizer, batch), dynamic=inputs, gradients=False)

@@ -9,12 +9,15 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 
 from autotune.errors import AutotuneError, ConfigError, nearest
+from autotune.workloads.live_workload import load_live_workload
+from autotune.workloads.reference import LIVE_SUFFIX
 from autotune.workloads.workload import Workload, check_workload
 
 T = TypeVar("T")
@@ -33,6 +36,8 @@ def call_factory(reference: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _find_factory(reference: str) -> Callable[..., Any]:
+    if reference.endswith(LIVE_SUFFIX):
+        return partial(load_live_workload, Path(reference))
     place, colon, attribute = reference.rpartition(":")
     if not colon:
         return _from_zoo(reference)

@@ -10,6 +10,9 @@ from typing import Any
 
 from autotune.errors import ConfigError
 
+LIVE_SUFFIX = ".live"
+"""Suffix of a file with the saved objects of a running process, by which references name it."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRef:
@@ -20,7 +23,7 @@ class WorkloadRef:
     """
 
     reference: str
-    """Zoo name, `package.module:factory` or `path/file.py:factory`."""
+    """Zoo name, `package.module:factory`, `path/file.py:factory`, or `NAME.live` for saved objects of a process."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
 
@@ -35,6 +38,8 @@ def lies_here(reference: str) -> bool:
     >>> lies_here("resnet18"), lies_here("os:system")
     (True, False)
     """
+    if reference.endswith(LIVE_SUFFIX):  # code of anywhere is among the saved objects
+        return False
     place, colon, _ = reference.rpartition(":")
     if not colon:
         return True

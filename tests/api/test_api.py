@@ -69,7 +69,7 @@ def test_the_public_names_are_the_documented_ones():
         assert getattr(autotune, name) is not None
         assert name == "__version__" or (getattr(autotune, name).__doc__ or "").strip(), name
     assert dir(autotune) == sorted(autotune.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'tunes'; it has AutotuneError, "):
+    with pytest.raises(AttributeError, match="has no attribute 'tunes'; it has AutoPlan, "):
         _ = autotune.tunes  # type: ignore[attr-defined]
 
 

@@ -173,6 +173,24 @@ def test_a_plan_for_the_prepared_model_is_for_the_loop(precision: str, runs: lis
         train(with_plan, rows=12, mixed_precision=precision)
 
 
+def token_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+
+
+def test_batches_of_many_lengths_run_in_the_sizes_of_the_buckets(runs: list[Executor]):
+    accelerator = accelerate.Accelerator(cpu=True)
+    torch.manual_seed(3)
+    model = accelerator.prepare(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)))
+    loss_of = plan_loss(accelerator, model, token_loss, buckets=autotune.Buckets([8, 16]))
+    for length in (5, 7, 16, 11, 3):
+        tokens = torch.randint(9, (2, length))
+        batch = {"input_ids": tokens, "labels": tokens}
+        loss = loss_of(batch)
+        accelerator.backward(loss)
+        assert torch.allclose(loss, token_loss(model, batch))
+    assert len(set(runs)) == 2
+
+
 def test_train_step_accepts_the_prepared_model_and_optimizer():
     def train_step(planned: bool) -> list[Any]:
         AcceleratorState._reset_state(reset_partial_state=True)

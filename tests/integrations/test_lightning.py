@@ -37,15 +37,13 @@ pytestmark = [
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "clipped by norm": {"gradient_clip_val": 0.1},
     "clipped by value, accumulated with a remainder": {
         "gradient_clip_val": 0.05, "gradient_clip_algorithm": "value", "accumulate_grad_batches": 3,
     },
     "bf16-mixed": {"precision": "bf16-mixed", "accumulate_grad_batches": 2},
-    "bf16-true": {"precision": "bf16-true"},
-    "64-true": {"precision": "64-true"},
+    "bf16-true, clipped by norm": {"precision": "bf16-true", "gradient_clip_val": 0.1},
     "ended by max_steps, validated within the epoch": {"max_epochs": -1, "max_steps": 5, "val_check_interval": 2},
-    "gradients in inference mode off": {"inference_mode": False, "num_sanity_val_steps": -1},
+    "64-true, inference mode off": {"precision": "64-true", "inference_mode": False, "num_sanity_val_steps": -1},
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from tests.support.small import make, normalized
 
 IMAGES = (2, 3, 8, 8)
 BLOCKED = (
-    "hypothesis", "jinja2", "matplotlib", "mlflow", "optuna", "pandas", "psutil", "pynvml", "rich", "scipy", "sqlalchemy",
-    "streamlit", "transformers", "typer", "yaml",
+    "cloudpickle", "hypothesis", "jinja2", "matplotlib", "mlflow", "optuna", "pandas", "psutil", "pynvml", "rich", "scipy",
+    "sqlalchemy", "streamlit", "transformers", "typer", "yaml",
 )  # fmt: skip
 """Dependencies of tuning, reports, tests and dashboards, of which training needs none."""
 REQUIRED = ("torch", "numpy", "pydantic", "xxhash")

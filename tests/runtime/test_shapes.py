@@ -1,7 +1,9 @@
 """Batches of many lengths: few plans, the loss of the unpadded batch, and a message where padding would change it."""
 
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,6 +191,19 @@ def test_dropout_is_left_out_of_the_comparison_and_runs_in_the_steps():
     with step_for(workload) as step:
         assert any(op.random for op in step.graph.ops)
         assert step(text(20)) != step(text(20))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the arena is compiled with g++")
+def test_steps_of_all_sizes_replay_in_one_block():
+    workload, other = make(), make()
+    plan = replace(Plan.traced(capture(workload).graph), allocator="arena")
+    with step_for(workload, plan=plan) as step:
+        for length in (32, 7, 15) * 4:
+            torch.testing.assert_close(step(text(length)), eager_loss(other, text(length)))
+        arenas = [prepared.arena for prepared in step._selector.cache]
+        assert len(arenas) == 3
+        assert len({id(arena.block) for arena in arenas}) == 1
+        assert all(arena.bytes > 0 and arena.misses == 0 for arena in arenas)
 
 
 @pytest.mark.parametrize("other_shapes", ["eager", "error"])

@@ -54,6 +54,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "matplotlib": ("report",),
     "jinja2": ("report",),
     "pydantic": ("records", "nightly"),
+    "cloudpickle": ("workloads",),
     "transformers": ("workloads.zoo",),
     "lightning": ("integrations.lightning",),
     "accelerate": ("integrations.accelerate",),

@@ -39,6 +39,14 @@ class _Event(ctypes.Structure):
 
 
 @dataclass
+class SharedBlock:
+    """One block of memory for the arenas of several steps that never run at once; as large as the largest of them."""
+
+    group: int = -1
+    """The allocator's number of the block; -1 before the first layout."""
+
+
+@dataclass
 class StepArena:
     """The arena of one step: `with arena.step(): ...` around each step, always on the same thread.
 
@@ -52,7 +60,9 @@ class StepArena:
     misses: int = 0
     """Allocations of the last step that went to malloc although they had a slot."""
     bytes: int = 0
-    """Size of the block; 0 before the layout is computed."""
+    """Size of the layout; 0 before it is computed."""
+    block: SharedBlock = field(default_factory=SharedBlock)
+    """Memory that the step's tensors are placed in."""
     _id: int | None = None
     _slot_count: int = 0
     _steps: int = 0
@@ -111,6 +121,10 @@ class StepArena:
         elif not self._library.arena_map_storage(storage._cdata, nbytes):
             raise MemoryError(f"no {fmt_bytes(nbytes)} available for a weight or its optimizer state that is read back")
 
+    def can_follow(self, other: "StepArena") -> bool:
+        """Return True if the next step replays in the block that the other arena's step used."""
+        return self._id is not None and self.block is other.block
+
     def release(self) -> None:
         """Release the memory until the next step; the layout stays."""
         if self._library is not None and self._id is not None:
@@ -134,9 +148,12 @@ class StepArena:
         for index, offset in zip(inside, layout.offsets, strict=True):
             offsets[index] = offset
         numbers = ctypes.c_int64 * count
-        arena_id = lib.arena_create(self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count)
+        arena_id = lib.arena_create(
+            self.bytes, numbers(*offsets), numbers(*(event.size for event in events)), count, self.block.group
+        )
         self._id, self._slot_count = (arena_id, count) if arena_id >= 0 else (None, 0)
         if arena_id >= 0:
+            self.block.group = int(lib.arena_group(arena_id))
             weakref.finalize(self, lib.arena_release, arena_id).atexit = False
         else:
             _log.warning("no memory for an arena of %s; tensors stay with malloc", fmt_bytes(self.bytes))

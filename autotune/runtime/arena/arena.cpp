@@ -35,19 +35,24 @@ struct Slot {
   int64_t size;
 };
 
-struct Arena {
+// The memory of one arena, or of several whose steps never run at once.
+struct Block {
   char* base = nullptr;
   int64_t bytes = 0;
-  std::vector<Slot> slots;
   std::map<int64_t, int64_t> live;  // offset -> end
   bool released = false;            // its pages return to the system as soon as no slot is live
   int64_t live_bytes = 0;
+  Ranges resident;                  // resident pages; tracked only while the one arena of the block has a cap
+};
+
+struct Arena {
+  int group = 0;                    // index of its block
+  std::vector<Slot> slots;
   int64_t step_bytes = -1;          // cap of the step's own bytes while no static bytes are offloaded; -1: no cap
   int64_t offloaded = 0;            // static bytes that are offloaded now
   int64_t outside = 0;              // bytes that this step allocated outside of the block
   int64_t step_peak = 0;            // peak of the step's own bytes beyond `offloaded`, in this step
   int64_t peak = 0;                 // the same, in this step or the one before
-  Ranges resident;                  // resident pages; tracked only while there is a cap
   int64_t misses = 0;
   int64_t hits = 0;
 };
@@ -67,30 +72,38 @@ Pages pages(int64_t begin, int64_t end) {
 constexpr int64_t kExtra = int64_t{1} << 20;
 constexpr size_t kLookahead = 512;
 
-void release_pages(Arena& arena, Pages idle) {
-  madvise(arena.base + idle.begin, idle.end - idle.begin, MADV_DONTNEED);
-  poison(arena.base + idle.begin, std::min(idle.end, arena.bytes) - idle.begin);
-  arena.resident.cut(idle.begin, idle.end);
+void release_pages(Block& block, Pages idle) {
+  madvise(block.base + idle.begin, idle.end - idle.begin, MADV_DONTNEED);
+  poison(block.base + idle.begin, std::min(idle.end, block.bytes) - idle.begin);
+  block.resident.cut(idle.begin, idle.end);
 }
 
-void release_if_idle(Arena& arena) {
-  if (arena.base != nullptr && arena.live.empty()) release_pages(arena, pages(0, arena.bytes));
+void release_if_idle(Block& block) {
+  if (block.base != nullptr && block.live.empty()) release_pages(block, pages(0, block.bytes));
 }
+
+std::vector<Block*> blocks;   // all of them; never shrinks, because a tensor may outlive the owner of its block
+std::vector<Block*> current_block;  // of each group: a group that needs more gets a larger block, and leaves the old one
+std::atomic<int> block_count{0};
+std::vector<Arena*> arenas;
+
+Block& block_of(const Arena& arena) { return *current_block[arena.group]; }
 
 // Release idle pages until the resident bytes are at most the peak of the step, scratch of kernels included. Pages that
 // the slots from `next` on (and then those of the next step) need soonest are spared if there are enough others.
 void enforce_cap(Arena& arena, size_t next) {
   if (arena.step_bytes < 0) return;
+  Block& block = block_of(arena);
   arena.step_peak =
-      std::max({arena.step_peak, arena.step_bytes, arena.live_bytes + arena.outside - arena.offloaded});
+      std::max({arena.step_peak, arena.step_bytes, block.live_bytes + arena.outside - arena.offloaded});
   arena.peak = std::max(arena.peak, arena.step_peak);
-  const int64_t over = arena.resident.bytes() + arena.outside - arena.peak - arena.offloaded;
+  const int64_t over = block.resident.bytes() + arena.outside - arena.peak - arena.offloaded;
   const int64_t page = pages(0, 1).end;
-  if (over <= 0 || arena.resident.bytes() - arena.live_bytes < page) return;
+  if (over <= 0 || block.resident.bytes() - block.live_bytes < page) return;
   const int64_t target = over + kExtra;
-  Ranges idle = arena.resident;
+  Ranges idle = block.resident;
   const auto cut = [&idle](Pages used) { idle.cut(used.begin, used.end); };
-  for (const auto& [begin, end] : arena.live) cut(pages(begin, end));
+  for (const auto& [begin, end] : block.live) cut(pages(begin, end));
   for (size_t i = 0; i < std::min(kLookahead, arena.slots.size()); ++i) {
     const Slot slot = arena.slots[(next + i) % arena.slots.size()];
     if (slot.offset < 0) continue;
@@ -101,7 +114,7 @@ void enforce_cap(Arena& arena, size_t next) {
   int64_t left = target;
   for (const auto& [begin, end] : idle) {
     const Pages range = pages(begin, std::min(end, begin + left));
-    release_pages(arena, range);
+    release_pages(block, range);
     if ((left -= range.end - range.begin) <= 0) break;
   }
 }
@@ -110,8 +123,6 @@ enum class Mode { kOff, kRecord, kReplay, kKeep };
 
 std::mutex mutex;
 c10::Allocator* original = nullptr;
-std::vector<Arena*> arenas;  // never shrinks, because a tensor may outlive the owner of its arena
-std::atomic<int> arena_count{0};
 
 Heap heap;  // for recorded steps, and with its mappings for static tensors that are read back
 std::vector<Event> events;
@@ -128,11 +139,11 @@ thread_local Mode mode = Mode::kOff;
 thread_local Arena* current = nullptr;
 thread_local size_t position = 0;
 
-Arena* owner(void* data) {
-  const int count = arena_count.load(std::memory_order_acquire);
+Block* owner(void* data) {
+  const int count = block_count.load(std::memory_order_acquire);
   for (int i = 0; i < count; ++i) {
-    Arena* arena = arenas[i];
-    if (data >= arena->base && data < arena->base + arena->bytes) return arena;
+    Block* block = blocks[i];
+    if (data >= block->base && data < block->base + block->bytes) return block;
   }
   return nullptr;
 }
@@ -153,14 +164,14 @@ bool keep(void* data) {
 
 void release(void* data) {
   if (data == nullptr) return;
-  if (Arena* arena = owner(data)) {
+  if (Block* block = owner(data)) {
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto slot = arena->live.find(static_cast<char*>(data) - arena->base);
-    if (slot == arena->live.end()) return stop("freed twice", data);
+    const auto slot = block->live.find(static_cast<char*>(data) - block->base);
+    if (slot == block->live.end()) return stop("freed twice", data);
     poison(data, slot->second - slot->first);
-    arena->live_bytes -= slot->second - slot->first;
-    arena->live.erase(slot);
-    if (arena->released) release_if_idle(*arena);
+    block->live_bytes -= slot->second - slot->first;
+    block->live.erase(slot);
+    if (block->released) release_if_idle(*block);
     return;
   }
   if (any_kept.load(std::memory_order_relaxed) && keep(data)) return;
@@ -179,10 +190,10 @@ void release(void* data) {
   original->raw_deallocate(data);
 }
 
-bool is_free(const Arena& arena, int64_t offset, int64_t size) {
-  const auto next = arena.live.lower_bound(offset);
-  if (next != arena.live.end() && next->first < offset + size) return false;
-  return next == arena.live.begin() || std::prev(next)->second <= offset;
+bool is_free(const Block& block, int64_t offset, int64_t size) {
+  const auto next = block.live.lower_bound(offset);
+  if (next != block.live.end() && next->first < offset + size) return false;
+  return next == block.live.begin() || std::prev(next)->second <= offset;
 }
 
 void* from_slot(size_t bytes) {
@@ -196,17 +207,18 @@ void* from_slot(size_t bytes) {
         enforce_cap(*current, position);
         return nullptr;
       }
-      if (is_free(*current, slot.offset, slot.size)) {
-        current->live.emplace(slot.offset, slot.offset + slot.size);
-        current->live_bytes += slot.size;
+      Block& block = block_of(*current);
+      if (is_free(block, slot.offset, slot.size)) {
+        block.live.emplace(slot.offset, slot.offset + slot.size);
+        block.live_bytes += slot.size;
         ++current->hits;
         if (current->step_bytes >= 0) {
           const Pages used = pages(slot.offset, slot.offset + slot.size);
-          current->resident.add(used.begin, used.end);
+          block.resident.add(used.begin, used.end);
           enforce_cap(*current, position);
         }
-        unpoison(current->base + slot.offset, slot.size);
-        return current->base + slot.offset;
+        unpoison(block.base + slot.offset, slot.size);
+        return block.base + slot.offset;
       }
     }
   }
@@ -257,6 +269,27 @@ class Replay final : public c10::Allocator {
 
 Replay replay;
 
+constexpr size_t kMost = 4096;
+
+// Map a block; nullptr if there is no memory. A block of 0 bytes has no mapping.
+Block* create_block(int64_t bytes) {
+  auto* block = new Block;
+  if (bytes > 0) {
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) {
+      delete block;
+      return nullptr;
+    }
+    block->base = static_cast<char*>(base);
+    block->bytes = bytes;
+    poison(base, bytes);
+  }
+  if (blocks.capacity() == 0) blocks.reserve(kMost);  // readers walk it without a lock; a new arena adds at most one
+  blocks.push_back(block);
+  block_count.fetch_add(1, std::memory_order_release);
+  return block;
+}
+
 }  // namespace
 
 extern "C" {
@@ -269,43 +302,52 @@ void arena_install() {
   c10::SetCPUAllocator(&replay, 255);
 }
 
-// Create an arena and return its id, or -1 if there is no memory.
-int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, int64_t count) {
+// Create an arena and return its id, or -1 if there is no memory. It shares the block of the arenas of `group`, whose steps
+// must not run at once; -1 is a group of its own.
+int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, int64_t count, int group) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (arena_count.load() >= 4096) return -1;
-  auto* arena = new Arena;
-  if (bytes > 0) {
-    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
-      delete arena;
-      return -1;
+  if (arenas.size() >= kMost) return -1;
+  Block* previous = group < 0 ? nullptr : current_block[group];
+  // tensors that live on, as in the traceback of an error, would be in the way of the new layout
+  if (previous == nullptr || previous->bytes < bytes || !previous->live.empty()) {
+    Block* block = create_block(previous == nullptr ? bytes : std::max(bytes, previous->bytes));
+    if (block == nullptr) return -1;
+    if (group < 0) {
+      group = static_cast<int>(current_block.size());
+      current_block.push_back(block);
+    } else {
+      previous->released = true;
+      release_if_idle(*previous);
+      current_block[group] = block;
     }
-    arena->base = static_cast<char*>(base);
-    arena->bytes = bytes;
-    poison(base, bytes);
   }
+  auto* arena = new Arena;
+  arena->group = group;
   for (int64_t i = 0; i < count; ++i) arena->slots.push_back({offsets[i], sizes[i]});
-  if (arenas.capacity() == 0) arenas.reserve(4096);  // readers walk it without a lock
   arenas.push_back(arena);
-  return arena_count.fetch_add(1, std::memory_order_release);
+  return static_cast<int>(arenas.size()) - 1;
 }
+
+int arena_group(int id) { return arenas[id]->group; }
 
 // Release the memory until the next replay. If tensors of the step are still live, it is released after the last one.
 void arena_release(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
-  arenas[id]->released = true;
-  release_if_idle(*arenas[id]);
+  Block& block = block_of(*arenas[id]);
+  block.released = true;
+  release_if_idle(block);
 }
 
 // Cap the resident bytes at `step_bytes` plus the static bytes that are offloaded now. Live slots stay resident.
 void arena_limit_resident(int id, int64_t step_bytes, int64_t offloaded) {
   const std::lock_guard<std::mutex> lock(mutex);
   Arena& arena = *arenas[id];
-  if (arena.base == nullptr) return;
+  Block& block = block_of(arena);
+  if (block.base == nullptr) return;
   if (arena.step_bytes < 0) {
-    const Pages all = pages(0, arena.bytes);
-    madvise(arena.base, all.end, MADV_NOHUGEPAGE);  // a huge page would be charged for one small slot
-    arena.resident.add(all.begin, all.end);         // pages were not tracked until now
+    const Pages all = pages(0, block.bytes);
+    madvise(block.base, all.end, MADV_NOHUGEPAGE);  // a huge page would be charged for one small slot
+    block.resident.add(all.begin, all.end);         // pages were not tracked until now
   }
   arena.step_bytes = step_bytes;
   arena.offloaded = offloaded;
@@ -370,7 +412,7 @@ int64_t arena_recorded(Event* out, int64_t capacity) {
 void arena_replay(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   current = arenas[id];
-  current->released = false;
+  block_of(*current).released = false;
   current->peak = std::max(current->step_bytes, current->step_peak);
   current->step_peak = current->outside = 0;
   position = 0;

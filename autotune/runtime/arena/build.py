@@ -32,7 +32,9 @@ def library() -> ctypes.CDLL | None:
     loaded = arena_library().load(without="no arena, tensors stay with malloc")
     if loaded is None:
         return None
-    loaded.arena_create.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    loaded.arena_create.argtypes = [
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
+    ]  # fmt: skip
     loaded.arena_recorded.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     loaded.arena_limit_resident.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     loaded.arena_map_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]

@@ -1,0 +1,278 @@
+"""Tune the step of a running training loop once, and remember its plan for the next start."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune import errors
+from autotune.errors import AutotuneError, ConfigError, PlanError, StudyInterruptedError, WorkerError
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config, load_config
+from autotune.records.plan_file import PlanFile
+from autotune.records.run_dir import RunDir, lock_file, remove_empty_run
+from autotune.units import fmt_bytes
+from autotune.workloads.reference import LIVE_SUFFIX
+
+if TYPE_CHECKING:
+    from autotune.ir.graph import TrainGraph
+    from autotune.workloads.workload import Workload
+
+_STOP_SECONDS = 20.0
+"""Longest time for the tuning process to end its children after an interrupt."""
+_WORKER = "autotune.measure.worker.main"
+
+
+@dataclass(frozen=True)
+class AutoPlan:
+    """A plan that does not exist yet: pass it as `plan` to `PlannedLoss` or `TrainStep`.
+
+    At the first batch the step is tuned in other processes, once; training then goes on under the best plan. The plan is
+    cached by graph, device, torch, threads and the fields below, so that the next start reads it. Of several processes
+    that need the same plan, one tunes and the others wait.
+
+    The model, the loss function, the optimizer and the batch are copied to the tuning processes through a private file,
+    which is removed afterwards. Functions of the main script, closures and lambdas are copied too. Nothing of the training
+    process changes: neither weights and gradients nor random generators. The tuning processes need the memory of an eager
+    step beside the waiting one.
+
+    Args:
+        budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of the baseline's step bytes ("65%").
+        time: Time limit of the search in seconds, or as "10m"; the baseline, two plans and one re-measurement always run.
+        trials: Maximum number of trials.
+        stores: Directories for offloaded bytes, by the name of the store. The plan runs with the same directories.
+        planners: Names of the planners to choose from, by kind of decision.
+        cache: Directory of the plans; by default `autotune/plans` in `$XDG_CACHE_HOME` or `~/.cache`.
+        runs: Directory of all runs, for their records, logs, temporary files and MLflow store.
+        tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
+
+    Raises:
+        ConfigError: A field is invalid, or a part of the step cannot be copied to another process.
+
+    Examples:
+        >>> import torch, autotune
+        >>> model = torch.nn.Sequential(*[layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())])
+        >>> def loss_fn(model, batch):
+        ...     return model(batch).square().mean()
+        >>> plan = autotune.AutoPlan(budget="90%", time="2m", trials=2)
+        >>> planned = autotune.PlannedLoss(model, loss_fn, plan)
+        >>> planned(torch.ones(512, 64)).backward()  # tunes, then trains
+        >>> model[0].weight.grad.shape
+        torch.Size([64, 64])
+    """
+
+    budget: str | int = "65%"
+    time: str | float = "5m"
+    trials: int | None = None
+    stores: Mapping[str, str | Path] = field(default_factory=dict)
+    planners: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    cache: str | Path | None = None
+    runs: str | Path = "runs"
+    tracking_uri: str | None = None
+
+    def __post_init__(self) -> None:
+        self._make_config("model", "cpu", updates_at_end=False)
+
+    def __call__(
+        self, workload: "Workload", graph: "TrainGraph | None" = None, *, updates_at_end: bool = False
+    ) -> PlanFile:
+        """Return the plan for a workload: the cached one, or else that of a study in other processes.
+
+        Args:
+            workload: The step, with the live objects of this process. They are read and not changed.
+            graph: The step as this process captures it; by default it is captured here.
+            updates_at_end: True if the loop needs all gradients before any update.
+
+        Raises:
+            InfeasibleError: No plan fits the budget; the message states the lowest peak.
+            ConfigError: A part of the step cannot be copied to another process.
+            PlanError: The copy of the step is another graph.
+            WorkerError: The tuning process was killed.
+            KeyboardInterrupt: Ctrl-C; the tuning processes have ended.
+        """
+        self._refuse_worker()
+        if graph is None:
+            from autotune.capture.tracer import capture
+
+            graph = capture(workload).graph
+        key = self._key(workload, graph, updates_at_end=updates_at_end)
+        cached = self._cache_directory() / f"{key}.json"
+        if (file := _read_cached(cached, graph)) is not None:
+            return file
+        with self._lock():
+            if (file := _read_cached(cached, graph)) is not None:  # another process tuned meanwhile
+                return file
+            return self._tune(workload, graph, key, cached, updates_at_end=updates_at_end)
+
+    def _tune(
+        self, workload: "Workload", graph: "TrainGraph", key: str, cached: Path, *, updates_at_end: bool
+    ) -> PlanFile:
+        from autotune.workloads.live_workload import device_kind, save_workload
+
+        name = type(workload.model).__name__
+        run_dir = Path(self.runs) / f"auto-{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{key[:12]}"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        live = run_dir / f"{name}{LIVE_SUFFIX}"
+        config = self._make_config(str(live), device_kind(workload), updates_at_end=updates_at_end)
+        config = config.model_copy(update={"plans": str(run_dir / "plans")})
+        files = RunDir(run_dir)
+        files.logs.mkdir(exist_ok=True)
+        log = files.logs / "tune.log"
+        _print(f"tuning a plan of {name} for {config.budget}, at most {config.time} of search; log: {log}")
+        try:
+            save_workload(workload, live)
+            tuned = planfile.read(_run_study(config, run_dir, graph.digest, log))
+        finally:
+            live.unlink(missing_ok=True)
+            remove_empty_run(run_dir)
+        file = replace(tuned, run=os.path.relpath(run_dir, cached.parent))
+        planfile.write(cached, file, cure="name another directory by AutoPlan(cache=DIR)")
+        _print(f"{_describe(file)}; plan: {cached}")
+        return planfile.read(cached)
+
+    def _make_config(self, workload: str, device: str, *, updates_at_end: bool) -> Config:
+        if device not in ("cpu", "cuda"):
+            raise ConfigError(
+                f"AutoPlan: the model is on {device}, and plans are measured on cpu and cuda; pass plan=None"
+            )
+        overrides: dict[str, Any] = {
+            "budget": f"{self.budget}B" if isinstance(self.budget, int) else self.budget,
+            "time": f"{self.time}s" if isinstance(self.time, (int, float)) else self.time,
+            "trials": self.trials,
+            "stores": {name: str(directory) for name, directory in self.stores.items()},
+            "planners": {kind: list(names) for kind, names in self.planners.items()},
+            "device": device,
+            "runs": str(self.runs),
+            "tracking_uri": self.tracking_uri,
+        }
+        if updates_at_end and "update" not in self.planners:
+            overrides["planners"] = {**overrides["planners"], "update": ["at_end"]}
+        return load_config(workload, overrides=overrides)
+
+    def _key(self, workload: "Workload", graph: "TrainGraph", *, updates_at_end: bool) -> str:
+        """Return the name of the cached plan: a digest of everything that a plan is chosen by."""
+        import autotune
+        from autotune.measure.device.this_device import this_device
+        from autotune.workloads.live_workload import device_kind, thread_count
+
+        kind = device_kind(workload)
+        config = self._make_config("model", kind, updates_at_end=updates_at_end)
+        device = this_device(kind)
+        parts = (
+            autotune.__version__, planfile.SCHEMA, graph.digest, device.key, device.torch, thread_count(), config.budget,
+            sorted(config.stores.items()), config.planners.model_dump_json(),
+        )  # fmt: skip
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _cache_directory(self) -> Path:
+        if self.cache is not None:
+            return Path(self.cache)
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        # the specification has relative paths ignored
+        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "autotune" / "plans"
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Let one process of this machine tune at a time: two would disturb each other's measurements."""
+        directory = self._cache_directory()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / f".{os.uname().nodename}.lock"
+            with contextlib.ExitStack() as stack:
+                try:
+                    file = stack.enter_context(lock_file(path, wait=False))
+                except BlockingIOError as error:
+                    _print(f"waiting for process {str(error) or 'unknown'}, which tunes a step now")
+                    file = stack.enter_context(lock_file(path, wait=True))
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+                yield
+        except PermissionError as error:
+            raise ConfigError(
+                f"{error.filename or directory}: cannot be written; name another directory by AutoPlan(cache=DIR, runs=DIR)"
+            ) from error
+
+    def _refuse_worker(self) -> None:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec is not None and spec.name == _WORKER:
+            raise ConfigError(
+                "a measuring process imports a module that starts training with AutoPlan; "
+                "put the training under: if __name__ == '__main__':"
+            )
+
+
+def _run_study(config: Config, run_dir: Path, digest: str, log: Path) -> Path:
+    """Run a study in a process of its own, whose children measure; return the path of its best plan.
+
+    Optuna, MLflow and signal handlers stay out of the training process.
+    """
+    command = [sys.executable, "-P", "-m", "autotune.api.tune_live", str(os.getpid()), str(run_dir), digest]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, start_new_session=True
+        )
+        try:
+            answer, _ = process.communicate(config.model_dump_json().encode())
+        except BaseException:  # Ctrl-C: the study is in a session of its own and does not receive it
+            _stop(process)
+            raise
+    try:
+        document = json.loads(answer.splitlines()[-1])
+    except (ValueError, IndexError):
+        code = process.returncode
+        cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise WorkerError(f"the process that tuned the step was {cause}; see {log}, and start again") from None
+    if "plan" in document:
+        return Path(document["plan"])
+    kind = getattr(errors, document["class"], None)
+    if kind is StudyInterruptedError:
+        raise WorkerError(f"the process that tuned the step was interrupted; see {log}, and start again")
+    if isinstance(kind, type) and issubclass(kind, AutotuneError):
+        raise kind(document["message"])
+    raise WorkerError(f"{document['message']}; see {log}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a study and its children; its finished trials stay."""
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read_cached(path: Path, graph: "TrainGraph") -> PlanFile | None:
+    """Return a cached plan; None where there is none, or where it is damaged or of another graph."""
+    if not path.exists():
+        return None
+    from autotune.ir.check import check
+
+    try:
+        file = planfile.read(path)
+        check(graph, file.plan)
+    except (ConfigError, PlanError):
+        return None
+    return file if file.graph_digest == graph.digest else None
+
+
+def _describe(file: PlanFile) -> str:
+    measured = file.measurement
+    if measured is None or measured.step_charged_bytes is None:
+        return "tuned"
+    seconds = f" in {measured.time_ratio:.2f} times eager's time" if measured.time_ratio is not None else ""
+    return f"tuned: a step needs {fmt_bytes(measured.step_charged_bytes)}{seconds}"
+
+
+def _print(text: str) -> None:
+    print(f"autotune: {text}", file=sys.stderr, flush=True)

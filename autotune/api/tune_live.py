@@ -1,0 +1,76 @@
+"""The main module of a study of a running training process: `python -m autotune.api.tune_live PARENT RUN DIGEST`.
+
+The config comes as JSON on standard input. The last line on standard output is a JSON document: the path of the plan, or an
+error. The process ends when the training process does.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from autotune.api.launch import run_study
+from autotune.errors import AutotuneError, OutOfTimeError, PlanError, StudyInterruptedError
+from autotune.records.config import Config
+from autotune.study.events import Event, Ready
+
+_PR_SET_PDEATHSIG = 1
+_LONGER = 4
+"""Time of a second session where the first one's was over before a plan was measured, as a multiple of the first."""
+
+
+def main() -> None:
+    """Run the study, and print where its plan lies."""
+    parent, run_dir, digest = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the call
+        sys.exit(1)
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print what they like
+    try:
+        document: dict[str, Any] = {"plan": str(_tune(run_dir, digest))}
+    except AutotuneError as error:
+        document = {"class": type(error).__name__, "message": " ".join(str(error).split())}
+    except Exception as error:
+        document = {"class": type(error).__name__, "message": f"internal error: {type(error).__name__}: {error}"}
+        raise
+    finally:
+        print(json.dumps(document), file=answer, flush=True)
+
+
+def _tune(run_dir: Path, digest: str) -> Path:
+    config = Config.model_validate_json(sys.stdin.read())
+
+    def refuse_other_graph(event: Event) -> None:
+        if isinstance(event, Ready) and event.graph.digest != digest:
+            raise PlanError(
+                "the copy of the step in the measuring processes is another graph "
+                f"({event.graph.digest[:8]}, here {digest[:8]}): the step depends on something that is not copied, such as a "
+                "hook on a parameter or a global setting; write a factory, run: autotune tune file.py:factory, "
+                "and pass plan='plans/NAME.json'"
+            )
+
+    try:
+        result = run_study(config, run_dir, refuse_other_graph)
+    except (
+        OutOfTimeError
+    ):  # capture and baseline took it all; they are recorded, and another session goes on from there
+        longer = config.model_copy(update={"time": f"{_LONGER * config.time_seconds:g}s"})
+        try:
+            result = run_study(longer, run_dir, refuse_other_graph)
+        except OutOfTimeError:
+            raise OutOfTimeError(
+                f"{run_dir}: no plan was measured in {longer.time}; raise AutoPlan(time=...)"
+            ) from None
+    if result.interrupted:
+        raise StudyInterruptedError(f"{run_dir}: interrupted", result.interrupted)
+    if result.plan_path is None:
+        raise OutOfTimeError(f"{run_dir}: the search ended without a plan; raise AutoPlan's time")
+    return result.plan_path
+
+
+if __name__ == "__main__":
+    main()

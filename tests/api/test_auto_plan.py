@@ -1,0 +1,227 @@
+"""A plan that a training loop tunes for itself: once, outside of the training process, and cached."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.api import auto_plan
+from autotune.api.auto_plan import AutoPlan
+from autotune.capture.tracer import capture
+from autotune.errors import ConfigError, InfeasibleError, WorkerError
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.plan_file import PlanFile
+from autotune.records.run_dir import lock_file
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load_workload
+from autotune.workloads.workload import Workload
+
+
+def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def make() -> Workload:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    return Workload(model, loss_fn, None, torch.ones(4, 8))
+
+
+@pytest.fixture
+def studies(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """A list that grows by the config of each study; a study writes the traced plan of the workload it loads."""
+    configs: list[Config] = []
+
+    def run(config: Config, run_dir: Path, digest: str, log: Path) -> Path:
+        configs.append(config)
+        program = capture(load_workload(config.workload))
+        graph = program.graph
+        assert graph.digest == digest
+        plan = Plan.traced(graph)
+        estimate = simulate(graph, lower(graph, plan), profile(program))
+        file = PlanFile(config.ref, graph.digest, config.budget, estimate.peak_bytes, 0, {}, plan, estimate)
+        planfile.write(run_dir / "plan.json", file)
+        return run_dir / "plan.json"
+
+    monkeypatch.setattr(auto_plan, "_run_study", run)
+    return configs
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> AutoPlan:
+    return AutoPlan(budget="80%", cache=tmp_path / "plans", runs=tmp_path / "runs")
+
+
+def test_a_loop_tunes_once_and_the_next_start_reads_the_plan(auto: AutoPlan, studies: list[Config], tmp_path: Path):
+    for _ in range(2):
+        step = make()
+        PlannedLoss(step.model, loss_fn, auto)(step.batch).backward()
+    assert [config.budget for config in studies] == ["80%"]
+    assert len(list((tmp_path / "plans").glob("*.json"))) == 1
+    assert not list((tmp_path / "runs").rglob("*.live"))
+
+
+def test_tuning_leaves_every_bit_of_the_training_process(auto: AutoPlan, studies: list[Config]):
+    def train(plan: AutoPlan | None) -> list[torch.Tensor]:
+        step = make()
+        step.model[0].weight.grad = torch.ones(8, 8)
+        PlannedLoss(step.model, loss_fn, plan)(step.batch).backward()
+        return [*(p.grad for p in step.model.parameters() if p.grad is not None), torch.get_rng_state()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(None), train(auto), strict=True))
+    assert len(studies) == 1
+
+
+def test_another_budget_another_graph_and_a_loop_that_needs_all_gradients_are_other_plans(
+    tmp_path: Path, studies: list[Config]
+):
+    places: dict[str, Any] = {"cache": tmp_path / "plans", "runs": tmp_path / "runs"}
+    step = make()
+    PlannedLoss(step.model, loss_fn, AutoPlan("80%", **places))(step.batch)
+    PlannedLoss(step.model, loss_fn, AutoPlan("70%", **places))(step.batch)
+    PlannedLoss(step.model, loss_fn, AutoPlan("80%", **places))(torch.ones(5, 8))
+    for accumulate in (1, 2):
+        optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1)
+        TrainStep(step.model, loss_fn, optimizer, step.batch, AutoPlan("80%", **places), accumulate=accumulate)
+    assert [(config.budget, config.planners.update) for config in studies] == [
+        ("80%", None), ("70%", None), ("80%", None), ("80%", None), ("80%", ["at_end"]),
+    ]  # fmt: skip
+
+
+def test_a_damaged_plan_is_tuned_again(auto: AutoPlan, studies: list[Config], tmp_path: Path):
+    step = make()
+    plan = auto(step).plan
+    (cached,) = (tmp_path / "plans").glob("*.json")
+    cached.write_text(cached.read_text()[:100])
+    assert auto(step).plan == plan
+    assert len(studies) == 2
+
+
+def test_a_process_that_waits_takes_the_plan_of_the_one_that_tunes(
+    auto: AutoPlan, studies: list[Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    (cached_dir := tmp_path / "plans").mkdir()
+    file = AutoPlan(budget="80%", cache=tmp_path / "other", runs=tmp_path / "runs")(make())
+    (cached,) = (tmp_path / "other").glob("*.json")
+    with lock_file(cached_dir / f".{os.uname().nodename}.lock", wait=True) as lock:
+        lock.write("77")
+        lock.flush()
+        waiting = threading.Thread(target=lambda: plans.append(auto(make())))
+        plans: list[PlanFile] = []
+        waiting.start()
+        while "waiting for process 77" not in capfd.readouterr().err:
+            time.sleep(0.05)
+        cached.rename(cached_dir / cached.name)
+    waiting.join()
+    assert plans == [file]
+    assert len(studies) == 1
+
+
+def test_the_cache_is_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert AutoPlan()._cache_directory() == tmp_path / "autotune" / "plans"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert AutoPlan()._cache_directory() == tmp_path / "home" / ".cache" / "autotune" / "plans"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"budget": "lots"}, "budget"), ({"time": "0s"}, "time"), ({"planners": {"recompute": ["gready"]}}, "greedy")],
+)
+def test_a_wrong_field_is_refused_when_it_is_written(fields: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        AutoPlan(**fields)
+
+
+def fake_child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Replace the tuning process by another program."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
+
+
+def test_an_error_of_the_study_is_raised_as_itself_and_leaves_no_weights_behind(
+    auto: AutoPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    fake_child(
+        monkeypatch, """print('{"class": "InfeasibleError", "message": "needs 5 MiB with the smallest plan"}')"""
+    )
+    with pytest.raises(InfeasibleError, match=r"^needs 5 MiB with the smallest plan$"):
+        auto(make())
+    assert not list(tmp_path.rglob("*.live"))
+
+
+def test_a_killed_study_is_an_error_that_names_the_log(auto: AutoPlan, monkeypatch: pytest.MonkeyPatch):
+    fake_child(monkeypatch, "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(WorkerError, match=r"killed by SIGKILL; see .*tune\.log, and start again"):
+        auto(make())
+
+
+def test_an_interrupt_ends_the_study_and_removes_the_weights(
+    auto: AutoPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    fake_child(monkeypatch, f"import time; open({str(tmp_path / 'started')!r}, 'w').close(); time.sleep(60)")
+
+    def interrupt() -> None:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        auto(make())
+    thread.join()
+    assert not list(tmp_path.rglob("*.live"))
+
+
+SCRIPT = """
+import torch, autotune
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(*[part for _ in range(4) for part in (torch.nn.Linear(96, 96), torch.nn.Tanh())])
+    def forward(self, x):
+        return self.body(x) * FACTOR
+FACTOR = 0.5
+def train(plan):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    planned = autotune.PlannedLoss(model, lambda model, batch: model(batch).square().mean(), plan)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = planned(torch.randn(2048, 96))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*model.parameters(), torch.get_rng_state()]
+torch.set_num_threads(1)
+plan = autotune.AutoPlan("80%", trials=2, cache="plans", runs="runs")
+print(all(torch.equal(a, b) for a, b in zip(train(None), train(plan), strict=True)))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_tunes_itself_and_trains_on_in_every_bit(tmp_path: Path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for lines in (2, 0):  # two lines of progress, then a cached plan
+        run = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert run.stdout.strip() == "True", run.stderr
+        assert run.stderr.count("autotune:") == lines, run.stderr
+    assert (tmp_path / "runs" / "mlflow.db").exists()
+    assert not list(tmp_path.rglob("*.live"))
