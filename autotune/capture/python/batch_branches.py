@@ -96,7 +96,8 @@ def _decide(step: Any, tensors: list[torch.Tensor], branches: list[BatchBranch])
                 branch = _branch(condition, translator, tensors)
                 if branch is None:
                     raise
-                branches.append(branch)
+                if branch.inputs:  # a condition on constants stays as it is
+                    branches.append(branch)
                 value = branch.value
         if ("IF_TRUE" in instruction.opname) is value:
             if "OR_POP" in instruction.opname:
@@ -161,7 +162,8 @@ def _read_item(
         branch = _branch(variable, translator, tensors) if variable.dtype is torch.bool else None
         if branch is None:
             return read(variable, translator, *arguments, **named)
-        branches.append(branch)
+        if branch.inputs:
+            branches.append(branch)
         return ConstantVariable.create(branch.value)
 
     return read_item
