@@ -14,7 +14,7 @@ from tests.support.browser import ROOT, chromium, environment, serving, settled
 PICTURES = Path(__file__).parent / "images"
 STUDY = "mobilenet"
 TUNE = (
-    "tune", "mobilenet_v2", "--set", "batch=4", "--set", "size=160", "--budget", "55%", "--time", "110s", "--trials", "12",
+    "tune", "mobilenet_v2", "--set", "batch=4", "--set", "size=160", "--budget", "55%", "--time", "6m", "--trials", "12",
     "--name", STUDY,
 )  # fmt: skip
 

@@ -26,7 +26,12 @@ from autotune.capture.joint_graph import JointTrace
 from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
-from autotune.capture.python.side_effects import SideEffect, refuse_read_side_effects, settle
+from autotune.capture.python.side_effects import (
+    SideEffect,
+    SideEffectWarning,
+    refuse_read_side_effects,
+    settle,
+)
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
 from autotune.errors import AutotuneError, CaptureError
 from autotune.workloads.workload import Workload, infer
@@ -88,11 +93,12 @@ def capture(
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for effect in unrepeated:
-        if effect.line:  # libraries keep caches and the like
-            spelled = python_trace.sources.spell(effect.source)
+        if effect.line or effect.is_on_loss_function:  # libraries keep caches and the like, but not there
+            spelled, place = python_trace.sources.spell(effect.source), f" at {effect.line}" if effect.line else ""
             warnings.warn(
-                f"{spelled} changes in the step at {effect.line}; a captured step does not repeat that change, so do it "
+                f"{spelled} changes in the step{place}; a captured step does not repeat that change, so do it "
                 "between steps if anything reads it",
+                SideEffectWarning,
                 stacklevel=2,
             )
     return program

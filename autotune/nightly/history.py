@@ -106,8 +106,8 @@ class EntryDirectory:
 
     def history(self) -> list[NightRecord]:
         """Return all nights; a repeated night counts once, with its last result."""
-        cure = "restore the file, or move it away to begin a new history"
-        records = read_lines(NightRecord, self.history_file, cure=cure)
+        remedy = "restore the file, or move it away to begin a new history"
+        records = read_lines(NightRecord, self.history_file, remedy=remedy)
         return list({record.night: record for record in records}.values())
 
     def record(self, night: NightRecord) -> None:

@@ -74,10 +74,10 @@ def append_line(path: Path, record: Any) -> None:
         os.fsync(file.fileno())
 
 
-def read_lines(kind: type[T], path: Path, *, cure: str) -> list[T]:
+def read_lines(kind: type[T], path: Path, *, remedy: str) -> list[T]:
     """Read all complete lines; a missing file has none, and an incomplete last line is skipped.
 
-    Raises ConfigError with the remedy `cure` for a line that is no such record.
+    Raises ConfigError with the text `remedy` for a line that is no such record.
     """
     if not path.exists():
         return []
@@ -87,7 +87,7 @@ def read_lines(kind: type[T], path: Path, *, cure: str) -> list[T]:
         try:
             document = parse_json(line)
         except ValueError as error:
-            raise ConfigError(f"{where}: not JSON ({_describe_parse_error(error)}); {cure}") from None
+            raise ConfigError(f"{where}: not JSON ({_describe_parse_error(error)}); {remedy}") from None
         records.append(from_json(kind, document, where=where))
     return records
 
@@ -97,17 +97,17 @@ def _complete_bytes(path: Path) -> int:
     return path.read_bytes().rfind(b"\n") + 1
 
 
-def write_whole(path: Path, record: Any, *, what: str, cure: str = "name another file with -o") -> None:
+def write_whole(path: Path, record: Any, *, what: str, remedy: str = "name another file with -o") -> None:
     """Write a record as a JSON file, in one step.
 
-    Raises ConfigError with the remedy `cure` where the file cannot be written; `what` names the kind of file.
+    Raises ConfigError with the text `remedy` where the file cannot be written; `what` names the kind of file.
     """
     text = json.dumps(to_json(record), indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); {cure}") from None
+        raise ConfigError(f"{path}: cannot write the {what} ({error.strerror}); {remedy}") from None
 
 
 def _describe_parse_error(error: ValueError) -> str:
@@ -120,15 +120,15 @@ def _describe_parse_error(error: ValueError) -> str:
             return str(error)
 
 
-def read_optional(kind: type[T], path: Path, *, cure: str) -> T | None:
-    """Read a JSON file; None for a missing or empty one, ConfigError with the remedy `cure` for one that is damaged."""
+def read_optional(kind: type[T], path: Path, *, remedy: str) -> T | None:
+    """Read a JSON file; None for a missing or empty one, ConfigError with the text `remedy` for one that is damaged."""
     data = path.read_bytes() if path.exists() else b""
     if not data:
         return None
     try:
         return from_json(kind, parse_json(data), where=str(path))
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({_describe_parse_error(error)}); {cure}") from None
+        raise ConfigError(f"{path}: not JSON ({_describe_parse_error(error)}); {remedy}") from None
 
 
 def _describe_error(kind: str, message: str, value: object) -> str:

@@ -54,9 +54,9 @@ class PlanFile:
         return tolerated_bytes(self.budget_bytes, Budget.parse(self.budget).tolerance)
 
 
-def write(path: Path, file: PlanFile, *, cure: str = "name another file with -o") -> None:
-    """Write a plan file in one step; ConfigError with the remedy `cure` where that fails."""
-    write_whole(path, file, what="plan", cure=cure)
+def write(path: Path, file: PlanFile, *, remedy: str = "name another file with -o") -> None:
+    """Write a plan file in one step; ConfigError with the text `remedy` where that fails."""
+    write_whole(path, file, what="plan", remedy=remedy)
 
 
 def read(path: Path) -> PlanFile:

@@ -215,7 +215,7 @@ def remove_empty_run(run_dir: Path) -> None:
 
 def find_latest_run(runs: Path) -> Path:
     """Return the directory of the run that changed last; ConfigError where there is none."""
-    found = [path.parent for path in runs.glob(f"*/{TRIALS_FILE}")]
-    if not found:
+    run_dirs = [path.parent for path in runs.glob(f"*/{TRIALS_FILE}")]
+    if not run_dirs:
         raise ConfigError(f"no run in {runs}/; make one with autotune tune, or name its directory")
-    return max(found, key=lambda path: RunDir(path).trials.stat().st_mtime)
+    return max(run_dirs, key=lambda path: RunDir(path).trials.stat().st_mtime)

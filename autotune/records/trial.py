@@ -86,7 +86,7 @@ def load_trials(path: Path) -> list[Trial]:
 
     Raises ConfigError for a bad line.
     """
-    records = read_lines(Trial, path, cure="restore the file or start a new run directory")
+    records = read_lines(Trial, path, remedy="restore the file or start a new run directory")
     trials = {trial.number: trial for trial in records}
     return [trials[number] for number in sorted(trials)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from autotune.ir.costs import Costs
-from autotune.ir.graph import TrainGraph
+from autotune.ir.graph import Phase, TrainGraph
 from autotune.predict.order_bounds import order_lower_bound
 from autotune.predict.simulate import Estimate
 from autotune.records.measurement import Measurement
@@ -54,6 +54,11 @@ def describe_plan(file: PlanFile, graph: TrainGraph | None = None, costs: Costs 
             f"its buffers lie in an arena of {fmt_bytes(expected.layout_bytes)}, "
             f"{100 * expected.layout_gap:.1f} % above its live bytes"
         )
+    if graph is not None and (handed := _handed_over_bytes(graph)):
+        lines.append(
+            f"{fmt_bytes(handed)} of gradients are handed to the loop at the end of the step; "
+            "a loop that accumulates has as much again in .grad"
+        )
     if not plan.recomputed and not plan.offload:
         lines.append("nothing is recomputed and nothing offloaded: only the order saves memory")
     return lines
@@ -88,6 +93,14 @@ def compare_measurement(
         )  # fmt: skip
         lines = [f"{line}{cell:>14}" for line, cell in zip(lines, plain, strict=True)]
     return lines
+
+
+def _handed_over_bytes(graph: TrainGraph) -> int:
+    """Return the bytes of the gradients that are results of a step; 0 for a step that updates, and for inference."""
+    if any(op.phase is Phase.UPDATE and op.target != "commit" for op in graph.ops):
+        return 0
+    backward = {value for op in graph.ops if op.phase is Phase.BACKWARD for value in op.outputs}
+    return sum(graph.values[value].nbytes for value in backward.intersection(graph.outputs))
 
 
 def _format_time(seconds: float | None) -> str:

@@ -73,13 +73,27 @@ class StepSelector:
         self.cache.add(self._first_call, self.last)
         padding.check(batch, self.first, plan, self._preparer.budget_bytes)
         for other in padding.other_batches(batch):
-            program = self._capture(other, frozenset())
-            self.last.suspend()
-            self.last = self._preparer.prepare(
-                program, self._preparer.make_plan(program, gradient_users), gradient_users
-            )
-            self.cache.add(signature(other), self.last)
-        malloc.trim()  # each capture leaves megabytes of free memory, which would be charged beside the steps
+            self.prepare(other, signature(other), gradient_users)
+
+    def prepare(self, batch: Any, call: Signature, gradient_users: str) -> None:
+        """Capture, plan and prepare the step of a call that is to come; do nothing if there is one.
+
+        Raises:
+            CaptureError: The step cannot be captured.
+            StoreError: A store cannot be opened.
+        """
+        if call in self.cache.by_signature:
+            return
+        program = self._capture(batch, self._recaptures.inputs)
+        self.last.suspend()  # its memory is free for the profile
+        try:
+            plan = self._preparer.make_plan(program, gradient_users)
+            step = self._preparer.prepare(program, plan, gradient_users)
+            self.cache.add(call, step)
+            step.suspend()
+        finally:
+            self.last.resume()
+        malloc.trim()  # a capture leaves megabytes of free memory, which would be charged beside the steps
 
     def select(
         self, batch: Any, call: Signature, tensors: list[torch.Tensor], gradient_users: str

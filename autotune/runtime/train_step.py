@@ -205,6 +205,22 @@ class TrainStep:
         self._bookkeeping.end(updated=updates)
         return results
 
+    def prepare(self, batch: Any) -> None:
+        """Capture and plan the step for a batch of another shape now, which takes seconds, so that no later step waits for it.
+
+        Prepared shapes run under their plans with every `other_shapes`. Nothing is trained.
+
+        Raises:
+            CaptureError: The step cannot be captured.
+            ConfigError: The loop does something that a step cannot support.
+            StoreError: A store cannot be opened.
+        """
+        self._refuse_loop()
+        if self._memory_format:
+            batch = convert_batch(batch, self._memory_format)
+        batch = self._padding.pad(batch)
+        self._selector.prepare(batch, self._signature(batch)[0], self._cycle.gradient_users)
+
     def flush(self) -> None:
         """Update with the gradients accumulated so far, as at the end of an epoch; do nothing if there are none."""
         if self.optimizer is None:

@@ -91,8 +91,8 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         run=os.path.relpath(run_dir, config.plans),
     )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
-    planfile.write(record, file, cure=f"free space there, then: autotune resume {run_dir}")
-    planfile.write(path, file, cure=f"copy it from {record}")
+    planfile.write(record, file, remedy=f"free space there, then: autotune resume {run_dir}")
+    planfile.write(path, file, remedy=f"copy it from {record}")
     return path
 
 

@@ -160,4 +160,4 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _record(kind: Any, path: Path) -> Any:
-    return read_optional(kind, path, cure="restore the file or start a new run directory")
+    return read_optional(kind, path, remedy="restore the file or start a new run directory")

@@ -20,7 +20,7 @@ from autotune.errors import CaptureError, PlanError
 from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.planners import make_plan
-from autotune.runtime import train_step as apply
+from autotune.runtime import step_selector
 from autotune.runtime.step_cache import MAX_CAPTURES
 from autotune.runtime.train_step import TrainStep
 from tests.support.eager import eager_step, tensors, worst_difference
@@ -317,7 +317,7 @@ def test_values_that_come_back_are_not_captured_again(monkeypatch: pytest.Monkey
         count += 1
         return capture(*arguments, **named)
 
-    monkeypatch.setattr(apply, "capture", counted)
+    monkeypatch.setattr(step_selector, "capture", counted)
     workload, subject = subject_of()
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
         with warnings.catch_warnings():
@@ -331,7 +331,7 @@ def test_values_that_come_back_are_not_captured_again(monkeypatch: pytest.Monkey
 def test_a_thousand_unchanged_steps_capture_once(monkeypatch: pytest.MonkeyPatch):
     workload, _ = subject_of()
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
-        monkeypatch.setattr(apply, "capture", lambda *_, **__: pytest.fail("captured again"))
+        monkeypatch.setattr(step_selector, "capture", lambda *_, **__: pytest.fail("captured again"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for _ in range(1000):

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 
-NAMES = ("lightning", "accelerate")
+LIBRARIES = {"lightning": "lightning", "accelerate": "accelerate", "hf": "transformers"}
+"""Library of each integration; its extra has the name of the integration."""
 
 SCRIPT = f"""
 import importlib, sys
-sys.modules.update(dict.fromkeys({NAMES}))
+sys.modules.update(dict.fromkeys({list(LIBRARIES.values())}))
 import autotune.integrations
-for name in {NAMES}:
+for name in {list(LIBRARIES)}:
     try:
         importlib.import_module(f"autotune.integrations.{{name}}")
     except ImportError as error:
@@ -20,5 +21,6 @@ for name in {NAMES}:
 def test_an_integration_without_its_library_names_the_extra():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"autotune.integrations.{name} needs {name}: pip install 'autotune-training[{name}]'" for name in NAMES
+        f"autotune.integrations.{name} needs {library}: pip install 'autotune-training[{name}]'"
+        for name, library in LIBRARIES.items()
     ]

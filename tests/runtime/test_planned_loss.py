@@ -204,7 +204,7 @@ def test_accumulated_gradients_leave_the_arena_its_layout(plan: Plan):
     planned = PlannedLoss(model, loss_fn, replace(plan, allocator="arena"))
     for batch in batches(6):
         planned(batch)[0].backward()  # never cleared: `.grad` grows by each
-    ((selector, _),) = planned._selectors.values()
+    ((selector, *_),) = planned._selectors.values()
     arena = selector.last.arena
     assert arena is not None
     assert not arena.works or (arena.bytes > 0 and arena.misses == 0)

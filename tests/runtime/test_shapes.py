@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -94,8 +95,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         batches.append(workload.batch)
         return capture(workload, **options)
 
-    for module in ("train_step", "planned_loss"):
-        monkeypatch.setattr(f"autotune.runtime.{module}.capture", recorded)
+    monkeypatch.setattr("autotune.runtime.step_selector.capture", recorded)
     return batches
 
 
@@ -219,6 +219,33 @@ def test_a_batch_beyond_the_largest_size_is_a_matter_of_other_shapes(other_shape
             assert torch.equal(loss, eager_loss(other, text(33)))
 
 
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("other_shapes", ["eager", "error"])
+def test_a_shape_prepared_before_runs_under_a_plan_whatever_other_shapes_says(other_shapes: Any, captures: list[Any]):
+    workload, other = make(), make()
+    with step_for(workload, other_shapes=other_shapes, buckets=None) as step:
+        plan = step.plan
+        for _ in range(2):
+            step.prepare(text(12))
+        assert step.plan == plan
+        for length in (32, 12, 32):
+            assert torch.equal(step(text(length)), eager_loss(other, text(length)))
+    assert [batch["labels"].shape[1] for batch in captures] == [32, 12]
+    torch.testing.assert_close(dict(workload.model.state_dict()), dict(other.model.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_planned_loss_is_prepared_for_shapes_to_come(captures: list[Any]):
+    model = make().model
+    planned = PlannedLoss(model, loss_fn, other_shapes="error")
+    planned.prepare(text(32))
+    planned.prepare(text(12))
+    for length in (12, 32):
+        assert torch.equal(planned(text(length)), loss_fn(model, text(length)))
+    assert len(captures) == 2
+    planned.close()
+
+
 def test_a_changed_value_costs_one_capture_for_each_size(captures: list[Any]):
     workload, other = make(), make()
     with step_for(workload) as step:
@@ -308,6 +335,14 @@ def test_a_resized_batch_keeps_its_start_and_is_filled_with_the_fields_value(len
     assert bool((resized["labels"][:, kept:] == value).all())
     assert resized["rows"] is batch["rows"]
     assert resized["labels"].is_contiguous()
+
+
+def test_a_tokenizers_result_is_padded_in_a_copy_of_its_class():
+    batch = type("Encoding", (UserDict,), {})(text(5, rows=3))
+    resized = Buckets([8]).take_samples(Buckets([8]).resize(batch, 8), 2)
+    assert type(resized) is type(batch)
+    assert resized["labels"].shape == (2, 8)
+    assert batch["labels"].shape == (3, 5)
 
 
 @pytest.mark.parametrize(

@@ -490,7 +490,7 @@ def test_shapes_that_take_turns_hold_one_store_and_one_arena_and_while_another_i
 
         return call
 
-    monkeypatch.setattr("autotune.runtime.train_step.capture", alone(capture))
+    monkeypatch.setattr("autotune.runtime.step_selector.capture", alone(capture))
     monkeypatch.setattr(TrainStep, "_run_eager", alone(TrainStep._run_eager))
     workload, other = pair()
     file = plan_file(workload, {**OFFLOAD, "allocator": {"planner": "arena"}})

@@ -12,7 +12,7 @@ from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, NumericsError
 from autotune.ir.costs import Costs
 from autotune.planners import make_plan
-from autotune.runtime import train_step as apply
+from autotune.runtime import step_selector
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
@@ -113,7 +113,7 @@ def test_gradients_are_seen_once_in_a_verified_step() -> None:
 def test_a_gradient_off_by_a_thousandth_is_refused_and_eagers_step_stays(
     monkeypatch: pytest.MonkeyPatch, make_workload: Callable[[float], Workload], parameter: str, loss_scale: float
 ) -> None:
-    monkeypatch.setattr(apply, "capture", seeded.scaling_capture(parameter, 1.001))
+    monkeypatch.setattr(step_selector, "capture", seeded.scaling_capture(parameter, 1.001))
     wrong, right = make_workload(loss_scale), make_workload(loss_scale)
     torch.manual_seed(5)
     with (
@@ -132,7 +132,7 @@ def test_a_gradient_off_by_a_thousandth_is_refused_and_eagers_step_stays(
 def test_a_gradient_off_by_a_thousandth_is_refused_where_float64_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, loss_scale: float
 ) -> None:
-    monkeypatch.setattr(apply, "capture", seeded.scaling_capture("3.weight", 1.001))
+    monkeypatch.setattr(step_selector, "capture", seeded.scaling_capture("3.weight", 1.001))
     weights = torch.ones(4)
 
     def weighted(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_rounding_is_admitted(make_workload: Callable[[], Workload], against: st
 
 
 def test_steps_that_differ_by_rounding_train_on_from_the_plans_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "capture", seeded.scaling_capture("3.weight", 1 + 2**-23))
+    monkeypatch.setattr(step_selector, "capture", seeded.scaling_capture("3.weight", 1 + 2**-23))
     workload = seeded.small_mlp()
     with step_of(workload, verify=True) as step:
         step(workload.batch)

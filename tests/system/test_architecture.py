@@ -55,7 +55,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "jinja2": ("report",),
     "pydantic": ("records", "nightly"),
     "cloudpickle": ("workloads",),
-    "transformers": ("workloads.zoo",),
+    "transformers": ("workloads.zoo", "integrations.hf"),
     "lightning": ("integrations.lightning",),
     "accelerate": ("integrations.accelerate",),
     "ortools": ("planners.recompute",),

@@ -99,6 +99,16 @@ def test_every_file_that_is_named_exists():
     assert [f"{page.name}: {name}" for page, name in sorted(names) if not (ROOT / name).exists()] == []
 
 
+def test_every_fault_on_record_has_its_test():
+    text = (ROOT / "tests" / "system" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| .+ \| (tests/[\w/]+\.py)::(\w+) \| (?:command|Python|source) \|$", text, re.MULTILINE)
+    assert len(named) == text.count("\n| ") - 1  # every row but the head's
+    missing = [
+        f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []
+
+
 def test_links_of_the_readme_lead_to_files():
     links = re.findall(
         r"\]\(([^)#]+)[^)]*\)", "\n".join(page.read_text() for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"))

@@ -22,7 +22,7 @@ from autotune.planners.knobs import Settings
 from autotune.planners.offload.window import OffloadWindow
 from autotune.predict.simulate import simulate
 from autotune.records.plan_file import PlanFile
-from autotune.runtime import train_step
+from autotune.runtime import step_selector
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import STORES, open_store
@@ -132,7 +132,7 @@ def plan_for(name: str, settings: Settings | None) -> Plan:
 )
 def test_plan_equals_eager_bit_for_bit(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     workload, program = untrained(name)
-    monkeypatch.setattr(train_step, "capture", lambda workload, **_: program)
+    monkeypatch.setattr(step_selector, "capture", lambda workload, **_: program)
     plan = plan_for(name, PLANS[kind])
     if kind in ("recompute", "combined"):
         assert plan.recomputed > 0

@@ -19,6 +19,11 @@ from autotune.capture.python.guards import Sources
 from autotune.errors import CaptureError
 from autotune.workloads.factory import innermost_user_line
 
+
+class SideEffectWarning(UserWarning):
+    """Warning of a change of a Python object that a captured step does not repeat."""
+
+
 CONTAINERS = (list, dict, set, deque)
 
 
@@ -33,6 +38,11 @@ class SideEffect:
     line: str
     """File, number and text of the line, if it is in the user's code; empty for a library's."""
     container: bool = False
+
+    @property
+    def is_on_loss_function(self) -> bool:
+        """Whether the object belongs to the loss function, as the `self` of a method does."""
+        return "._loss_fn" in self.source
 
 
 UNKNOWN = object()

@@ -21,4 +21,4 @@ def run(*, stores: dict[str, str], json: bool) -> None:
 
 
 def _document(result: doctor.CheckResult) -> dict[str, str]:
-    return {"name": result.name, "status": result.status, "detail": result.detail, "cure": result.fix}
+    return {"name": result.name, "status": result.status, "detail": result.detail, "fix": result.fix}

@@ -1,6 +1,8 @@
 """Choose a size for a batch, and pad or cut the batch to it."""
 
+import copy
 from bisect import bisect_left
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +108,7 @@ class Buckets:
             has_samples = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == samples
             return leaf[:count] if has_samples else leaf
 
-        return pytree.tree_map(cut, batch)
+        return _rebuild(batch, lambda content: pytree.tree_map(cut, content))
 
     def count_samples(self, batch: Any) -> int:
         """Return the size of dimension 0 of the padded fields."""
@@ -117,7 +119,8 @@ class Buckets:
         return TOKEN_FIELDS if self.pad is None else self.pad
 
     def _fields(self, batch: Any) -> Iterator[tuple[str | int, torch.Tensor]]:
-        for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        content = batch.data if isinstance(batch, UserDict) else batch
+        for path, leaf in pytree.tree_flatten_with_path(content)[0]:
             if self._is_padded(path, leaf):
                 yield _key(path), leaf
 
@@ -125,11 +128,23 @@ class Buckets:
         return isinstance(leaf, torch.Tensor) and leaf.ndim > self.dim and _key(path) in self._values
 
     def _map_fields(self, batch: Any, change: Callable[[torch.Tensor, float], torch.Tensor]) -> Any:
-        leaves, spec = pytree.tree_flatten_with_path(batch)
-        changed = [
-            change(leaf, self._values[_key(path)]) if self._is_padded(path, leaf) else leaf for path, leaf in leaves
-        ]
-        return pytree.tree_unflatten(changed, spec)
+        def change_fields(content: Any) -> Any:
+            leaves, spec = pytree.tree_flatten_with_path(content)
+            changed = [
+                change(leaf, self._values[_key(path)]) if self._is_padded(path, leaf) else leaf for path, leaf in leaves
+            ]
+            return pytree.tree_unflatten(changed, spec)
+
+        return _rebuild(batch, change_fields)
+
+
+def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the changed batch; a UserDict, as tokenizers of transformers return, is copied with changed items."""
+    if not isinstance(batch, UserDict):
+        return change(batch)
+    copied = copy.copy(batch)
+    copied.data = change(batch.data)
+    return copied
 
 
 def _key(path: tuple[Any, ...]) -> str | int:

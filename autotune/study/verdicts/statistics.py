@@ -113,8 +113,8 @@ def compare_ratios(samples: Sequence[float], reference: Sequence[float]) -> Rati
         ratio = statistics.median(samples) / statistics.median(reference)
         return RatioInterval(ratio, min(samples) / max(reference), max(samples) / min(reference))
 
-    def difference(one: Any, other: Any, axis: int = -1) -> Any:
-        return np.median(one, axis=axis) - np.median(other, axis=axis)
+    def difference(left: Any, right: Any, axis: int = -1) -> Any:
+        return np.median(left, axis=axis) - np.median(right, axis=axis)
 
     logs = np.log(samples), np.log(reference)
     return RatioInterval(*(math.exp(value) for value in (difference(*logs), *_bootstrap(logs, difference))))

@@ -24,7 +24,7 @@ from autotune.planners.auto import best_plan
 from autotune.predict.simulate import peak_bytes, simulate
 from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
-from autotune.runtime import train_step
+from autotune.runtime import step_selector
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.train_step import TrainStep
@@ -145,7 +145,7 @@ def run_variant(variant: str, sizes: dict[str, Any], plan: Path) -> dict[str, An
         finally:
             captures.append(time.perf_counter() - begin)
 
-    train_step.capture = counted  # type: ignore[assignment]
+    step_selector.capture = counted  # type: ignore[assignment]
     workload = make_workload(sizes)
     static = sum(p.numel() * p.element_size() for p in workload.model.parameters())
     step, buckets = None, Buckets(sizes["sizes"])
@@ -229,7 +229,7 @@ def summary(document: dict[str, Any]) -> str:
     """Format a table of the variants, and whether the aims are met."""
     sizes, buckets = document["sizes"], document["variants"]["buckets"]
     warm = warm_steps(buckets["steps"])
-    ratio, stall = step_bytes(buckets) / step_bytes(document["variants"]["fixed"]), longest(warm, "seconds")
+    ratio, stall = step_bytes(buckets) / step_bytes(document["variants"]["fixed"]), longest(warm, "cpu_seconds")
     verdict = "met" if ratio <= MOST_BYTES and stall <= LONGEST_STALL else "missed"
     low, high = sizes["lengths"]
     return "\n".join([
@@ -239,9 +239,9 @@ def summary(document: dict[str, Any]) -> str:
         "",
         f"{sizes['steps']} steps with texts of {low} to {high} tokens, buckets of {', '.join(map(str, sizes['sizes']))}. A stall is a "
         f"step's excess over the median of its bucket, after {WARM_UP} steps of each bucket. Peaks are resident bytes above the "
-        "process without weights. The machine was shared, so seconds include waits for other processes.",
+        "process without weights. The machine was shared: seconds of the clock include waits for other processes, CPU time does not.",
         "",
-        f"At most {LONGEST_STALL:g} s of stall and {MOST_BYTES} times the plan's memory were asked: {verdict}. {format_origin(document)}",
+        f"At most {LONGEST_STALL:g} s of stall (in CPU time) and {MOST_BYTES} times the plan's memory were asked: {verdict}. {format_origin(document)}",
     ]) + "\n"  # fmt: skip
 
 

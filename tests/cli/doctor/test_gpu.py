@@ -76,18 +76,18 @@ def test_a_loaded_driver_that_nvml_cannot_ask_is_told_with_the_reason(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("cuda", "serves", "cure"),
+    ("cuda", "serves", "remedy"),
     [
         ("", 13000, "install torch built for CUDA"),
         ("13.0", 12040, "torch is built for CUDA 13.0: update the driver, or install torch for CUDA 12.4"),
         ("12.8", 12040, "CUDA_VISIBLE_DEVICES"),  # any driver of 12 serves all of 12
     ],
 )
-def test_a_gpu_that_torch_does_not_see_comes_with_the_reason(cuda: str, serves: int, cure: str) -> None:
+def test_a_gpu_that_torch_does_not_see_comes_with_the_reason(cuda: str, serves: int, remedy: str) -> None:
     found = gpu.check_driver(nvml(nvmlSystemGetCudaDriverVersion=serves), torch(cuda, gpus=0))
     assert found.status == "warn"
     assert "torch sees none" in found.detail
-    assert cure in found.fix
+    assert remedy in found.fix
 
 
 def test_processes_that_a_container_hides_are_told_before_those_that_are_seen() -> None:

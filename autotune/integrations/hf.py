@@ -1,0 +1,245 @@
+"""Hugging Face `Trainer` under a plan: every training step's loss and gradients come from a `PlannedLoss`.
+
+`AutotuneTrainer` is the `Trainer` itself; `PlannedTrainerMixin` adds the same to a subclass such as TRL's.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.capture.python.side_effects import SideEffectWarning
+from autotune.errors import CaptureError, ConfigError, install_command
+from autotune.integrations.hf_checks import refuse_arguments
+from autotune.ir.plan import Plan
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.buckets import Buckets
+from autotune.runtime.step_selector import OtherShapes
+from autotune.workloads.workload import Workload
+
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError(f"autotune.integrations.hf needs transformers: {install_command('hf')}") from error
+
+
+class PlannedTrainerMixin:
+    """Training steps of a `transformers.Trainer` under a plan; name it before the trainer's class.
+
+    Each training step's `compute_loss`, with whatever overrides it, runs forward and backward under the plan, and
+    `backward()` hands the gradients over. Everything else is the trainer's own: accumulation, clipping, mixed precision,
+    schedulers, logs, evaluation, checkpoints. Evaluation runs in plain PyTorch.
+
+    Further keyword arguments of the constructor, beside the trainer's own:
+
+    Args:
+        plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the workload that `workload` returns. None runs the step
+            as traced.
+        stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
+        other_shapes: Action for a batch of another shape, such as the last one: "replan", "eager" or "error".
+        buckets: Sizes to pad batches of many lengths to; see `autotune.Buckets`.
+
+    Raises:
+        CaptureError: At the first step: `compute_loss` cannot be captured.
+        ConfigError: An argument is invalid, or the trainer has a setting that a plan does not support.
+        PlanError: At the first step: the plan is for another graph.
+
+    Examples:
+        >>> from autotune.integrations.hf import PlannedTrainerMixin
+        >>> from transformers import Trainer
+        >>> class WeightedTrainer(Trainer):
+        ...     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ...         return 2 * super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        >>> class PlannedTrainer(PlannedTrainerMixin, WeightedTrainer):
+        ...     pass
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        plan: str | Path | PlanFile | Plan | None = None,
+        stores: Mapping[str, str | Path] | None = None,
+        other_shapes: OtherShapes = "replan",
+        buckets: Buckets | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        refuse_arguments(self)
+        self._planned_loss: PlannedLoss | None = None
+        self._planned_arguments: dict[str, Any] = {
+            "plan": plan, "stores": stores, "other_shapes": other_shapes, "buckets": buckets,
+        }  # fmt: skip
+        self._first_step: Callable[[torch.nn.Module, Any], None] | None = None
+        # on the instance, where it stands before the method of any subclass
+        vars(self)["compute_loss"] = self._compute_planned_loss
+        self.add_callback(_PlanCheck(self))  # type: ignore[attr-defined]
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as the trainer does, and release the plan's memory and stores at the end."""
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._close_plan()
+
+    def workload(self) -> Workload:
+        """Return the first training step as a workload, to tune or plan it.
+
+        Call it in a factory, on a trainer made for it: `train` starts and stops before the first step. No callback runs.
+
+        Raises:
+            ConfigError: `train` runs no step that calls `compute_loss`.
+
+        Examples:
+            >>> from autotune.integrations.hf import AutotuneTrainer
+            >>> def factory():
+            ...     return AutotuneTrainer(model, arguments, train_dataset=dataset).workload()
+            >>> factory().optimizer is None
+            True
+        """
+
+        def stop(model: torch.nn.Module, batch: Any) -> None:
+            raise _FirstStepError(model, batch)
+
+        self._first_step = stop
+        try:
+            with _without_callbacks(self):
+                self.train()
+        except _FirstStepError as step:
+            return Workload(step.model, self._plain_loss, None, step.batch)
+        finally:
+            self._first_step, self.is_in_train = None, False
+        raise ConfigError(f"{type(self).__name__}.train() calls compute_loss in no step; give it a training batch")
+
+    def _compute_planned_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        if return_outputs or not model.training or not torch.is_grad_enabled():
+            return _class_loss(self)(self, model, inputs, return_outputs, num_items_in_batch)
+        if isinstance(num_items_in_batch, int):
+            num_items_in_batch = torch.tensor(num_items_in_batch)  # a number would be a constant of the plan
+        batch = {"inputs": dict(inputs), "num_items_in_batch": num_items_in_batch}
+        parallel = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        inner = model.get_submodule("module") if parallel else model
+        if self._first_step is not None:
+            self._choose_problem_type(inner, inputs)
+            self._first_step(inner, batch)
+        if self._planned_loss is None or self._planned_loss.model is not inner:
+            self._close_plan()
+            self._choose_problem_type(inner, inputs)
+            self._planned_loss = PlannedLoss(inner, self._plain_loss, **self._planned_arguments)
+        with _checking_capture(type(self)) if self._planned_loss.graph is None else nullcontext():
+            if parallel:
+                with _module_replaced(model, self._planned_loss):
+                    return model(batch)
+            return self._planned_loss(batch)
+
+    def _plain_loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        return _class_loss(self)(self, model, batch["inputs"], num_items_in_batch=batch["num_items_in_batch"])
+
+    def _choose_problem_type(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Let a classifier choose its loss from the labels, as its first forward does; a plan does not repeat that."""
+        is_classifier = "Classification" in str(getattr(model, "loss_type", ""))
+        model_computes_loss = _class_loss(self) is transformers.Trainer.compute_loss and not (
+            self.label_smoother or self.compute_loss_func  # type: ignore[attr-defined]
+        )
+        if is_classifier and model_computes_loss and getattr(model.config, "problem_type", "") is None:
+            model.eval()
+            with torch.no_grad():
+                model(**inputs)
+            model.train()
+
+    def _close_plan(self) -> None:
+        if self._planned_loss is not None:
+            self._planned_loss.close()
+        self._planned_loss = None
+
+
+class AutotuneTrainer(PlannedTrainerMixin, transformers.Trainer):  # type: ignore[misc]
+    """`transformers.Trainer` with its training steps under a plan.
+
+    It has the constructor of `Trainer`, and the keyword arguments of `PlannedTrainerMixin`.
+
+    Examples:
+        >>> from autotune.integrations.hf import AutotuneTrainer
+        >>> trainer = AutotuneTrainer(model, arguments, train_dataset=dataset, plan=None)
+        >>> trainer.train().global_step
+        2
+    """
+
+
+def _class_loss(trainer: Any) -> Callable[..., Any]:
+    """Return the function `compute_loss` of the trainer's class, which a plan replaces on the trainer itself."""
+    function: Callable[..., Any] = type(trainer).compute_loss
+    return function
+
+
+class _FirstStepError(Exception):
+    """End of a `train` that `workload` started."""
+
+    def __init__(self, model: torch.nn.Module, batch: Any) -> None:
+        super().__init__("the first training step")
+        self.model, self.batch = model, batch
+
+
+class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
+    """Refuse, after the first step, a trainer whose steps never call `compute_loss`."""
+
+    def __init__(self, trainer: PlannedTrainerMixin) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Raise ConfigError if the step ran without the plan."""
+        if self._trainer._planned_loss is None:
+            name = type(self._trainer).__name__
+            raise ConfigError(
+                f"training_step of {name} does not call self.compute_loss, so the plan has no effect; call it there, or "
+                "train without a plan"
+            )
+
+
+@contextmanager
+def _checking_capture(trainer: type) -> Iterator[None]:
+    """Raise CaptureError for a `compute_loss` that changes a Python object: a metric, say, would be lost."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SideEffectWarning)
+        try:
+            yield
+        except SideEffectWarning as effect:
+            raise CaptureError(f"{effect}, in a callback for example, and leave it out of compute_loss") from effect
+        except CaptureError as error:
+            owner = next(kind for kind in trainer.__mro__ if "compute_loss" in vars(kind))
+            if owner is transformers.Trainer:
+                raise
+            raise CaptureError(
+                f"{error}; compute_loss is that of {owner.__name__}: override it in a subclass without that line, or with "
+                "compute_loss = transformers.Trainer.compute_loss"
+            ) from error
+
+
+@contextmanager
+def _module_replaced(wrapper: torch.nn.Module, module: torch.nn.Module) -> Iterator[None]:
+    """Put another module into DistributedDataParallel for the block, so that its forward calls that one."""
+    inner = wrapper._modules["module"]
+    wrapper._modules["module"] = module
+    try:
+        yield
+    finally:
+        wrapper._modules["module"] = inner
+
+
+@contextmanager
+def _without_callbacks(trainer: Any) -> Iterator[None]:
+    """Remove a trainer's callbacks for the block."""
+    callbacks, trainer.callback_handler.callbacks = trainer.callback_handler.callbacks, []
+    try:
+        yield
+    finally:
+        trainer.callback_handler.callbacks = callbacks

@@ -1,0 +1,210 @@
+"""Hand the gradients of a planned call over to autograd, and predict the gradient of the loss that they start from."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.capture.program import Program
+from autotune.runtime.executor import Executor, seed_gradient
+
+LossGradient = Callable[[torch.Tensor], torch.Tensor]
+"""Function from the gradient that `backward()` starts with, 1, to the gradient of the loss."""
+
+_MAX_PERIOD = 16
+"""Number of calls after which a repeating pattern must have repeated to be expected."""
+_WINDOW = 64
+"""Number of latest calls in which a pattern is searched."""
+_WARNED_RERUNS, _OF_CALLS = 8, 32
+"""Number of calls that ran twice, among how many, for a warning."""
+
+
+class PlannedCall:
+    """One call of a planned loss: its gradients, and the state from which it can run once more."""
+
+    def __init__(self, executor: Executor, tensors: list[torch.Tensor], expected: "ExpectedTangent") -> None:
+        program, self._expected = executor.program, expected
+        written = {value for op in program.graph.ops for value in op.writes}
+        self._executor, self._inputs = executor, executor.inputs(tensors)
+        self._state = _State([program.tensors[value] for value in written], program)
+        self._before = self._state.copy()
+        self._versions = self._read_versions()
+        self._gradients: tuple[torch.Tensor, ...] | None = None
+
+    def run(self, observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None) -> Any:
+        """Run forward and backward; return the results. `observe` is called with each parameter and its gradient."""
+        self._executor.tangent = self._expected.tensor
+        results, self._gradients = self._executor.run(self._inputs)
+        if observe is not None:
+            program = self._executor.program
+            for value, gradient in zip(program.gradients, self._gradients, strict=True):
+                observe(program.tensors[value], gradient)
+        return results
+
+    def accept_versions(self) -> None:
+        """Take the present versions of parameters and inputs for those of the call, after a restoration of their values."""
+        self._versions = self._read_versions()
+
+    def take_gradients(self, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the gradients for a gradient of the loss, once."""
+        gradients, self._gradients = self._gradients, None
+        if gradients is None:
+            raise RuntimeError(
+                "backward() ran a second time through a planned loss, whose gradients are handed over once; call the planned "
+                "loss again"
+            )
+        if self._expected.settle(tangent):
+            return gradients
+        del gradients
+        if self._read_versions() != self._versions:
+            raise RuntimeError(
+                "a parameter or an input of the planned loss changed in place between the call and backward(); call the "
+                "planned loss again after the change"
+            )
+        current = self._state.copy()
+        self._state.restore(self._before)
+        self._executor.tangent = tangent.detach().to(self._expected.tensor.dtype, copy=True)
+        try:
+            return self._executor.run(self._inputs)[1]
+        finally:
+            self._state.restore(current)
+
+    def _read_versions(self) -> list[int]:
+        tensors = self._executor.program.tensors
+        trained = [tensors[value] for value in self._executor.program.gradients]
+        return [tensor._version for tensor in (*trained, *self._inputs)]
+
+
+@dataclass(slots=True, eq=False)
+class ExpectedTangent:
+    """Expectation of one call: the gradient of the loss that its `backward()` will pass."""
+
+    tensor: torch.Tensor
+    value: float
+    from_user: bool
+    """True if the user's function predicted it."""
+    tangents: "Tangents"
+    actual: float | None = None
+    """Gradient of the loss; None until `backward()`."""
+
+    def settle(self, tangent: torch.Tensor) -> bool:
+        """Record the gradient of the loss that `backward()` passed; return whether it is the expected one."""
+        self.actual = float(tangent.item())
+        is_right = self.actual == self.value
+        self.tangents.record(self, is_right=is_right)
+        return is_right
+
+
+class Tangents:
+    """Prediction of the gradient of the loss that the next `backward()` passes; all executors share it.
+
+    A constant is expected after one call, and a pattern of up to `_MAX_PERIOD` calls once it has begun to repeat.
+    """
+
+    def __init__(self, loss_gradient: LossGradient | None) -> None:
+        self._loss_gradient = loss_gradient
+        self._predicted: float | None = None
+        self._trusts_user = True
+        self._calls: deque[ExpectedTangent] = deque(maxlen=_WINDOW)
+        self._reruns: deque[bool] = deque(maxlen=_OF_CALLS)
+        self._has_warned = False
+
+    def expect(self, program: Program) -> ExpectedTangent:
+        """Return the expectation for the next call."""
+        seed = seed_gradient(program)
+        value, from_user = self._repeat(), False
+        if self._loss_gradient is not None:
+            predicted = float(self._loss_gradient(seed).detach().to(seed.dtype).item())
+            if self._trusts_user or predicted != self._predicted:
+                value, from_user = predicted, True
+            self._predicted = predicted
+        call = ExpectedTangent(torch.full_like(seed, value), value, from_user, self)
+        self._calls.append(call)
+        return call
+
+    def record(self, call: ExpectedTangent, *, is_right: bool) -> None:
+        """Learn from a call's `backward()`; warn once where many calls run twice."""
+        if call.from_user:
+            self._trusts_user = is_right
+        self._reruns.append(not is_right)
+        if not self._has_warned and sum(self._reruns) >= _WARNED_RERUNS:
+            self._has_warned = True
+            warnings.warn(
+                f"{sum(self._reruns)} of the last {len(self._reruns)} calls of a planned loss ran twice, because the factor "
+                "between the loss and the tensor of backward() changed unexpectedly; pass that factor as loss_gradient, such "
+                "as lambda one: scaler.scale(one) / steps",
+                stacklevel=2,
+            )
+
+    def _repeat(self) -> float:
+        """Return the gradient that the pattern of the latest calls repeats; 1 before any."""
+        known = [call.actual for call in self._calls]
+        value, longest = 1.0, -1
+        for period in range(1, min(_MAX_PERIOD, len(known)) + 1):
+            candidate = known[-period]
+            if candidate is None:  # of a call whose backward() has not run
+                continue
+            matches = 0
+            pairs = [
+                (later, earlier) for later, earlier in zip(known[period:], known, strict=False)
+                if later is not None and earlier is not None
+            ]  # fmt: skip
+            for later, earlier in reversed(pairs):
+                if later != earlier:
+                    break
+                matches += 1
+            if matches > longest:
+                value, longest = candidate, matches
+            if pairs and matches == len(pairs):
+                break
+        return value
+
+
+class _State:
+    """What a call changes: buffers of the model, and the random number generator."""
+
+    def __init__(self, buffers: Sequence[torch.Tensor], program: Program) -> None:
+        self._buffers = buffers
+        self._draws = any(op.random for op in program.graph.ops)
+        self._device = program.device
+
+    def copy(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Return copies of the state."""
+        return [buffer.detach().clone() for buffer in self._buffers], self._generator() if self._draws else None
+
+    def restore(self, state: tuple[list[torch.Tensor], torch.Tensor | None]) -> None:
+        """Write copies back into the state."""
+        buffers, generator = state
+        for buffer, copy in zip(self._buffers, buffers, strict=True):
+            buffer.detach().copy_(copy)
+        if generator is None:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(generator, self._device)
+        else:
+            torch.set_rng_state(generator)
+
+    def _generator(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
+
+
+class _HandOver(torch.autograd.Function):
+    """A loss as autograd sees it: its backward returns gradients that exist already."""
+
+    @staticmethod
+    def forward(ctx: Any, call: PlannedCall, loss: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        del parameters  # they are arguments so that autograd asks for their gradients
+        ctx.call = call
+        return loss.detach().clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *ctx.call.take_gradients(tangent)
+
+
+hand_over: Callable[..., torch.Tensor] = _HandOver.apply
+"""Function from a call, its loss and its parameters to the loss as autograd sees it."""

@@ -1,0 +1,318 @@
+"""The Hugging Face Trainer under a plan: logs, parameters and optimizer are those of the plain Trainer, bit for bit."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import BatchEncoding, Trainer
+
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError, ConfigError, PlanError
+from autotune.integrations.hf import AutotuneTrainer, PlannedTrainerMixin
+from autotune.ir.plan import Plan
+from tests.integrations.hf_runs import (
+    Kind,
+    Record,
+    Texts,
+    arguments,
+    bert,
+    differences,
+    gpt2,
+    planned,
+    smaller_plan,
+    train,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*the plan is for a batch of", "ignore:.*is deprecated and will be removed:FutureWarning"
+)
+
+
+def make_trainer(
+    kind: Kind,
+    folder: Path,
+    model: Callable[[], nn.Module] = gpt2,
+    options: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Trainer:
+    """Return a trainer of a class; `options` are the trainer's own, `changes` those of its arguments."""
+    options = {"train_dataset": Texts(classes=3 if model is bert else 0), **(options or {})}
+    return kind(model(), arguments(folder, **changes), **options)
+
+
+def train_both(make: Callable[..., Trainer], kind: Kind = Trainer) -> tuple[Record, Record]:
+    """Train plainly, and under a plan that recomputes."""
+    plan = smaller_plan(make(planned(kind)).workload())
+
+    def under_plan(*args: Any, **kwargs: Any) -> Trainer:
+        return planned(kind)(*args, plan=plan, **kwargs)
+
+    return train(lambda: make(kind)), train(lambda: make(under_plan))
+
+
+EVALUATION = {"eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.mark.parametrize("model", [gpt2, pytest.param(bert, marks=pytest.mark.slow)])
+def test_a_planned_training_leaves_every_bit_of_the_plain_one(model: Callable[[], nn.Module], tmp_path: Path):
+    options = {"eval_dataset": Texts(6, classes=3 if model is bert else 0)}
+    make = partial(
+        make_trainer, folder=tmp_path, model=model, options=options, gradient_accumulation_steps=2, **EVALUATION
+    )
+    plain, under_plan = train_both(make)
+    assert differences(plain, under_plan) == []
+    assert len({entry["grad_norm"] for entry in under_plan.log if "grad_norm" in entry}) == 4
+    assert len([entry for entry in under_plan.log if "eval_loss" in entry]) == 2
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bf16": {"bf16": True},
+    "label smoothing": {"label_smoothing_factor": 0.1},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "noise in the embeddings": {"neftune_noise_alpha": 5.0},
+    "no clipping": {"max_grad_norm": 0.0},
+    "several": {"bf16": True, "gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "optim": "adafactor"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_the_trainer_has_its_effect_under_a_plan(name: str, tmp_path: Path):
+    plain, under_plan = train_both(partial(make_trainer, folder=tmp_path, **SETTINGS[name]))
+    assert differences(plain, under_plan) == []
+    assert differences(plain, train(partial(make_trainer, Trainer, tmp_path))) != []
+
+
+class Weighted(Trainer):
+    """A trainer with a loss of its own."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = torch.linspace(0.5, 2, 64)
+        loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), weight, reduction="sum")
+        loss = loss / num_items_in_batch
+        return (loss, outputs) if return_outputs else loss
+
+
+class WeightedBelow(AutotuneTrainer):
+    """The same loss in a subclass of the planned trainer."""
+
+    compute_loss = Weighted.compute_loss
+
+
+@pytest.mark.parametrize("kind", [pytest.param(planned(Weighted), marks=pytest.mark.slow), WeightedBelow])
+def test_an_overridden_compute_loss_runs_under_the_plan(kind: Kind, tmp_path: Path):
+    make = partial(make_trainer, folder=tmp_path, num_train_epochs=1)
+    graphs: list[Any] = []
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def _close_plan(self) -> None:
+            graphs.append(self._planned_loss.graph if self._planned_loss else None)
+            super()._close_plan()
+
+    assert differences(train(partial(make, Weighted)), train(partial(make, Watched))) == []
+    assert graphs[-1] is not None
+
+
+@pytest.mark.slow
+def test_a_loss_function_and_an_encoded_batch_run_under_the_plan(tmp_path: Path):
+    def loss_of(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        return loss / num_items_in_batch
+
+    def collate(rows: list[dict[str, torch.Tensor]]) -> BatchEncoding:
+        return BatchEncoding({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+    options = {"compute_loss_func": loss_of, "data_collator": collate}
+    assert differences(*train_both(partial(make_trainer, folder=tmp_path, options=options))) == []
+
+
+@pytest.mark.slow
+def test_a_planned_training_resumes_from_a_checkpoint_where_the_plain_one_does(tmp_path: Path):
+    def resumed(kind: Kind, folder: Path) -> Record:
+        make = partial(make_trainer, kind, folder, save_strategy="steps", save_steps=2, gradient_accumulation_steps=2)
+        train(make)
+        return train(make, resume_from_checkpoint=str(folder / "checkpoint-2"))
+
+    plain = resumed(Trainer, tmp_path / "plain")
+    plan = smaller_plan(make_trainer(AutotuneTrainer, tmp_path).workload())
+    assert differences(plain, resumed(partial(AutotuneTrainer, plan=plan), tmp_path / "planned")) == []
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_train_under_a_plan(tmp_path: Path):
+    peft = pytest.importorskip("peft")
+
+    def adapted() -> nn.Module:
+        return peft.get_peft_model(gpt2(), peft.LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.1))
+
+    for changes in ({}, {"gradient_checkpointing": True}):
+        plain, under_plan = train_both(partial(make_trainer, folder=tmp_path, model=adapted, **changes))
+        assert differences(plain, under_plan) == []
+
+
+@pytest.mark.slow
+def test_the_workload_of_a_trainer_is_the_step_that_it_trains(tmp_path: Path):
+    trainer = make_trainer(AutotuneTrainer, tmp_path, num_train_epochs=1)
+    workload = trainer.workload()
+    graph = capture(workload).graph
+    assert (workload.optimizer, workload.model) == (None, trainer.model)
+    assert trainer.state.log_history == []
+    other = make_trainer(partial(AutotuneTrainer, plan=Plan.traced(graph)), tmp_path, num_train_epochs=1)
+    digests: list[str] = []
+    close = other._close_plan
+    other._close_plan = lambda: (
+        (digests.append(other._planned_loss.graph.digest), close()) if other._planned_loss else None
+    )
+    train(lambda: other)
+    assert digests == [graph.digest]
+
+
+def make_sft(kind: Kind, folder: Path) -> Trainer:
+    """Return a trainer of TRL for texts that are tokens already."""
+    import datasets
+    import trl
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({str(word): word for word in range(64)}, unk_token="0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="1", eos_token="2")
+    rows = datasets.Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in Texts()])
+    plain = arguments(folder, num_train_epochs=1)
+    config = trl.SFTConfig(**{name: getattr(plain, name) for name in SFT_ARGUMENTS}, max_length=16, bf16=False)
+    return kind(gpt2(), config, train_dataset=rows, processing_class=tokenizer)
+
+
+SFT_ARGUMENTS = (
+    "output_dir", "per_device_train_batch_size", "num_train_epochs", "logging_steps", "report_to", "disable_tqdm", "use_cpu",
+    "save_strategy", "learning_rate", "max_grad_norm",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_trainer_of_trl_is_refused_with_its_own_loss_and_equal_with_that_of_transformers(tmp_path: Path):
+    trl = pytest.importorskip("trl")
+
+    class Sft(trl.SFTTrainer):  # type: ignore[misc, name-defined]
+        compute_loss = Trainer.compute_loss
+
+    with pytest.raises(CaptureError, match="compute_loss is that of SFTTrainer: override it"):
+        train(partial(make_sft, planned(trl.SFTTrainer), tmp_path))
+    assert differences(train(partial(make_sft, Sft, tmp_path)), train(partial(make_sft, planned(Sft), tmp_path))) == []
+
+
+def test_the_number_of_labels_is_an_input_of_the_plan(tmp_path: Path):
+    trainer = make_trainer(partial(AutotuneTrainer, other_shapes="error"), tmp_path)
+    trainer.create_optimizer()
+    trainer.model.train()
+    losses = []
+    for count in (3, 7):
+        batch = {name: part[None].repeat(2, 1) for name, part in Texts()[0].items()}
+        losses.append(trainer.compute_loss(trainer.model, batch, num_items_in_batch=count).item())
+    assert losses[0] / losses[1] == pytest.approx(7 / 3, rel=0.2)
+
+
+class ReadsMetrics(Trainer):
+    """A trainer that reads a metric in its loss."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, **kwargs)
+        self.metric = outputs.logits.mean().item()
+        return (loss, outputs) if return_outputs else loss
+
+
+class KeepsMetrics(Trainer):
+    """A trainer that keeps a metric in its loss."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, **kwargs)
+        self.metric = outputs.logits.mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("kind", [ReadsMetrics, pytest.param(KeepsMetrics, marks=pytest.mark.slow)])
+def test_a_metric_in_compute_loss_is_refused_and_not_lost(kind: Kind, tmp_path: Path):
+    with pytest.raises(CaptureError, match=r"test_hf\.py"):
+        make_trainer(planned(kind), tmp_path).train()
+
+
+class OwnStep(AutotuneTrainer):
+    """A trainer whose steps call the model directly."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = model(**inputs).loss
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+def test_a_training_step_without_compute_loss_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"OwnStep does not call self\.compute_loss"):
+        make_trainer(OwnStep, tmp_path).train()
+
+
+@pytest.mark.slow
+def test_a_plan_of_another_batch_is_refused(tmp_path: Path):
+    plan = smaller_plan(make_trainer(AutotuneTrainer, tmp_path).workload())
+    with pytest.raises(PlanError):
+        make_trainer(partial(AutotuneTrainer, plan=plan), tmp_path, bert).train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"torch_compile": True}, "torch_compile=True is not supported under a plan"),
+        ({"optim": "lomo"}, "optim='lomo' is not supported under a plan"),
+    ],
+)
+def test_an_argument_that_a_plan_cannot_follow_is_refused(changes: dict[str, Any], words: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=words):
+        make_trainer(AutotuneTrainer, tmp_path, **changes)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "fsdp"])
+def test_sharded_training_is_refused_by_name(name: str, tmp_path: Path):
+    class Sharded(PlannedTrainerMixin, Trainer):
+        def add_callback(self, callback: Any) -> None:
+            setattr(self.args, name, "full_shard")  # the trainer itself needs ranks or a library for it
+            self.args.fsdp_config = {}
+            super().add_callback(callback)
+
+    with pytest.raises(ConfigError, match=f"{name}='full_shard' is not supported"):
+        make_trainer(Sharded, tmp_path)
+
+
+RANK = """
+import sys
+from functools import partial
+from pathlib import Path
+import torch
+from transformers import Trainer
+from autotune.integrations.hf import AutotuneTrainer
+from tests.integrations.hf_runs import differences, train
+from tests.integrations.test_hf import make_trainer
+torch.set_num_threads(1)
+make = partial(make_trainer, folder=Path(sys.argv[1]), per_device_train_batch_size=2, gradient_accumulation_steps=2,
+    ddp_find_unused_parameters=False)
+print(differences(train(partial(make, Trainer)), train(partial(make, AutotuneTrainer))))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_train_under_a_plan_to_the_bits_of_the_plain_trainer(tmp_path: Path):
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = tmp_path / "rank.py"
+    script.write_text(RANK, encoding="utf-8")
+    run = subprocess.run(
+        [*command, str(script), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert [line for line in run.stdout.splitlines() if line.startswith("[")] == ["[]", "[]"], run.stderr[-3000:]

@@ -1,0 +1,164 @@
+"""Gradients that are handed over: no copy, no second run where their factor is regular, and the bits of eager."""
+
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.errors import NumericsError
+from autotune.runtime import planned_loss
+from autotune.runtime.executor import Executor
+from autotune.runtime.gradient_handover import PlannedCall
+from autotune.runtime.planned_loss import PlannedLoss
+from tests.runtime.test_planned_loss import Loop, Loss, Net, batches, clipping, eager, loss_fn, run
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(4)])
+
+
+def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[weakref.ref[torch.Tensor], int]]:
+    """A reference to each gradient of the last hand-over, and its address."""
+    gradients: list[tuple[weakref.ref[torch.Tensor], int]] = []
+    take = PlannedCall.take_gradients
+
+    def record(call: PlannedCall, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        taken = take(call, tangent)
+        gradients[:] = [(weakref.ref(gradient), gradient.data_ptr()) for gradient in taken]
+        return taken
+
+    monkeypatch.setattr(PlannedCall, "take_gradients", record)
+    return gradients
+
+
+def test_the_first_gradients_become_grad_itself_and_later_ones_go_as_they_are_added(handed: list[Any]):
+    model = layers()
+    planned = PlannedLoss(model, mean_square)
+    planned(torch.ones(2, 8)).backward()
+    assert [parameter.grad.data_ptr() for parameter in model.parameters()] == [address for _, address in handed]
+
+    alive: list[int] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: alive.append(sum(ref() is not None for ref, _ in handed))
+        )
+    planned(torch.ones(2, 8)).backward()
+    assert alive == [3, 2, 1, 0]
+
+
+def count_runs(runs: list[Executor], factors: list[float], **options: Any) -> int:
+    model = layers()
+    planned = PlannedLoss(model, mean_square, **options)
+    runs.clear()
+    for factor in factors:
+        (planned(torch.ones(2, 8)) * factor).backward()
+    return len(runs) - len(factors)
+
+
+@pytest.mark.parametrize(
+    ("factors", "reruns"),
+    [
+        ([1.0] * 6, 0),
+        ([0.25] * 12, 1),
+        ([2.0, 3.0] * 8, 3),
+        ([0.5, 0.5, 0.5, 0.25] * 5, 5),
+        ([4.0] * 6 + [2.0] * 6, 2),
+    ],
+)
+def test_a_factor_that_stays_or_repeats_costs_runs_at_its_beginning_alone(
+    factors: list[float], reruns: int, runs: list[Executor]
+):
+    assert count_runs(runs, factors) <= reruns
+
+
+def test_two_losses_of_one_step_have_a_factor_each(runs: list[Executor]):
+    planned = PlannedLoss(layers(), mean_square)
+    for _ in range(6):
+        (0.7 * planned(torch.ones(2, 8)) + planned(torch.ones(2, 8))).backward()
+    assert len(runs) <= 12 + 3
+
+
+def test_factors_without_a_pattern_cause_one_warning_with_the_next_step(runs: list[Executor]):
+    factors = [float(value) for value in range(1, 25)]
+    with pytest.warns(UserWarning, match=r"ran twice.*pass that factor as loss_gradient") as caught:
+        assert count_runs(runs, factors) == 23
+    assert len(caught) == 1
+
+    step = iter(factors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert count_runs(runs, factors, loss_gradient=lambda one: one * next(step)) == 0
+
+
+def with_hooks_and_kept_gradients(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Loss
+) -> Iterator[torch.Tensor]:
+    counts: list[int] = []
+    model.head.weight.register_hook(lambda gradient: gradient * 0.5)
+    model.head.weight.register_hook(lambda gradient: counts.append(1))
+    for number, batch in enumerate(batches(4)):
+        before = model.head.weight.grad
+        (loss_of(batch)[0] / 2).backward()
+        assert number == 0 or model.head.weight.grad is before
+    yield torch.tensor(len(counts))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("loop", [clipping, with_hooks_and_kept_gradients], ids=lambda loop: loop.__name__)
+def test_verified_calls_equal_eager_and_change_no_bit_of_the_loop(loop: Loop):
+    verified: list[PlannedLoss] = []
+
+    def wrap(model: nn.Module) -> Loss:
+        verified.append(PlannedLoss(model, loss_fn, verify=True))
+        return verified[0]
+
+    wanted, got = run(loop, eager), run(loop, wrap)
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+    assert verified[0].verified == "bit-equal to eager"
+
+
+def test_calls_beyond_the_verified_ones_run_once(monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    run_eager = planned_loss.run_eager_gradients
+    monkeypatch.setattr(planned_loss, "run_eager_gradients", lambda *a: (calls.append(1), run_eager(*a))[1])
+    planned = PlannedLoss(Net(), loss_fn, verify=3)
+    for batch in batches(5):
+        planned(batch)
+    assert len(calls) == 3
+
+
+def test_a_wrong_gradient_is_named_and_state_and_gradients_stay(monkeypatch: pytest.MonkeyPatch):
+    run_plan = Executor.run
+
+    def wrong(executor: Executor, inputs: Any) -> Any:
+        results, gradients = run_plan(executor, inputs)
+        return results, (gradients[0] * 1.01, *gradients[1:])
+
+    monkeypatch.setattr(Executor, "run", wrong)
+    model = Net()
+    kept = model.head.weight.grad = torch.ones_like(model.head.weight)
+    planned = PlannedLoss(model, loss_fn, verify=True)
+    with pytest.raises(NumericsError, match=r"gradient body\.0\.weight is off by"):
+        planned(batches()[0])
+    assert model.head.weight.grad is kept
+    assert model.body[0].weight.grad is None
+
+
+def test_a_verified_call_may_still_run_again_for_another_factor():
+    model = layers()
+    planned = PlannedLoss(model, mean_square, verify=True)
+    (planned(torch.ones(2, 8)) / 3).backward()
+    got = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    (mean_square(model, torch.ones(2, 8)) / 3).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(got, model.parameters(), strict=True))
