@@ -3,6 +3,7 @@
 `AutotuneTrainer` is the `Trainer` itself; `PlannedTrainerMixin` adds the same to a subclass such as TRL's.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -11,12 +12,12 @@ from typing import Any
 
 import torch
 
+from autotune.api.auto_plan import AutoPlan
 from autotune.capture.python.side_effects import SideEffectWarning
 from autotune.errors import CaptureError, ConfigError, install_command
 from autotune.integrations.hf_checks import refuse_arguments
-from autotune.ir.plan import Plan
-from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes
 from autotune.workloads.workload import Workload
@@ -37,8 +38,9 @@ class PlannedTrainerMixin:
     Further keyword arguments of the constructor, beside the trainer's own:
 
     Args:
-        plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the workload that `workload` returns. None runs the step
-            as traced.
+        plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the workload that `workload` returns. "auto" tunes at the
+            first step for `budget`; an `AutoPlan` does so with its own limits. None runs the step as traced.
+        budget: Budget of the plan "auto", as of `AutoPlan`: bytes, or a share such as "65%".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, such as the last one: "replan", "eager" or "error".
         buckets: Sizes to pad batches of many lengths to; see `autotune.Buckets`.
@@ -61,14 +63,21 @@ class PlannedTrainerMixin:
     def __init__(
         self,
         *args: Any,
-        plan: str | Path | PlanFile | Plan | None = None,
+        plan: PlanSource | None = None,
+        budget: str | int | None = None,
         stores: Mapping[str, str | Path] | None = None,
         other_shapes: OtherShapes = "replan",
         buckets: Buckets | None = None,
         **kwargs: Any,
     ) -> None:
+        if (plan == "auto") != (budget is not None):
+            raise ConfigError(
+                f"plan is {plan!r} and budget {budget!r}; give both as plan='auto', budget='65%', or no budget"
+            )
         super().__init__(*args, **kwargs)
         refuse_arguments(self)
+        if plan == "auto":
+            plan = AutoPlan(budget=budget or "", stores=stores or {})
         self._planned_loss: PlannedLoss | None = None
         self._planned_arguments: dict[str, Any] = {
             "plan": plan, "stores": stores, "other_shapes": other_shapes, "buckets": buckets,
@@ -109,7 +118,7 @@ class PlannedTrainerMixin:
             with _without_callbacks(self):
                 self.train()
         except _FirstStepError as step:
-            return Workload(step.model, self._plain_loss, None, step.batch)
+            return Workload(step.model, _TrainerLoss(self), None, step.batch)
         finally:
             self._first_step, self.is_in_train = None, False
         raise ConfigError(f"{type(self).__name__}.train() calls compute_loss in no step; give it a training batch")
@@ -134,15 +143,12 @@ class PlannedTrainerMixin:
         if self._planned_loss is None or self._planned_loss.model is not inner:
             self._close_plan()
             self._choose_problem_type(inner, inputs)
-            self._planned_loss = PlannedLoss(inner, self._plain_loss, **self._planned_arguments)
+            self._planned_loss = PlannedLoss(inner, _TrainerLoss(self), **self._planned_arguments)
         with _checking_capture(type(self)) if self._planned_loss.graph is None else nullcontext():
             if parallel:
                 with _module_replaced(model, self._planned_loss):
                     return model(batch)
             return self._planned_loss(batch)
-
-    def _plain_loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        return _class_loss(self)(self, model, batch["inputs"], num_items_in_batch=batch["num_items_in_batch"])
 
     def _choose_problem_type(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> None:
         """Let a classifier choose its loss from the labels, as its first forward does; a plan does not repeat that."""
@@ -173,6 +179,38 @@ class AutotuneTrainer(PlannedTrainerMixin, transformers.Trainer):  # type: ignor
         >>> trainer.train().global_step
         2
     """
+
+
+class _TrainerLoss:
+    """Loss of a trainer's class, as a function of model and batch.
+
+    A copy for another process leaves out the parts of the trainer that hold data, callbacks, optimizer and plan.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Return what `compute_loss` of the trainer's class returns."""
+        count = batch["num_items_in_batch"]
+        return _class_loss(self._trainer)(self._trainer, model, batch["inputs"], num_items_in_batch=count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        trainer, accelerator = copy.copy(self._trainer), copy.copy(self._trainer.accelerator)
+        vars(trainer).update(dict.fromkeys(_UNCOPIED & vars(trainer).keys()), accelerator=accelerator)
+        del vars(trainer)["compute_loss"]
+        for name in ("_models", "_optimizers", "_schedulers", "_dataloaders"):
+            setattr(accelerator, name, [])
+        accelerator.gradient_state = None
+        return {"_trainer": trainer}
+
+
+_UNCOPIED = {
+    "train_dataset", "eval_dataset", "data_collator", "callback_handler", "optimizer", "lr_scheduler", "model_init", "compute_metrics",
+    "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs", "state", "control", "_memory_tracker", "_planned_loss",
+    "_planned_arguments", "_first_step", "gather_function",
+}  # fmt: skip
+"""Attributes of a trainer that a loss does not read."""
 
 
 def _class_loss(trainer: Any) -> Callable[..., Any]:

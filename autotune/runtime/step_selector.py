@@ -147,7 +147,8 @@ class StepSelector:
 
     def _capture(self, batch: Any, inputs: frozenset[str]) -> Program:
         """Capture the step for a batch; `inputs` names floats that become inputs of the step."""
-        return capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
+        program = capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
+        return self._preparer.with_kernels(program)
 
     def _prepare_again(
         self, batch: Any, call: Signature, change: GuardFailure | None, gradient_users: str

@@ -17,6 +17,7 @@ from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.integrations.hf import AutotuneTrainer, PlannedTrainerMixin
 from autotune.ir.plan import Plan
+from autotune.workloads.live_workload import load_live_workload, save_workload
 from tests.integrations.hf_runs import (
     Kind,
     Record,
@@ -87,7 +88,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_setting_of_the_trainer_has_its_effect_under_a_plan(name: str, tmp_path: Path):
     plain, under_plan = train_both(partial(make_trainer, folder=tmp_path, **SETTINGS[name]))
     assert differences(plain, under_plan) == []
-    assert differences(plain, train(partial(make_trainer, Trainer, tmp_path))) != []
+    has_effect = bool(differences(plain, train(partial(make_trainer, Trainer, tmp_path))))
+    assert has_effect == (name != "gradient checkpointing")
 
 
 class Weighted(Trainer):
@@ -219,6 +221,26 @@ def test_the_number_of_labels_is_an_input_of_the_plan(tmp_path: Path):
         batch = {name: part[None].repeat(2, 1) for name, part in Texts()[0].items()}
         losses.append(trainer.compute_loss(trainer.model, batch, num_items_in_batch=count).item())
     assert losses[0] / losses[1] == pytest.approx(7 / 3, rel=0.2)
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_trainer_is_copied_to_another_process_without_its_data(tmp_path: Path):
+    workload = make_trainer(AutotuneTrainer, tmp_path).workload()
+    save_workload(workload, tmp_path / "step.live")
+    copied = load_live_workload(tmp_path / "step.live")
+    losses = []
+    for step in (workload, copied):
+        torch.manual_seed(1)
+        losses.append(step.loss_fn(step.model, step.batch))
+    assert torch.equal(*losses)
+    assert copied.loss_fn._trainer.train_dataset is None
+    assert workload.loss_fn._trainer.train_dataset is not None
+
+
+def test_a_plan_that_is_made_at_the_first_step_needs_a_budget(tmp_path: Path):
+    for options in ({"plan": "auto"}, {"budget": "65%"}, {"plan": "plans/some.json", "budget": "65%"}):
+        with pytest.raises(ConfigError, match="give both as plan='auto'"):
+            make_trainer(partial(AutotuneTrainer, **options), tmp_path)
 
 
 class ReadsMetrics(Trainer):
