@@ -46,6 +46,7 @@ def tune(
     objective: str | None = None,
     limit: str | int | None = None,
     memory_format: str | None = None,
+    kernels: str | None = None,
     seed_from: str | Path | None = None,
     tracking_uri: str | None = None,
     runs: str | Path | None = None,
@@ -69,6 +70,7 @@ def tune(
         objective: "time", or "pareto" for the time-memory front.
         limit: Memory limit in bytes, or as "900MiB", enforced on every process that runs the step.
         memory_format: "channels_last" to run plans of a convolution net in that format.
+        kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding.
         seed_from: Run directory or plan file whose settings are measured first.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
         runs: Directory of all runs.
@@ -99,7 +101,8 @@ def tune(
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), time=_with_unit(time, "s"), trials=trials, stores=stores,
         arguments=arguments, device=device, planners=planners, objective=objective, limit=_with_unit(limit, "B"),
-        memory_format=memory_format, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs, plans=plans,
+        memory_format=memory_format, kernels=kernels, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs,
+        plans=plans,
     )  # fmt: skip
     return start_study(config, name, progress)
 
@@ -148,6 +151,7 @@ def plan(
     device: str | None = None,
     planners: Mapping[str, Sequence[str]] | None = None,
     memory_format: str | None = None,
+    kernels: str | None = None,
     out: str | Path | None = None,
 ) -> PlanFile:
     """Make one plan for a budget from estimates alone: ops are profiled one by one, and the step never runs.
@@ -160,6 +164,7 @@ def plan(
         device: "cpu" or "cuda".
         planners: Names of the planners to choose from, by kind of decision.
         memory_format: "channels_last" to plan for that format.
+        kernels: "inductor" to plan for compiled regions.
         out: File for the plan; none is written by default.
 
     Returns:
@@ -183,7 +188,7 @@ def plan(
     _refuse_worker()
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), stores=stores, arguments=arguments, device=device, planners=planners,
-        memory_format=memory_format,
+        memory_format=memory_format, kernels=kernels,
     )  # fmt: skip
     file = make_plan_file(config, survey(config))
     if out is not None:

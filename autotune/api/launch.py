@@ -163,6 +163,7 @@ def measure_plan(
         "stores": stores or None,
         "limit": limit,
         "memory_format": file.plan.memory_format or None,
+        "kernels": file.plan.kernels or None,
     }
     config = load_config(file.workload.reference, overrides=overrides)
     with open_harness(config) as runner:
@@ -194,6 +195,7 @@ def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harne
             stores=stores,
             device_kind=config.device,
             memory_format=config.memory_format,
+            kernels=config.kernels,
             seed=config.seed,
             samples=config.samples,
             limit_bytes=config.limit_bytes,

@@ -24,8 +24,8 @@ from autotune.capture.inplace_kernels import find_overwritable
 from autotune.capture.optimizers.update_ops import UpdateOps
 from autotune.capture.optimizers.whole_update import make_updates
 from autotune.capture.program import Call, Program, Read, View, reads
-from autotune.capture.python.guards import Guards
 from autotune.capture.python.python_trace import FreeInput
+from autotune.capture.python.step_trace import StepGuards
 from autotune.capture.regions import renumber
 from autotune.capture.rewrites import batch_norm, dropout, lstm, recurrent
 from autotune.errors import CaptureError
@@ -51,7 +51,7 @@ class JointTrace:
     def __init__(
         self,
         trace: fx.Graph,
-        owner: fx.GraphModule,
+        owner: torch.nn.Module,
         workload: Workload,
         batch_size: int,
         free: tuple[FreeInput, ...],
@@ -80,7 +80,9 @@ class JointTrace:
         self.current_op = ""
         """Op that is being read, with its module, for error messages; empty between ops."""
 
-    def program(self, name: str, spec: pytree.TreeSpec, device: torch.device, guards: Guards) -> Program:
+    def program(
+        self, name: str, spec: pytree.TreeSpec, device: torch.device, guards: StepGuards, *, recorded: bool
+    ) -> Program:
         """Return the captured step. `spec` is the structure of its result."""
         grouped = self._builder.group(tuple(reads(self._results)))
         ids = grouped.new_ids
@@ -107,6 +109,7 @@ class JointTrace:
             self._updates,
             device,
             guards,
+            recorded,
         )
 
     def read(self) -> None:
@@ -236,6 +239,8 @@ class JointTrace:
 
     def _read_constant(self, node: fx.Node) -> None:
         tensor = get_attribute(self._trace.owning_module, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            raise CaptureError("the step draws from a torch.Generator: draw from the default one, or before the step")
         self._refuse_trained(tensor)
         self._add_input(node, node.name, Role.BUFFER, tensor)
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.optimizer import Updates
-from autotune.capture.python.guards import Guards
+from autotune.capture.python.step_trace import StepGuards
 from autotune.ir.graph import TrainGraph
 
 
@@ -74,8 +74,10 @@ class Program:
     """Parameters, by value, whose gradients are the last of `results`: for a step of gradients alone, else empty."""
     updates: Updates | None
     device: torch.device
-    guards: Guards
+    guards: StepGuards
     """Conditions on the user's Python values. While they hold, the program computes the user's step."""
+    recorded: bool
+    """The step's Python ran once on fake tensors, because Dynamo refused to trace it."""
 
 
 def reads(argument: Any) -> Iterator[int]:

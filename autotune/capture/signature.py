@@ -1,23 +1,45 @@
 """Describe the batch and the model state that a prepared step depends on, beside Python values."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from autotune.errors import ConfigError
+from autotune.workloads.batch import FlatBatch, Node, structure_difference, tensor_names
+
+
+class TensorForm(NamedTuple):
+    """Properties of a tensor that its captured step depends on."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def size(self) -> str:
+        """Shape in words."""
+        return "x".join(map(str, self.shape)) or "scalar"
+
+    def difference(self, other: "TensorForm") -> str:
+        """Return in words how the form differs from another one."""
+        if self.shape != other.shape:
+            return f"is {self.size}, not {other.size}"
+        if self.dtype != other.dtype:
+            return f"is {self.dtype}, not {other.dtype}"
+        if self.device != other.device:
+            return f"is on {self.device}, not {other.device}"
+        return f"has strides {self.stride}, not {other.stride}"
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     """Key of a prepared step. Steps with equal signatures run the same graph while the guards of its Python values hold."""
 
-    batch: tuple[Any, ...]
-    """Shape, strides, dtype and device of each tensor; other leaves unchanged."""
-    structure: str
-    """Nesting of the batch."""
+    batch: tuple[TensorForm, ...]
+    """Form of each tensor of the batch. Other parts are compared by guards, where the step reads them."""
+    structure: Node
+    """Containers of the batch."""
     tensors: int
     """Hash of the model's parameters and buffers as objects, with dtype, device and whether each is trained."""
     modes: tuple[bool, ...]
@@ -28,7 +50,17 @@ class Signature:
     @property
     def shapes(self) -> str:
         """Shapes of the batch's tensors, for messages."""
-        return ", ".join("x".join(map(str, part[0])) or "scalar" for part in self.batch if isinstance(part, tuple))
+        return ", ".join(form.size for form in self.batch)
+
+    def batch_difference(self, first: "Signature") -> str:
+        """Return what distinguishes the batch from the first one, for messages; empty if they have one form."""
+        if difference := structure_difference(self.structure, first.structure):
+            return difference
+        names = tensor_names(first.structure)
+        forms = zip(names, self.batch, first.batch, strict=True)
+        differences = [f"{name} {form.difference(other)}" for name, form, other in forms if form != other]
+        more = f" and {len(differences) - 3} more tensors differ" if len(differences) > 3 else ""
+        return "; ".join(differences[:3]) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +107,7 @@ def has_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def make_signature(batch: Any, state: ModelState, keeps_gradients: str) -> Signature:
-    """Return the signature of one call of a step.
-
-    Raises:
-        ConfigError: if a leaf of the batch is neither a tensor nor hashable.
-    """
-    leaves, spec = pytree.tree_flatten(batch)
-    unhashable = next((x for x in leaves if not isinstance(x, (torch.Tensor, Hashable))), None)
-    if unhashable is not None:
-        raise ConfigError(
-            f"the batch contains a {type(unhashable).__name__}, which cannot be compared between steps; pass tensors, numbers and "
-            "strings"
-        )
-    described = tuple(
-        (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in leaves
-    )
-    return Signature(described, str(spec), state.tensors, state.modes, keeps_gradients)
+def make_signature(batch: FlatBatch, state: ModelState, keeps_gradients: str) -> Signature:
+    """Return the signature of one call of a step."""
+    forms = tuple([TensorForm(tuple(x.shape), x.stride(), x.dtype, x.device) for x in batch.tensors])
+    return Signature(forms, batch.structure, state.tensors, state.modes, keeps_gradients)

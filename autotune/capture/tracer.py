@@ -9,11 +9,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Literal, NamedTuple
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autotune.capture import autocast
 from autotune.capture.capture_checks import (
@@ -26,20 +25,32 @@ from autotune.capture.joint_graph import JointTrace
 from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
-from autotune.capture.python.side_effects import SideEffect, SideEffectWarning, refuse_read_side_effects
+from autotune.capture.python.recorded_run import record_step
+from autotune.capture.python.side_effects import SideEffectWarning, refuse_read_side_effects
+from autotune.capture.python.step_module import StepModule
+from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
 from autotune.errors import AutotuneError, CaptureError
-from autotune.workloads.workload import Workload, infer
+from autotune.workloads.batch import batch_tensors
+from autotune.workloads.workload import Workload
+
+TraceWay = Literal["auto", "dynamo", "recorded"]
 
 
 def capture(
-    workload: Workload, name: str = "", *, dynamic: frozenset[str] = frozenset(), gradients: bool | None = None
+    workload: Workload,
+    name: str = "",
+    *,
+    dynamic: frozenset[str] = frozenset(),
+    gradients: bool | None = None,
+    way: TraceWay = "auto",
 ) -> Program:
     """Capture the workload's step; model, optimizer, batch and generators stay unchanged.
 
     `name` is the graph's name, by default that of the model's class. `dynamic` names floats (`GuardFailure.source`) that
     become inputs of the step instead of constants. `gradients` makes the gradients results of the step; by default they
-    are where the workload has a loss and no optimizer.
+    are where the workload has a loss and no optimizer. `way` is that of tracing the step's Python: Dynamo, or one run on
+    fake tensors; by default the second only where Dynamo refuses.
 
     >>> import torch
     >>> from autotune.workloads.workload import Workload
@@ -53,47 +64,45 @@ def capture(
         CaptureError: if the step cannot be captured; the message names the op or the user's line and the next step.
     """
     name = name or type(workload.model).__name__
-    leaves, spec = pytree.tree_flatten(workload.batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors = batch_tensors(workload.batch)
     if not tensors:
-        raise CaptureError(f"the batch of {name} contains no tensor; pass a tensor, or a tuple of tensors")
+        kind = type(workload.batch)
+        raise CaptureError(
+            f"the batch of {name} ({kind.__module__}.{kind.__qualname__}) contains no tensor; pass a tensor, or a tuple, "
+            "dict or dataclass of tensors"
+        )
     if gradients is None:
         gradients = workload.loss_fn is not None and workload.optimizer is None
     if workload.loss_fn is not None and not gradients:  # autograd calls the hooks of gradients that are handed to it
         refuse_parameter_hooks(workload.model)
     if workload.loss_fn is not None:
         refuse_gradients_of_the_batch(tensors)
-    step = _Step(workload, leaves, spec)
+    step = StepModule(workload)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     tensors = separate_aliases(tensors)
     with _silence_tracer(), _restore_modes(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
         with _restore_tensors(workload.model):
-            python_trace, unrepeated, joint = _trace(stack, step, tensors, name, dynamic)
-        graph = joint.graph_module.graph
+            trace = _trace(stack, step, tensors, name, _Options(dynamic, way))
+        graph = trace.joint.graph_module.graph
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
                 rewrite(graph)
-        trace = JointTrace(
-            graph, python_trace.forward, workload, len(tensors), python_trace.free, returns_gradients=gradients
-        )
-        with _name_errors(name, "the trace", trace):
-            trace.read()
+        reader = JointTrace(graph, trace.owner, workload, len(tensors), trace.free, returns_gradients=gradients)
+        with _name_errors(name, "the trace", reader):
+            reader.read()
         # a batch may have lengths and the like on the CPU while the model is elsewhere
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-        with _name_errors(name, "the graph", trace):
-            guards = python_trace.guards_without(frozenset(effect.source for effect in unrepeated))
-            program = trace.program(name, joint.out_spec, device, guards)
+        with _name_errors(name, "the graph", reader):
+            program = reader.program(name, trace.joint.out_spec, device, trace.make_guards(), recorded=trace.recorded)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
-    for effect in unrepeated:
-        if effect.line or effect.is_on_loss_function:  # libraries keep caches and the like, but not there
-            spelled, place = python_trace.sources.spell(effect.source), f" at {effect.line}" if effect.line else ""
-            warnings.warn(
-                f"{spelled} changes in the step{place}; a captured step does not repeat that change, so do it "
-                "between steps if anything reads it",
-                SideEffectWarning,
-                stacklevel=2,
-            )
+    for changed, line in trace.unrepeated:
+        warnings.warn(
+            f"{changed} changes in the step{line}; a captured step does not repeat that change, so do it between steps if "
+            "anything reads it",
+            SideEffectWarning,
+            stacklevel=2,
+        )
     return program
 
 
@@ -176,76 +185,77 @@ def _autocast_depth() -> int:
     return int(torch.autocast_decrement_nesting())
 
 
-_TENSOR = "<tensor>"
-"""Placeholder for a tensor among the leaves of a batch."""
+class _Options(NamedTuple):
+    dynamic: frozenset[str]
+    way: TraceWay
 
 
-class _Step(torch.nn.Module):
-    """Forward and loss of a step as one module: takes the batch's tensors, returns the loss and detached extras."""
-
-    def __init__(self, workload: Workload, leaves: list[Any], spec: pytree.TreeSpec) -> None:
-        super().__init__()
-        self.training = workload.model.training
-        self.model = workload.model
-        self._loss_fn = workload.loss_fn
-        # kept here, the batch's own tensors would be traced as constants: every later batch would be the first
-        self._leaves = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._spec = spec
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        remaining = iter(tensors)
-        leaves = [next(remaining) if leaf is _TENSOR else leaf for leaf in self._leaves]
-        batch = pytree.tree_unflatten(leaves, self._spec)
-        if self._loss_fn is not None:
-            result = self._loss_fn(self.model, batch)
-            return (result[0], *_detach(result[1:])) if isinstance(result, tuple) else result
-        return infer(self.model, batch)
-
-
-def _detach(tree: Any) -> Any:
-    return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, tree)
-
-
-def _trace(
-    stack: ExitStack, step: _Step, tensors: list[torch.Tensor], name: str, dynamic: frozenset[str]
-) -> tuple[PythonTrace, tuple[SideEffect, ...], Any]:
-    """Return the trace of the step's Python, the side effects that are not repeated, and the joint graph."""
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-
-    def trace(numbers: frozenset[str]) -> PythonTrace:
-        return trace_python(step, tensors, numbers)
-
-    if step._loss_fn is None:
+def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str, options: _Options) -> StepTrace:
+    """Return the joint graph of a step: from Dynamo's trace of its Python, or from one run where Dynamo refuses."""
+    if step.loss_fn is None:
         stack.enter_context(torch.no_grad())
-    stack.enter_context(torch._dynamo.config.patch(allow_rnn=True))
     stack.enter_context(eager_kernels())
     stack.enter_context(autocast.eager_autocast())
     # eager draws for results that nothing reads, too: the tracer's own removal of dead code keeps draws only with this
     stack.enter_context(torch._inductor.config.patch(fallback_random=True))
+    dynamic, way = options
+    if way == "recorded":
+        return record_step(stack, step, tensors, name)
     try:
-        try:
-            python_trace = trace(dynamic)
-        except torch._dynamo.exc.Unsupported:
-            if not _install_late_hooks(step):
-                raise
-            python_trace = trace(dynamic)
-        refuse_reentrant_checkpoints(python_trace.forward)
-        unrepeated = refuse_read_side_effects(python_trace, trace)
-        recurrent.mark_calls(python_trace.forward)
-        inputs = (*tensors, *(free.example for free in python_trace.free))
-        joint = aot_export_joint_with_descriptors(stack, python_trace.forward, inputs, _record_nn_module_stack=True)
-        if python_trace.specialized:
-            raise CaptureError(
-                f"{name}: an op needs one of {', '.join(map(python_trace.sources.spell, dynamic))} as a constant, so it "
-                "cannot be an input of the step; pass it in the batch as a tensor"
-            )
+        return _trace_with_dynamo(stack, step, tensors, name, dynamic)
     except CaptureError:
         raise
-    except Exception as error:  # the tracer raises the user's own exceptions and dozens of its own
-        raise CaptureError(f"cannot capture {name} as one graph: {_reason(error)}") from error
+    except Exception as refusal:  # Dynamo raises the user's own exceptions and dozens of its own
+        if way == "dynamo":
+            raise CaptureError(f"cannot capture {name} as one graph: {_reason(refusal)}") from refusal
+        if dynamic:
+            inputs = ", ".join(sorted(dynamic))
+            raise CaptureError(
+                f"{name}: Dynamo cannot trace the step, so {inputs} cannot be an input of it"
+            ) from refusal
+        return record_step(stack, step, tensors, name)
     finally:
         torch._dynamo.reset()
-    return python_trace, unrepeated, joint
+
+
+def _trace_with_dynamo(
+    stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str, dynamic: frozenset[str]
+) -> StepTrace:
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    def trace(numbers: frozenset[str]) -> PythonTrace:
+        with torch._dynamo.config.patch(allow_rnn=True):
+            return trace_python(step, tensors, step.numbers_only(numbers))
+
+    try:
+        python_trace = trace(dynamic)
+    except torch._dynamo.exc.Unsupported:
+        if not _install_late_hooks(step):
+            raise
+        python_trace = trace(dynamic)
+    refuse_reentrant_checkpoints(python_trace.forward)
+    unrepeated = refuse_read_side_effects(python_trace, trace)
+    recurrent.mark_calls(python_trace.forward)
+    inputs = (*tensors, *(free.example for free in python_trace.free))
+    joint = aot_export_joint_with_descriptors(stack, python_trace.forward, inputs, _record_nn_module_stack=True)
+    sources = python_trace.sources
+    if python_trace.specialized:
+        raise CaptureError(
+            f"{name}: an op needs one of {', '.join(map(sources.spell, dynamic))} as a constant, so it cannot be an input of "
+            "the step; pass it in the batch as a tensor"
+        )
+    return StepTrace(
+        owner=python_trace.forward,
+        free=python_trace.free,
+        joint=joint,
+        unrepeated=tuple(
+            (sources.spell(effect.source), f" at {effect.line}" if effect.line else "")
+            for effect in unrepeated
+            if effect.line or effect.is_on_loss_function  # libraries keep caches and the like, but not there
+        ),
+        make_guards=lambda: python_trace.guards_without(frozenset(effect.source for effect in unrepeated)),
+        recorded=False,
+    )
 
 
 def _install_late_hooks(step: torch.nn.Module) -> bool:

@@ -11,6 +11,7 @@ from autotune.cli.options import (
     BudgetOption,
     DeviceOption,
     Json,
+    Kernels,
     Limit,
     MemoryFormat,
     Objective,
@@ -114,6 +115,7 @@ def tune(
     trials: Trials = None,
     objective: Objective = None,
     memory_format: MemoryFormat = None,
+    kernels: Kernels = None,
     seed_from: SeedFrom = None,
     tracking_uri: TrackingUri = None,
     name: RunName = None,
@@ -132,6 +134,7 @@ def tune(
         "trials": trials,
         "objective": objective,
         "memory_format": memory_format,
+        "kernels": kernels,
         "seed_from": seed_from,
         "tracking_uri": tracking_uri,
     }
@@ -202,13 +205,16 @@ def plan(
     device: DeviceOption = None,
     limit: Limit = None,
     memory_format: MemoryFormat = None,
+    kernels: Kernels = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Make one plan from estimates alone, without training. A budget in percent is a share of the traced step's predicted peak."""
     from autotune.cli.commands.plan import run
 
-    fields = {"budget": budget, "device": device, "limit": limit, "memory_format": memory_format}
+    fields = {
+        "budget": budget, "device": device, "limit": limit, "memory_format": memory_format, "kernels": kernels,
+    }  # fmt: skip
     run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 
 

@@ -64,6 +64,10 @@ MemoryFormat = Annotated[
         help="Memory format in which plans run convolutions; the model's own by default.",
     ),
 ]
+Kernels = Annotated[
+    str | None,
+    typer.Option("--kernels", metavar="inductor", help="Kernels of the plans: compiled regions; eager's by default."),
+]
 Objective = Annotated[
     str | None,
     typer.Option(

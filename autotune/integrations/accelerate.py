@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from autotune.errors import ConfigError, install_command
 from autotune.integrations.compiled_models import refuse_compiled
 from autotune.integrations.data_parallel import run_in_wrapper
+from autotune.integrations.plan_source import resolve_plan
 from autotune.ir.graph import TrainGraph
-from autotune.ir.plan import Plan
-from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes
 from autotune.workloads.workload import LossFn
@@ -34,11 +34,12 @@ def plan_loss(
     accelerator: accelerate.Accelerator,
     model: torch.nn.Module,
     loss_fn: LossFn,
-    plan: str | Path | PlanFile | Plan | None = None,
+    plan: PlanSource | None = None,
     *,
     stores: Mapping[str, str | Path] | None = None,
     other_shapes: OtherShapes = "replan",
     buckets: Buckets | None = None,
+    budget: str | int | None = None,
 ) -> "AcceleratedLoss":
     """Return a planned loss for a loop with Accelerate: `loss = planned(batch)` replaces `loss = loss_fn(model, batch)`.
 
@@ -50,11 +51,12 @@ def plan_loss(
         accelerator: The accelerator of the loop.
         model: The model that `accelerator.prepare` returned.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss, or a tuple of the loss and any nested extras.
-        plan: Path of a plan file, a `PlanFile`, or a `Plan`, for a workload of the prepared model with a loss and without
-            an optimizer. None runs the step as traced.
+        plan: Path of a plan file, a `PlanFile`, a `Plan`, or an `AutoPlan`, for a workload of the prepared model with a loss
+            and without an optimizer. "auto" tunes at the first step. None runs the step as traced.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
         buckets: Sizes to pad batches to; see `PlannedLoss`.
+        budget: Budget of `plan="auto"`: a share of the eager step's bytes ("65%", the default), or bytes of the process.
 
     Raises:
         ConfigError: An argument is invalid, the model was not prepared, or the accelerator trains in a way that a plan does
@@ -79,6 +81,7 @@ def plan_loss(
         ...         optimizer.zero_grad()
         >>> planned.close()
     """
+    plan = resolve_plan(plan, budget, stores)
     return AcceleratedLoss(accelerator, model, loss_fn, plan, stores=stores, other_shapes=other_shapes, buckets=buckets)
 
 
@@ -90,7 +93,7 @@ class AcceleratedLoss:
         accelerator: accelerate.Accelerator,
         model: torch.nn.Module,
         loss_fn: LossFn,
-        plan: str | Path | PlanFile | Plan | None,
+        plan: PlanSource | None,
         **options: Any,
     ) -> None:
         _refuse_accelerator(accelerator)

@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 from autotune.errors import ConfigError, install_command
 from autotune.integrations.compiled_models import refuse_compiled
+from autotune.integrations.plan_source import resolve_plan
 from autotune.integrations.planned_method import MethodLoss, PlannedMethod
-from autotune.ir.plan import Plan
-from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss, run_in_autocast
+from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes
 from autotune.workloads.workload import Workload
@@ -52,12 +52,13 @@ class PlanCallback(pl.Callback):
     module that optimizes manually: one callback for each of its losses.
 
     Args:
-        plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the graph of `workload(module, batch, loss)`. None runs
-            the method as traced.
+        plan: Path of a plan file, a `PlanFile`, a `Plan`, or an `AutoPlan`, for the graph of `workload(module, batch, loss)`.
+            "auto" tunes at the first step. None runs the method as traced.
         loss: Name of the method. It returns the loss, a tuple that begins with it, or a mapping with the key "loss".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
         buckets: Sizes to pad batches to; see `PlannedLoss`.
+        budget: Budget of `plan="auto"`: a share of the eager step's bytes ("65%", the default), or bytes of the process.
 
     Raises:
         ConfigError: In `fit`: the trainer or the module does something that a plan does not support.
@@ -87,14 +88,15 @@ class PlanCallback(pl.Callback):
 
     def __init__(
         self,
-        plan: str | Path | PlanFile | Plan | None = None,
+        plan: PlanSource | None = None,
         *,
         loss: str = "training_step",
         stores: Mapping[str, str | Path] | None = None,
         other_shapes: OtherShapes = "replan",
         buckets: Buckets | None = None,
+        budget: str | int | None = None,
     ) -> None:
-        self._plan, self._loss = plan, loss
+        self._plan, self._loss = resolve_plan(plan, budget, stores), loss
         self._options = {"stores": stores, "other_shapes": other_shapes, "buckets": buckets}
         self._method: PlannedMethod | None = None
 

@@ -122,11 +122,14 @@ class PlannedMethod:
         if module is not self._module or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._original(module, *args, **kwargs)
         batch = self._loss.split_arguments(args, kwargs)
+        # a plan that tunes itself sends the module elsewhere, without the trainer behind this method
+        method = module.__dict__.pop(self._name)
         self._loss.recorder.install(module)
         try:
             loss, rest, logged = self.planned(batch)
         finally:
             self._loss.recorder.uninstall(module)
+            module.__dict__[self._name] = method
         self._loss.recorder.replay(module, logged)
         if isinstance(rest, Mapping):
             return {"loss": loss, **rest}

@@ -22,6 +22,8 @@ def check(graph: TrainGraph, plan: Plan) -> None:
     Traceback (most recent call last):
     autotune.errors.PlanError: the plan never runs op2
     """
+    if plan.kernels not in ("", "inductor"):
+        raise PlanError(f"the plan's kernels are {plan.kernels!r}; known: inductor, or empty for those of eager")
     _check_order(graph, plan)
     _check_offload(graph, plan)
     _check_inplace(graph, plan)

@@ -58,6 +58,8 @@ class Plan:
     inplace: tuple[InPlace, ...] = ()
     memory_format: str = ""
     """Memory format that the graph was captured in: `channels_last`, or empty for the format of the user's model."""
+    kernels: str = ""
+    """Kernels that the graph's ops run: `inductor` for compiled regions, or empty for the kernels of eager."""
 
     @classmethod
     def traced(cls, graph: TrainGraph) -> Self:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.errors import PlanError
+from autotune.ir.plan import Plan
 from autotune.workloads.reference import WorkloadRef
 
 
@@ -18,6 +20,8 @@ class Spec:
     device_kind: str = "cpu"
     memory_format: str = ""
     """Memory format of plans and of their reference; the baseline keeps the factory's format."""
+    kernels: str = ""
+    """Kernels of plans: `inductor` for compiled regions, or empty for those of eager."""
     seed: int = 0
     samples: int = 8
     """Number of timed steps of one measurement."""
@@ -33,3 +37,15 @@ class Spec:
     """Directory of a child's temporary files; `Children` sets it."""
     return_memory: bool = False
     """Make malloc return freed memory at once: for peaks, not for times. `Children` sets it."""
+
+    def refuse_other_capture(self, plan: Plan) -> None:
+        """Raise PlanError for a plan in another memory format, or on other kernels, than this workload's."""
+        if plan.memory_format not in ("", self.memory_format):
+            raise PlanError(
+                f"the plan is in {plan.memory_format}, the workload in {self.memory_format or 'its own format'}; "
+                f"prepare it with memory_format={plan.memory_format}"
+            )
+        if plan.kernels not in ("", self.kernels):
+            raise PlanError(
+                f"the plan runs on kernels of {plan.kernels}; prepare the workload with kernels={plan.kernels}"
+            )

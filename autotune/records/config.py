@@ -84,6 +84,8 @@ class Config(Section):
     """Directory of the resulting plan files."""
     memory_format: Literal["", "channels_last"] = ""
     """Memory format of the plans and of their reference results. Time ratios still refer to the user's own format."""
+    kernels: Literal["", "inductor"] = ""
+    """Kernels of the plans: `inductor` fuses ops into compiled regions, whose results differ from eager's by rounding."""
     seed_from: str | None = None
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None

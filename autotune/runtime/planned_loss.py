@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
+from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
@@ -21,6 +21,7 @@ from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.verification.gradients import run_eager_gradients, without_gradients_and_hooks
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
+from autotune.workloads.batch import FlatBatch
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload
 
@@ -133,10 +134,10 @@ class PlannedLoss(torch.nn.Module):
         with _outside_autocast() as mode:
             selector, padding, loss_fn = self._selector_for(mode, batch)
             padded = padding.pad(batch)
-            tensors = [leaf for leaf in pytree.tree_leaves(padded) if isinstance(leaf, torch.Tensor)]
-            step = selector.select(padded, self._signature(padded), tensors, "")
+            parts = flatten_for_step(padded, self._loss_fn)
+            step = selector.select(padded, self._signature(parts), parts, "")
             if step is not None:
-                return self._run(step, loss_fn, padded, tensors)
+                return self._run(step, loss_fn, padded, parts.tensors)
         return self._loss_fn(self.model, batch)
 
     def prepare(self, batch: Any) -> None:
@@ -154,7 +155,7 @@ class PlannedLoss(torch.nn.Module):
         with _outside_autocast() as mode:
             selector, padding, _ = self._selector_for(mode, batch)
             padded = padding.pad(batch)
-            selector.prepare(padded, self._signature(padded), "")
+            selector.prepare(padded, self._signature(flatten_for_step(padded, self._loss_fn)), "")
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""
@@ -179,10 +180,10 @@ class PlannedLoss(torch.nn.Module):
             maker="PlannedLoss",
         )
         padding = BatchPadding(self._buckets, self.model, loss_fn)
-        selector.start(batch, padding, self._signature, "")
+        selector.start(batch, padding, lambda batch: self._signature(flatten_for_step(batch, self._loss_fn)), "")
         return selector, padding, loss_fn
 
-    def _signature(self, batch: Any) -> Signature:
+    def _signature(self, batch: FlatBatch) -> Signature:
         state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
         return make_signature(batch, state, "")
 

@@ -16,6 +16,7 @@ from autotune.ir.check import check
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan, early_updates
 from autotune.ir.schedule import lower
+from autotune.kernels.region_program import compile_regions, with_kernels
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
@@ -161,6 +162,15 @@ class StepPreparer:
         return self._plan.memory_format if self._plan is not None else ""
 
     @property
+    def kernels(self) -> str:
+        """Kernels that the plan runs; empty for those of eager."""
+        return self._plan.kernels if self._plan is not None else ""
+
+    def with_kernels(self, program: Program) -> Program:
+        """Return a captured program with the plan's kernels."""
+        return with_kernels(program, self.kernels)
+
+    @property
     def budget_bytes(self) -> int:
         """Budget of the plan file, static bytes included; 0 without a file."""
         return self.file.budget_bytes if self.file is not None else 0
@@ -181,13 +191,13 @@ class StepPreparer:
         if self.file is None:
             traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
-            return replace(traced, memory_format=self.memory_format, allocator=allocator)
+            return replace(traced, memory_format=self.memory_format, kernels=self.kernels, allocator=allocator)
         settings = self.file.settings
         if gradient_users:
             settings = {**settings, "update": {"planner": "at_end"}}
         costs = measure_stores(profile(program), self._stores, program.device.type)
         plan = make_plan(program.graph, settings, self.file.budget_bytes, costs)
-        return replace(plan, memory_format=self.memory_format)
+        return replace(plan, memory_format=self.memory_format, kernels=self.kernels)
 
     def prepare(self, program: Program, plan: Plan, gradient_users: str) -> PreparedStep:
         """Check a plan, open its store and build its executors.
@@ -201,6 +211,7 @@ class StepPreparer:
             StoreError: A store cannot be opened.
         """
         check(program.graph, plan)
+        compile_regions(program)
         captured_plan = plan
         if gradient_users and program.updates is not None:
             self._warn_of_late_updates(program.graph, plan, gradient_users)

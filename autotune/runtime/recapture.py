@@ -1,10 +1,12 @@
 """Capture a step again after Python values that it read have changed, and transfer its plan."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
+from autotune.capture.python.step_module import CONSTANTS
 from autotune.capture.signature import Signature
 from autotune.errors import CaptureError, PlanError
 from autotune.ir.graph import Op, TrainGraph
@@ -12,6 +14,8 @@ from autotune.ir.plan import Plan
 
 RECENT_STEPS = 10
 """Smallest number of steps between two captures for one value; each capture takes seconds."""
+BATCH_CAPTURES = 8
+"""Number of captures for one number or word of the batch that may follow each other more closely."""
 
 
 class Recaptures:
@@ -21,6 +25,7 @@ class Recaptures:
         self.steps = 0
         """Number of steps started."""
         self._captured_at: dict[tuple[str, Signature], int] = {}
+        self._captures: Counter[tuple[str, Signature]] = Counter()
         self._inputs: set[str] = set()
         self._constants: set[str] = set()
 
@@ -33,8 +38,10 @@ class Recaptures:
 
         The steps of each signature count apart: one change of a value needs a capture of each.
         """
-        last = self._captured_at.get((change.source, call))
-        if last is not None and self.steps - last <= RECENT_STEPS:
+        key = (change.source, call)
+        last = self._captured_at.get(key)
+        allowed = BATCH_CAPTURES if change.source.startswith(CONSTANTS) else 1
+        if last is not None and self.steps - last <= RECENT_STEPS and self._captures[key] >= allowed:
             raise PlanError(
                 f"{change}; it also changed in step {last}, this is step {self.steps}, and each change needs another capture: "
                 "pass it in the batch as a tensor, change it less often, or use other_shapes='eager'"
@@ -43,6 +50,7 @@ class Recaptures:
     def capture(self, change: GuardFailure, call: Signature, capture: Callable[[frozenset[str]], Program]) -> Program:
         """Capture again; a float that changed becomes an input of the step if the tracer supports it."""
         self._captured_at[change.source, call] = self.steps
+        self._captures[change.source, call] += 1
         if type(change.current) is float and change.source not in self._constants:
             try:
                 program = capture(frozenset(self._inputs | {change.source}))

@@ -10,6 +10,7 @@ from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
 from autotune.capture.tracer import separate_aliases
 from autotune.runtime.prepared_step import PreparedStep
+from autotune.workloads.batch import FlatBatch
 
 MAX_CAPTURES = 8
 """Number of captures kept per signature, which differ in Python values; the oldest is dropped first."""
@@ -33,21 +34,21 @@ class StepCache:
         """True if any step offloads, so that the process has threads that a fork would lose."""
         return any(step.plan.offload for step in self)
 
-    def find(self, call: Signature, tensors: list[torch.Tensor]) -> tuple[PreparedStep | None, GuardFailure | None]:
+    def find(self, call: Signature, batch: FlatBatch) -> tuple[PreparedStep | None, GuardFailure | None]:
         """Return the step whose guards hold for this call.
 
         If there is none, the second part is the value that changed since the latest capture of this signature; it is None
         if the signature is new.
         """
         change = None
-        distinct = separate_aliases(tensors)
+        distinct = separate_aliases(batch.tensors)
         if call in self.by_signature:
             self.by_signature[call] = self.by_signature.pop(call)  # in order of use
         with nullcontext() if self._trains else torch.no_grad():
             for step in reversed(self.by_signature.get(call, ())):
-                if step.program.guards.hold(distinct):
+                if step.program.guards.hold(distinct, batch.constants):
                     return step, None
-                change = change or step.program.guards.first_failure(distinct)
+                change = change or step.program.guards.first_failure(distinct, batch.constants)
         return None, change
 
     def add(self, call: Signature, step: PreparedStep) -> None:
@@ -68,8 +69,8 @@ class StepCache:
 
 def describe_difference(call: Signature, first: Signature) -> str:
     """Name in words what distinguishes a call from the first one, for messages."""
-    if (call.batch, call.structure) != (first.batch, first.structure):
-        return f"a batch of {call.shapes}"
+    if difference := call.batch_difference(first):
+        return f"a batch of {call.shapes} ({difference})"
     if call.keeps_gradients != first.keeps_gradients:
         return f"the step with {call.keeps_gradients or 'nothing'} that needs every gradient at once"
     return "the model in another mode, or with other buffers or parameters to train,"

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-import torch
-
 from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
@@ -17,6 +15,7 @@ from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.step_cache import StepCache, describe_difference
+from autotune.workloads.batch import FlatBatch
 from autotune.workloads.workload import Workload
 
 OtherShapes = Literal["replan", "eager", "error"]
@@ -95,9 +94,7 @@ class StepSelector:
             self.last.resume()
         malloc.trim()  # a capture leaves megabytes of free memory, which would be charged beside the steps
 
-    def select(
-        self, batch: Any, call: Signature, tensors: list[torch.Tensor], gradient_users: str
-    ) -> PreparedStep | None:
+    def select(self, batch: Any, call: Signature, parts: FlatBatch, gradient_users: str) -> PreparedStep | None:
         """Return the step of a call, ready to run; None for a call that runs in eager.
 
         Raises:
@@ -106,7 +103,7 @@ class StepSelector:
             StoreError: A store cannot be opened.
         """
         self._recaptures.steps += 1
-        step, change = self.cache.find(call, tensors)
+        step, change = self.cache.find(call, parts)
         if step is None and self._other_shapes == "error":
             self._refuse_call(call, change)
         if step is not self.last:
@@ -147,7 +144,8 @@ class StepSelector:
 
     def _capture(self, batch: Any, inputs: frozenset[str]) -> Program:
         """Capture the step for a batch; `inputs` names floats that become inputs of the step."""
-        return capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
+        program = capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
+        return self._preparer.with_kernels(program)
 
     def _prepare_again(
         self, batch: Any, call: Signature, change: GuardFailure | None, gradient_users: str

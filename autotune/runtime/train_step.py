@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.capture.capture_checks import refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
+from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
@@ -32,6 +32,7 @@ from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
+from autotune.workloads.batch import FlatBatch
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload, check_workload
 
@@ -163,7 +164,12 @@ class TrainStep:
             batch = convert_batch(batch, self._memory_format)
         self._last_executor: Executor | None = None
         self._padding = BatchPadding(buckets, model, loss_fn)
-        self._selector.start(batch, self._padding, lambda batch: self._signature(batch)[0], self._cycle.gradient_users)
+        self._selector.start(
+            batch,
+            self._padding,
+            lambda batch: self._signature(flatten_for_step(batch, loss_fn))[0],
+            self._cycle.gradient_users,
+        )
 
     @property
     def graph(self) -> TrainGraph:
@@ -219,7 +225,9 @@ class TrainStep:
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         batch = self._padding.pad(batch)
-        self._selector.prepare(batch, self._signature(batch)[0], self._cycle.gradient_users)
+        self._selector.prepare(
+            batch, self._signature(flatten_for_step(batch, self._loss_fn))[0], self._cycle.gradient_users
+        )
 
     def flush(self) -> None:
         """Update with the gradients accumulated so far, as at the end of an epoch; do nothing if there are none."""
@@ -247,13 +255,14 @@ class TrainStep:
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
         unpadded, batch = batch, self._padding.pad(batch)
-        call, has_hooks = self._signature(batch)
+        parts = flatten_for_step(batch, self._loss_fn)
+        call, has_hooks = self._signature(parts)
         if self._loss_fn is not None and has_hooks:
             if self._other_shapes == "eager":
                 return self._run_eager(unpadded)
             refuse_parameter_hooks(self.model)
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        step = self._selector.select(batch, call, tensors, self._cycle.gradient_users)
+        tensors = parts.tensors
+        step = self._selector.select(batch, call, parts, self._cycle.gradient_users)
         if step is None:
             self._last_executor = None
             return self._run_eager(unpadded)
@@ -309,7 +318,7 @@ class TrainStep:
         if self.on_gradient is not None:
             self.on_gradient(name, gradient)
 
-    def _signature(self, batch: Any) -> tuple[Signature, bool]:
+    def _signature(self, batch: FlatBatch) -> tuple[Signature, bool]:
         """Return the signature of a call, and True if a parameter has a hook."""
         state = read_model_state(self.model, self._cycle.parameter_ids)
         return make_signature(batch, state, self._cycle.gradient_users), state.has_parameter_hooks

@@ -83,7 +83,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         budget_bytes=rules.budget_bytes,
         floor_bytes=rules.floor_bytes,
         settings=best.settings,
-        plan=replace(best.plan, memory_format=config.memory_format),
+        plan=replace(best.plan, memory_format=config.memory_format, kernels=config.kernels),
         estimate=best.estimate,
         device=device,
         measurement=best.measurement,

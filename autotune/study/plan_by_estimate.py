@@ -41,7 +41,7 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         budget_bytes=budget_bytes,
         floor_bytes=surveyed.floor_bytes,
         settings=best.settings,
-        plan=replace(best.plan, memory_format=config.memory_format),
+        plan=replace(best.plan, memory_format=config.memory_format, kernels=config.kernels),
         estimate=add_layout(graph, best.plan, costs, best.estimate),
         device=surveyed.device,
     )

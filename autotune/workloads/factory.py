@@ -193,6 +193,11 @@ def _format_frame(frame: traceback.FrameSummary) -> str:
     return f"{_shorten(frame.filename)}:{frame.lineno}" + (f" ({frame.line})" if frame.line else "")
 
 
+def format_location(filename: str, line: int) -> str:
+    """Return a line of code as `file.py:12 (text)`."""
+    return _format_frame(traceback.FrameSummary(filename, line, ""))
+
+
 def _shorten(filename: str) -> str:
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

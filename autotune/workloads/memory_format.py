@@ -7,6 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.errors import PlanError
+from autotune.workloads.batch import map_batch
 
 MEMORY_FORMATS = {"": torch.contiguous_format, "channels_last": torch.channels_last}
 """Memory formats by their names in plans. The empty name keeps the format of the user's tensors."""
@@ -34,11 +35,10 @@ def convert_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 def convert_batch(batch: Any, memory_format: str) -> Any:
     """Return the batch with its 4-D tensors converted. Tensors in the format already are not copied."""
 
-    def convert(leaf: Any) -> Any:
-        images = isinstance(leaf, torch.Tensor) and leaf.ndim == 4
-        return leaf.to(memory_format=MEMORY_FORMATS[memory_format]) if images else leaf
+    def convert(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.to(memory_format=MEMORY_FORMATS[memory_format]) if leaf.ndim == 4 else leaf
 
-    return pytree.tree_map(convert, batch)
+    return map_batch(convert, batch)
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Workloads: a model with the batch, the loss and the optimizer of one training step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +35,16 @@ class Workload:
     optimizer: torch.optim.Optimizer | None = None
     """Optimizer over the model's parameters, or some of them; None for inference and for gradients alone."""
     batch: Any = None
-    """A tensor, or a tuple, list or dict of tensors.
+    """A tensor or numpy array, or a container of them, with anything else beside them.
 
-    For inference, the parts of a tuple or list are the model's arguments, and a dict its keyword arguments.
+    Containers are tuples, lists, dicts, other mappings, dataclasses and objects with tensors among their attributes.
+    For inference, the parts of a tuple or list are the model's arguments, and those of a mapping its keyword arguments.
     """
 
 
 def infer(model: torch.nn.Module, batch: Any) -> Any:
-    """Return the model's output for a batch: a tuple's parts are arguments, a dict's items keyword arguments."""
-    if isinstance(batch, dict):
+    """Return the model's output for a batch: a tuple's parts are arguments, a mapping's items keyword arguments."""
+    if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 

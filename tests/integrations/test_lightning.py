@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.precision import BitsandbytesPrecision
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from torch import nn
 
+from autotune.api import auto_plan
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.integrations.lightning import PlanCallback, workload
@@ -24,8 +25,12 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
 from autotune.predict.simulate import simulate
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
+from autotune.workloads.factory import load_workload
 from tests.integrations.lightning_training import Net, loader, train
 from tests.integrations.trees import assert_equal
 
@@ -228,6 +233,32 @@ def test_the_workload_has_the_autocast_of_the_trainer(precision: Any, runs: list
     assert [run.program.graph.digest for run in runs] == [program.graph.digest]
 
 
+@pytest.mark.parametrize("loss", ["training_step", "compute_loss"])
+def test_a_training_can_tune_its_own_step(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    budgets = []
+
+    def study(config: Config, run_dir: Path, digest: str, log: Path) -> Path:
+        program = capture(load_workload(config.workload))
+        assert program.graph.digest == digest
+        plan = Plan.traced(program.graph)
+        estimate = simulate(program.graph, lower(program.graph, plan), profile(program))
+        planfile.write(run_dir / "plan.json", PlanFile(config.ref, digest, config.budget, 0, 0, {}, plan, estimate))
+        budgets.append(config.budget)
+        return run_dir / "plan.json"
+
+    monkeypatch.setattr(auto_plan, "_run_study", study)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    build = Split if loss == "compute_loss" else Net
+    assert_equal(train(build=build, rows=32), train([PlanCallback("auto", loss=loss, budget="50%")], build, rows=32))
+    assert budgets == ["50%"]
+
+
+def test_a_budget_beside_a_plan_that_exists_is_refused():
+    with pytest.raises(ConfigError, match="budget is '50%', but the plan exists already"):
+        PlanCallback("plan.json", budget="50%")
+
+
 def test_a_smaller_last_batch_can_run_in_plain_eager_or_be_refused(runs: list[Executor]):
     assert_equal(train(), train([PlanCallback(other_shapes="eager")]))
     assert len(runs) == 6
@@ -338,6 +369,7 @@ import torch
 torch.set_num_threads(1)
 from lightning.pytorch.strategies import DDPStrategy
 from autotune.integrations.lightning import PlanCallback
+from autotune.workloads.factory import load_workload
 from tests.integrations.lightning_training import train
 from tests.integrations.trees import assert_equal
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -437,7 +436,10 @@ def test_an_epochs_last_batch_is_right_and_warned_of_once(other_shapes: Any, tmp
             batch = other.batch = batch_of(*shape)
             assert torch.equal(step(batch), eager_step(other)[0])
     (warning,) = [warned for warned in recwarn if warned.category is UserWarning]
-    assert str(warning.message) == f"a batch of 1x3x8x8, 1 {how}; the plan is for a batch of 2x3x8x8, 2"
+    assert (
+        str(warning.message)
+        == f"a batch of 1x3x8x8, 1 (batch[0] is 1x3x8x8, not 2x3x8x8; batch[1] is 1, not 2) {how}; the plan is for a batch of 2x3x8x8, 2"
+    )
     assert warning.filename == __file__
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
     assert not list(tmp_path.iterdir())
@@ -564,7 +566,8 @@ def test_another_shape_can_be_an_error_that_names_both():
     with pytest.raises(PlanError) as caught:
         step(batch_of(1, 3, 8, 8))
     assert str(caught.value) == (
-        "this step was made for a batch of 2x3x8x8, 2; this is a batch of 1x3x8x8, 1. "
+        "this step was made for a batch of 2x3x8x8, 2; this is a batch of 1x3x8x8, 1 "
+        "(batch[0] is 1x3x8x8, not 2x3x8x8; batch[1] is 1, not 2). "
         "Pass other_shapes='replan' or make a TrainStep for it"
     )
 
@@ -610,13 +613,6 @@ def test_a_plan_that_offloads_gradients_and_places_updates_serves_a_loop_that_cl
 # Bad input.
 
 
-def test_a_batch_that_holds_what_no_step_can_tell_from_another_is_refused():
-    workload, _ = pair()
-    workload.batch = (*workload.batch, np.ones(3))
-    with pytest.raises(ConfigError, match="the batch contains a ndarray"):
-        step_for(workload)
-
-
 def test_autocast_around_the_step_is_refused():
     workload, _ = pair()
     step = step_for(workload)
@@ -632,7 +628,7 @@ def test_an_exception_in_the_loss_is_told_with_its_line_and_leaves_nothing_behin
 
     workload, _ = pair()
     file = plan_file(workload, SMALLEST)
-    with pytest.raises(CaptureError, match=r'test_train_step\.py", line \d+, in broken'):
+    with pytest.raises(CaptureError, match=r"ZeroDivisionError\('no tokens.*test_train_step\.py:\d+ \(raise"):
         TrainStep(workload.model, broken, workload.optimizer, workload.batch, file, stores={"ssd": tmp_path})
     assert not list(tmp_path.iterdir())
     with step_for(workload, file, stores={"ssd": tmp_path}) as step:

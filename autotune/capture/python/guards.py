@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.capture.python.batch_branches import BatchBranch
+from autotune.capture.python.step_module import StepModule
 from autotune.workloads.factory import innermost_user_line
 
 
@@ -38,7 +39,7 @@ class GuardFailure:
 class Sources:
     """Read values by Dynamo's expressions for them, such as `L['self']._modules['model'].beta`."""
 
-    def __init__(self, step: torch.nn.Module, f_globals: dict[str, Any]) -> None:
+    def __init__(self, step: StepModule, f_globals: dict[str, Any]) -> None:
         from torch._dynamo.guards import _get_closure_vars
 
         self.step = step
@@ -65,6 +66,7 @@ class Sources:
 
     def spell(self, name: str) -> str:
         """Return an expression as the user's code has it: `model.beta`, `weights['kl']`."""
+        name = self.step.spell(name)
         for cell, code in re.findall(r"(([\w\[\]'.()]+?)\.__closure__\[\d+\]\.cell_contents)", name):
             number = int(re.findall(r"\[(\d+)\]\.cell_contents$", cell)[0])
             try:
@@ -94,8 +96,9 @@ class Guards:
             type(module): type(module).forward for module in sources.step.modules()
         }
 
-    def hold(self, tensors: list[torch.Tensor]) -> bool:
-        """Return whether all conditions hold for a step on the batch's tensors; takes some microseconds."""
+    def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
+        """Return whether all conditions hold for a step on the batch's parts; takes some microseconds."""
+        self.sources.step.constants[:] = constants
         if self._replaced() is not None:
             return False
         with _without_modes():
@@ -103,8 +106,9 @@ class Guards:
                 return False
         return all(branch.holds(tensors) for branch in self._branches)
 
-    def first_failure(self, tensors: list[torch.Tensor]) -> GuardFailure | None:
+    def first_failure(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
         """Return the first value that differs from its value at capture; None where all conditions hold."""
+        self.sources.step.constants[:] = constants
         if (kind := self._replaced()) is not None:
             name = f"{kind.__qualname__}.forward"
             return GuardFailure(f"{kind.__module__}.{name}", name, f"{name} being the same function", None, "")

@@ -18,6 +18,7 @@ from torch import fx
 from autotune.capture.python.batch_branches import decide_batch_branches
 from autotune.capture.python.guards import Guards, Sources
 from autotune.capture.python.side_effects import SideEffect, record_side_effects
+from autotune.capture.python.step_module import StepModule
 from autotune.errors import CaptureError
 
 
@@ -68,9 +69,7 @@ class PythonTrace:
         return any(constant.is_number for constant in self.symbols.replacements.values())
 
 
-def trace_python(
-    step: torch.nn.Module, tensors: list[torch.Tensor], dynamic: frozenset[str] = frozenset()
-) -> PythonTrace:
+def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozenset[str] = frozenset()) -> PythonTrace:
     """Trace `step(*tensors)`. `dynamic` has the sources of numbers that become inputs instead of constants.
 
     Raises whatever Dynamo or the step itself raises.

@@ -5,11 +5,15 @@ whose results have other strides, so some kernels round differently. Inside of a
 oneDNN runs needs no region.
 """
 
+import itertools
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
+from torch.fx import traceback
 
 from autotune.capture.eager_kernels import in_place_overload
 from autotune.capture.rewrites import dropout, lstm
@@ -27,6 +31,20 @@ def mark_calls(module: fx.GraphModule) -> None:
         name = getattr(node.target, "__name__", "")
         if node.op == "call_function" and name in CALLS:
             node.meta["custom"] = {**node.meta.get("custom", {}), _CALL: f"{node.name} {name}"}
+
+
+@contextmanager
+def annotate_call(function: Any) -> Iterator[None]:
+    """Annotate the ops of a recurrent call that runs in the block; do nothing for other functions."""
+    name = getattr(function, "__name__", "")
+    if name not in CALLS:
+        yield
+        return
+    with traceback.annotate({_CALL: f"{name}_{next(_NUMBERS)} {name}"}):
+        yield
+
+
+_NUMBERS = itertools.count()
 
 
 def mark_regions(graph: fx.Graph) -> None:

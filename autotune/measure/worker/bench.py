@@ -11,10 +11,11 @@ import torch
 
 from autotune.capture.program import Program
 from autotune.capture.tracer import capture
-from autotune.errors import ConfigError, PlanError, StoreError
+from autotune.errors import ConfigError, StoreError
 from autotune.ir.check import check
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
+from autotune.kernels.region_program import compile_regions, with_kernels
 from autotune.measure.limits import limit_data, limit_fraction
 from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
@@ -270,7 +271,8 @@ class Bench:
 
     @cached_property
     def _program(self) -> Program:
-        program = capture(self._eager.workload, self._spec.workload.reference)
+        program = with_kernels(capture(self._eager.workload, self._spec.workload.reference), self._spec.kernels)
+        compile_regions(program, lambda done, total: self.report(WorkProgress("compiling regions", done, total)))
         exclude_from_collections()
         return program
 
@@ -296,11 +298,7 @@ class Bench:
     def _running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
         """Make a plan ready to step, with its store open; on malloc unless an arena is passed."""
         graph = self._program.graph
-        if plan.memory_format not in ("", self._spec.memory_format):
-            raise PlanError(
-                f"the plan is in {plan.memory_format}, the workload in {self._spec.memory_format or 'its own format'}; "
-                f"prepare it with memory_format={plan.memory_format}"
-            )
+        self._spec.refuse_other_capture(plan)
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._open(schedule) if schedule.store else None

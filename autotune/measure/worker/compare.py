@@ -6,16 +6,16 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.measure.messages import Comparison, RoundingWitness
 from autotune.measure.worker.eager import EagerWorkload, OnGradient
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime.verification import gates
-from autotune.runtime.verification.witness import in_double
+from autotune.runtime.verification.witness import to_double
+from autotune.workloads.batch import map_batch
 
 COMPARED_STEPS = 2
 """Number of steps whose results are compared: the second runs on what the first wrote."""
@@ -50,8 +50,8 @@ def record_results(
     first = eager.workload.batch
     try:
         for number in range(COMPARED_STEPS):
-            batch = pytree.tree_map(partial(_shifted, by=number), first)
-            eager.workload.batch = in_double(batch) if double else batch
+            batch = map_batch(partial(_shifted, by=number), first)
+            eager.workload.batch = map_batch(to_double, batch) if double else batch
             outputs = step(partial(_record_gradient, record, number))
             for index, tensor in enumerate(outputs):
                 record(f"step {number}.result {index}", tensor)
@@ -168,8 +168,8 @@ def _record_gradient(record: OnGradient, number: int, name: str, gradient: torch
     record(f"step {number}.gradient {name}", gradient)
 
 
-def _shifted(leaf: Any, by: int) -> Any:
+def _shifted(leaf: torch.Tensor, by: int) -> torch.Tensor:
     """Return another batch of the same shape, so that a step which remembers the first one's data is detected."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or not by:
+    if not leaf.ndim or not by:
         return leaf
     return torch.empty_like(leaf).copy_(leaf.roll(by, 0))

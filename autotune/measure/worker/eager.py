@@ -18,6 +18,7 @@ from autotune.errors import ConfigError
 from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
+from autotune.workloads.batch import batch_tensors, map_batch
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
 from autotune.workloads.workload import Workload, infer
@@ -73,7 +74,7 @@ class EagerWorkload:
 
     def batch(self) -> list[torch.Tensor]:
         """Return the tensors of the batch."""
-        return [leaf for leaf in pytree.tree_leaves(self.workload.batch) if isinstance(leaf, torch.Tensor)]
+        return batch_tensors(self.workload.batch)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters, buffers and the optimizer's state by name."""
@@ -180,5 +181,4 @@ def _on_device(workload: Workload, kind: str) -> Workload:
             f"device {kind}: torch {torch.__version__} sees no GPU here; autotune doctor says why, or use --device cpu"
         )
     workload.model.to(kind)
-    moved = pytree.tree_map(lambda leaf: leaf.to(kind) if isinstance(leaf, torch.Tensor) else leaf, workload.batch)
-    return replace(workload, batch=moved)
+    return replace(workload, batch=map_batch(lambda leaf: leaf.to(kind), workload.batch))

@@ -14,6 +14,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.planners.recompute.editable_order import NEVER, Bytes, EditableOrder
 from autotune.planners.recompute.search import start_search
+from autotune.planners.unfold import drop_unread_runs
 
 LENGTH = 24
 """Number of ops in a window; windows overlap by half."""
@@ -42,7 +43,8 @@ def refine(graph: TrainGraph, order: Sequence[int], costs: Costs, limit: int, co
         chains = _solve(cp_model, window, limit, effort)
         if chains is None:
             continue
-        search = start_search(graph, window.order_with(chains), costs)
+        # a recomputation before the first reader of a result makes the run before it unread
+        search = start_search(graph, drop_unread_runs(graph, window.order_with(chains)), costs)
         search.undo(limit)
         if search.peak <= limit and search.seconds < seconds:
             best, seconds = search.order, search.seconds

@@ -16,7 +16,8 @@ from autotune.capture.optimizers.optimizer_copy import HOOKS
 from autotune.errors import ConfigError, NumericsError
 from autotune.runtime.verification import gates
 from autotune.runtime.verification.snapshot import Snapshot, named_tensors
-from autotune.runtime.verification.witness import Witness, float64, in_double, move_weights
+from autotune.runtime.verification.witness import Witness, float64, move_weights, to_double
+from autotune.workloads.batch import map_batch
 
 GradientCallback = Callable[[str, torch.Tensor], None]
 """Function that is called with a parameter's name and its gradient."""
@@ -135,7 +136,7 @@ class Verifier:
         match kind:
             case Witness.FLOAT64:
                 with float64(self._model, self._optimizer):
-                    tensors = self._record(partial(eager, in_double(batch)))
+                    tensors = self._record(partial(eager, map_batch(to_double, batch)))
                     return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
             case Witness.MOVED_0 | Witness.MOVED_1:
                 move_weights(self._model, [Witness.MOVED_0, Witness.MOVED_1].index(kind))

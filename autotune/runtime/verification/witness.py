@@ -28,7 +28,7 @@ class Witness(StrEnum):
 
 def in_double(tree: Any) -> Any:
     """Copy a tree with its floating-point tensors in float64."""
-    return pytree.tree_map(lambda leaf: _double(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return pytree.tree_map(lambda leaf: to_double(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 @contextmanager
@@ -41,8 +41,8 @@ def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
     try:
         for parameter, values, gradient in data:
             parameter.grad = None
-            parameter.data = _double(values)
-            parameter.grad = None if gradient is None else _double(gradient)
+            parameter.data = to_double(values)
+            parameter.grad = None if gradient is None else to_double(gradient)
         for module in model.modules():
             module._buffers.update(in_double(module._buffers))
         if optimizer is not None:
@@ -72,6 +72,7 @@ def move_weights(model: torch.nn.Module, draw: int) -> None:
             parameter.mul_(1 + torch.finfo(parameter.dtype).eps * signs.to(parameter.device, torch.float64))
 
 
-def _double(tensor: torch.Tensor) -> torch.Tensor:
+def to_double(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a detached copy of a tensor, in float64 if it is a floating-point tensor."""
     dtype = torch.float64 if tensor.dtype.is_floating_point else tensor.dtype
     return tensor.detach().to(dtype, copy=True)

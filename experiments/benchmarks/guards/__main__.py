@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from autotune.capture.python.guards import Guards
+from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import ModelState, read_model_state
 from autotune.capture.tracer import capture
 from autotune.ir.plan import Plan
@@ -111,13 +112,13 @@ def _always_hold(*_: object) -> bool:
 
 def _check_seconds(step: TrainStep, batch: Any) -> float:
     """Return the median time of the checks alone: the guards, and the walk over modules, parameters and hooks."""
-    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     guards = step._selector.last.program.guards
     seconds = []
     for _ in range(CALLS):
         start = time.perf_counter()
-        step._signature(batch)
-        assert guards.hold(tensors)
+        parts = flatten_for_step(batch, step._loss_fn)
+        step._signature(parts)
+        assert guards.hold(parts.tensors, parts.constants)
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds))
 

@@ -19,7 +19,11 @@ from experiments.benchmarks.integrations.record import BUDGET, STEPS, Record
 from experiments.common.facts import ROOT, collect_facts, format_origin
 
 HERE = Path(__file__).parent
-INTEGRATIONS: dict[str, str] = {"hf": "Hugging Face Trainer"}
+INTEGRATIONS: dict[str, str] = {
+    "hf": "Hugging Face Trainer",
+    "lightning": "Lightning",
+    "accelerate": "Accelerate, bf16",
+}
 """Title of each integration by the name of its module, which has `factory() -> Workload` and `run(plan) -> Record`."""
 TARGET = 0.70
 """Largest accepted ratio of the planned step's bytes to those of the plain one."""

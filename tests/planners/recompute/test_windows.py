@@ -96,3 +96,23 @@ def test_a_plan_with_windows_is_what_they_make_of_the_plan_without(monkeypatch: 
     monkeypatch.setattr(greedy, "refine", refined)
     assert GreedyEviction(windows=2).plan(graph, Plan.traced(graph), budget, costs) == Plan.traced(graph)
     assert asked == [(graph, plain.order, costs, max(budget, peak_bytes(graph, plain, costs)), 2)]
+
+
+def test_a_result_that_is_recomputed_before_its_first_reader_is_computed_once(monkeypatch: pytest.MonkeyPatch):
+    built = Builder("late")
+    built.op("cheap", [], [("u", 10)])
+    built.op("dear", [], [("v", 1)])
+    built.op("first", ["v"], [("a", 1)])
+    built.op("big", ["a"], [("b", 50)])
+    built.op("small", ["b"], [("c", 1)])
+    built.op("second", ["u", "v", "c"], [("d", 1)])
+    graph, order = built.graph("d"), (0, 1, 2, 3, 4, 1, 5)
+    costs = Costs((0.1, 5.0, 1.0, 1.0, 1.0, 1.0), (0,) * 6)
+
+    def solve(cp: object, window: OpWindow, limit: int, effort: float) -> list[list[int]]:
+        return [[0] if order[slot] == 5 else [] for slot in window.slots]
+
+    monkeypatch.setattr(windows, "_solve", solve)
+    refined = refine(graph, order, costs, 55, 1)
+    check(graph, Plan(refined))
+    assert sorted(refined) == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,72 @@
+"""Follow the values of tensors that a step makes from Python constants alone, such as a causal mask."""
+
+import re
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+MOST_ELEMENTS = 2**22
+"""Largest number of elements of a tensor whose value is followed."""
+READERS = ("item", "__bool__", "__int__", "__float__", "__index__", "tolist", "equal", "is_nonzero", "allclose")
+"""Functions that return a tensor's value to Python."""
+_DRAWS = re.compile(r"rand|dropout|bernoulli|multinomial|normal|exponential|uniform|poisson|cauchy|geometric|empty")
+_UNKNOWN = object()
+
+
+class ConstantValues:
+    """Values of the tensors that depend on constants alone. A fake tensor has none of its own."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, torch.Tensor] = {}
+        self._keep: list[torch.Tensor] = []
+
+    def read(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Return what a reader of known values returns, in a tuple; None where a value is unknown."""
+        if getattr(function, "__name__", "") not in READERS:
+            return None
+        known, _ = self._known(args, kwargs)
+        if known is None:
+            return None
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return (function(*known[0], **known[1]),)
+
+    def follow(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Compute the value of a call's result, if those of its arguments are known."""
+        name = getattr(function, "__name__", "")
+        known, tensors = self._known(args, kwargs)
+        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in kwargs
+        if known is None and writes and tensors:
+            self._forget(tensors[0])
+        if known is None or _DRAWS.search(name):
+            return
+        if not writes and not (type(result) is torch.Tensor or isinstance(result, torch.Tensor)):
+            return
+        if isinstance(result, torch.Tensor) and (result.numel() > MOST_ELEMENTS or result.requires_grad):
+            return
+        try:
+            with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+                value = function(*known[0], **known[1])
+        except Exception:  # noqa: BLE001 - a call that fails on values has no value to follow
+            return
+        if isinstance(result, torch.Tensor) and isinstance(value, torch.Tensor):
+            self._values[id(result)] = value
+            self._keep.append(result)  # its id stays unique
+
+    def _known(self, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        values = [self._values.get(id(leaf), _UNKNOWN) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        if any(value is _UNKNOWN for value in values):
+            return None, tensors
+        return pytree.tree_unflatten(values, spec), tensors
+
+    def _forget(self, written: torch.Tensor) -> None:
+        """Forget the values in the memory of a tensor that the step overwrites with unknown ones."""
+        value = self._values.get(id(written))
+        if value is not None:
+            storage = value.untyped_storage()._cdata
+            self._values = {
+                key: other for key, other in self._values.items() if other.untyped_storage()._cdata != storage
+            }

@@ -1,0 +1,285 @@
+"""Trace a step by running its Python once on fake tensors, where Dynamo cannot read the Python itself.
+
+A first run records the Python state that the step reads (`state_reads`), and refuses what a recorded step would freeze:
+random numbers of Python and numpy, branches on the values of tensors, changes that the next step reads. AOTAutograd then
+runs the step again and records its ops. All ops and all Python in between are those of eager, so results are equal.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from autotune.capture.python.constant_values import ConstantValues
+from autotune.capture.python.python_trace import FreeInput
+from autotune.capture.python.refusals import explain
+from autotune.capture.python.state_guards import StateGuards
+from autotune.capture.python.state_places import CONTAINERS, Change, StateReads, plain_content
+from autotune.capture.python.state_reads import Recorder
+from autotune.capture.python.step_module import StepModule
+from autotune.capture.python.step_trace import StepTrace
+from autotune.capture.python.words import Words
+from autotune.capture.rewrites.recurrent import annotate_call
+from autotune.errors import CaptureError
+
+
+def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str) -> StepTrace:
+    """Run the step on fake tensors; return its joint graph, with guards on the Python state that it read.
+
+    Raises:
+        CaptureError: the step depends on something that a recorded step would freeze.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    words = Words(step.constants)
+    reads, swap = _observe_settled(step, tensors, words, name)
+    parameters = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
+    free = _free_inputs(reads, [tensor for key, tensor in swap.reals.items() if key not in parameters])
+    inputs = (*tensors, *(each.example for each in free))
+    stack.enter_context(fx_traceback.preserve_node_meta())
+    stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
+    try:
+        with _traced(step, [each.example for each in free], len(tensors)):
+            joint = _explained(lambda: aot_export_joint_with_descriptors(stack, step, inputs), name)
+    finally:
+        for change in reads.changes:  # the Python ran again
+            change.restore()
+    return StepTrace(
+        owner=step,
+        free=tuple(free),
+        joint=joint,
+        unrepeated=tuple(
+            (change.place.name, f" at {change.place.line}") for change in reads.changes if change.place.line
+        ),
+        make_guards=lambda: StateGuards(step, reads, words, parameters),
+        recorded=True,
+    )
+
+
+def _observe_settled(
+    step: StepModule, tensors: list[torch.Tensor], words: Words, name: str
+) -> "tuple[StateReads, _Swap]":
+    """Observe a step whose changes the next step does not read, after one that fills a library's registries if needed.
+
+    Raises:
+        CaptureError: the step changes what it reads, or draws random numbers outside of torch.
+    """
+    reads, swap = _observe(step, tensors, words, name)
+    changes = [change for change in reads.changes if change.is_read]
+    if not changes:
+        _refuse(reads, name)
+        return reads, swap
+    if not reads.draws and not any(_has_fakes(change.after) for change in changes):
+        for change in changes:
+            change.apply()
+        again, second = _observe(step, tensors, words, name)
+        if second.calls == swap.calls and not again.draws and not any(change.is_read for change in again.changes):
+            return again, second
+        for change in changes:
+            change.restore()
+    _refuse(reads, name)
+    raise AssertionError
+
+
+def _has_fakes(value: Any) -> bool:
+    return any(isinstance(tensor, FakeTensor) for tensor, *_ in _tensors_in(value, "", lambda: value))
+
+
+def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: str) -> "tuple[StateReads, _Swap]":
+    """Run forward and backward once on fake tensors; return the Python state read, and the mode with the tensors read."""
+    mode = FakeTensorMode(allow_fallback_kernels=True)
+    swap = _Swap(mode.from_tensor)
+    roots = {"model": step.model, getattr(step.loss_fn, "__name__", "loss_fn"): step.loss_fn}
+    recorder = Recorder(roots)
+    fakes = [mode.from_tensor(tensor) for tensor in tensors]
+    constants = list(step.constants)
+    step.constants[:] = words.replaced()
+
+    def run() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            result = step(*fakes)
+            loss = result[0] if isinstance(result, tuple) else result
+            if step.loss_fn is not None and isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+                leaves = [fake for fake in swap.fakes.values() if fake.requires_grad and fake.is_leaf]
+                torch.autograd.grad(loss, leaves, allow_unused=True)
+
+    try:
+        with recorder.recording() as reads, _compiling(), mode, swap:
+            _explained(run, name)
+    finally:
+        step.constants[:] = constants
+    return reads, swap
+
+
+def _refuse(reads: StateReads, name: str) -> None:
+    if reads.draws:
+        raise CaptureError(
+            f"{name} draws random numbers from {reads.draws}, and a captured step would repeat the first ones: draw with "
+            "torch.rand, or draw before the step and pass the numbers in the batch as tensors"
+        )
+    change = next((change for change in reads.changes if change.is_read), None)
+    if change is not None:
+        raise CaptureError(_refusal_of_change(change))
+
+
+def _refusal_of_change(change: Change) -> str:
+    name, line = change.place.name, f" at {change.place.line}" if change.place.line else ""
+    if isinstance(change.before, CONTAINERS):
+        fix = "keep its content in a buffer and change that in place, or run one step in plain PyTorch first if it is a cache"
+    elif isinstance(change.after, torch.Tensor):
+        fix = f"change it in place: {name}.copy_(...)"
+    elif type(change.after) in (int, float):
+        fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
+    else:
+        fix = "change it between steps, or pass it in the batch as a tensor"
+    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one: {fix}"
+
+
+def _explained(run: Callable[[], Any], name: str) -> Any:
+    try:
+        return run()
+    except CaptureError:
+        raise
+    except Exception as error:  # the user's own exceptions, and torch's on fake tensors
+        raise CaptureError(explain(name, error, traceback.extract_tb(error.__traceback__))) from error
+
+
+class _Swap(TorchFunctionMode):
+    """Mode that replaces real tensors by the tracer's, and annotates recurrent calls."""
+
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._convert = convert
+        self.reals: dict[int, torch.Tensor] = {}
+        """Real tensors that the step read, by id."""
+        self.fakes: dict[int, torch.Tensor] = {}
+        """Tensors in their places."""
+        self.calls: list[str] = []
+        """Names of the functions called."""
+        self._constants = ConstantValues()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._swap, (args, kwargs or {}))
+        self.calls.append(getattr(func, "__name__", ""))
+        if (value := self._constants.read(func, args, kwargs)) is not None:
+            return value[0]
+        with annotate_call(func):
+            result = func(*args, **kwargs)
+        self._constants.follow(func, args, kwargs, result)
+        if type(result) is torch.Tensor and func in _FROM_MEMORY:  # such as an array's; guards compare the array
+            return torch.ops.aten.lift_fresh.default(result.clone())
+        return result
+
+    def _swap(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self.fakes:
+            return self.fakes[id(tensor)]
+        if isinstance(tensor, FakeTensor) or not _is_real(tensor):
+            return tensor
+        self.reals[id(tensor)] = tensor
+        with torch._C.DisableTorchFunction():
+            self.fakes[id(tensor)] = self._convert(tensor)
+        return self.fakes[id(tensor)]
+
+
+_FROM_MEMORY = (torch.from_numpy, torch.frombuffer)
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory, and is no wrapper of a tracer."""
+    return type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and not torch._is_functional_tensor(tensor)
+
+
+@contextmanager
+def _traced(step: StepModule, free: list[torch.Tensor], batch: int) -> Iterator[None]:
+    """Let the step take the free tensors as arguments behind the batch's, and record the module of each op."""
+    owners: list[tuple[Any, str, Any]] = [
+        (module._parameters, key, tensor) for module in step.modules() for key, tensor in module._parameters.items()
+    ]
+    owners += [(module._buffers, key, tensor) for module in step.modules() for key, tensor in module._buffers.items()]
+    owners = [(table, key, tensor) for table, key, tensor in owners if tensor is not None]
+    swap = _Swap(lambda tensor: tensor)
+    forward = type(step).forward
+
+    def with_free(*inputs: torch.Tensor) -> Any:
+        swap.fakes = {id(tensor): table[key] for table, key, tensor in owners if table.get(key) is not tensor}
+        swap.fakes |= {id(tensor): traced for tensor, traced in zip(free, inputs[batch:], strict=True)}
+        return forward(step, *inputs[:batch])
+
+    step.__dict__["forward"] = with_free
+    try:
+        with _compiling(), _module_stacks(step), swap:
+            yield
+    finally:
+        del step.__dict__["forward"]
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Leave out checks of tensors' values: libraries do so while compiling, distributions where they are told to."""
+    distributions = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True), distributions:
+        yield
+
+
+@contextmanager
+def _module_stacks(step: nn.Module) -> Iterator[None]:
+    """Note at each traced op the module that runs it."""
+    paths = {id(module): path for path, module in reversed(list(step.named_modules()))}
+    call: Callable[..., Any] = nn.Module._call_impl
+
+    def noting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        path = paths.get(id(module))
+        if path is None:
+            return call(module, *args, **kwargs)
+        meta: dict[str, Any] = fx_traceback.current_meta
+        before = meta.get("nn_module_stack")
+        meta["nn_module_stack"] = {**(before or {}), path: (f"step.{path}", type(module))}
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            meta["nn_module_stack"] = before or {}
+
+    with mock.patch.object(nn.Module, "_call_impl", noting):
+        yield
+
+
+def _free_inputs(reads: StateReads, tensors: list[torch.Tensor]) -> list[FreeInput]:
+    """Return the tensors from outside of model and batch, each with the place to read it from."""
+    places: dict[int, tuple[str, Callable[[], Any]]] = {}
+    for place, value in reads.reads.values():
+        for tensor, name, read in _tensors_in(value, place.name, place.read):
+            places.setdefault(id(tensor), (name, read))
+    free = []
+    for tensor in tensors:
+        if id(tensor) not in places:
+            raise CaptureError(
+                f"the step reads a tensor of shape {tuple(tensor.shape)} that is no part of model or batch, and its name "
+                "cannot be determined: make it a buffer of the model, or pass it in the batch"
+            )
+        name, read = places[id(tensor)]
+        if tensor.grad_fn is not None:
+            raise CaptureError(
+                f"{name} has an autograd graph from outside of the step, and a captured step cannot run backward through "
+                "it: detach the tensor, or compute it in the loss function"
+            )
+        free.append(FreeInput(name, name, read, tensor))
+    return free
+
+
+def _tensors_in(
+    value: Any, name: str, read: Callable[[], Any]
+) -> Iterator[tuple[torch.Tensor, str, Callable[[], Any]]]:
+    if isinstance(value, torch.Tensor):
+        yield value, name, read
+    elif isinstance(value, CONTAINERS) and not isinstance(value, (set, frozenset)):
+        content = plain_content(value)
+        for key in content if isinstance(content, dict) else range(len(content)):
+            yield from _tensors_in(content[key], f"{name}[{key!r}]", lambda key=key: plain_content(read())[key])  # type: ignore[misc]

@@ -1,0 +1,156 @@
+"""Define the parts of the Python state that a step reads and changes."""
+
+import random
+import types
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+MISSING = object()
+"""Value of an attribute that does not exist."""
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, types.MappingProxyType)
+
+
+@dataclass(slots=True)
+class Place:
+    """A part of the Python state: an attribute, an item of a dictionary, or a cell of a closure."""
+
+    owner: Any
+    key: str
+    kind: str
+    """`attribute`, `item`, `cell`, or `method`: an attribute of the object itself that hides a method of its class."""
+    name: str
+    """Expression in the user's code."""
+    line: str
+    """The user's line that reads or changes it first; empty if only libraries do."""
+
+    def read(self) -> Any:
+        """Return the present value; `MISSING` if there is none."""
+        match self.kind:
+            case "attribute":
+                return getattr(self.owner, self.key, MISSING)
+            case "item":
+                return self.owner.get(self.key, MISSING)
+            case "method":
+                return instance_dict(self.owner).get(self.key, MISSING)
+        try:
+            return self.owner.cell_contents
+        except ValueError:
+            return MISSING
+
+
+@dataclass(slots=True)
+class Change:
+    """A part of the state that the step changes."""
+
+    place: Place
+    before: Any
+    after: Any
+    container: Any
+    """Container whose content changed; None for an attribute."""
+    is_read: bool
+    """A step that follows would read the change."""
+
+    def restore(self) -> None:
+        """Undo the change."""
+        self._assign(self.before)
+
+    def apply(self) -> None:
+        """Make the change again."""
+        self._assign(self.after)
+
+    def _assign(self, value: Any) -> None:
+        if self.container is not None:
+            fill(self.container, value)
+        else:
+            assign(self.place.owner, self.place.key, value)
+
+
+@dataclass
+class StateReads:
+    """Result of one run."""
+
+    reads: dict[tuple[int, str], tuple[Place, Any]] = field(default_factory=dict)
+    """Places with the value that the step read, without those that it assigned before."""
+    changes: list[Change] = field(default_factory=list)
+    draws: str = ""
+    """Generator of random numbers outside of torch that the step draws from, with the line; empty if none."""
+    forwards: dict[type, Any] = field(default_factory=dict)
+    """`forward` of each class of modules."""
+
+
+def plain_content(container: Any) -> Any:
+    """Return a copy of a container's content, whatever methods its class has of its own."""
+    if isinstance(container, dict):
+        return dict(dict.items(container))
+    if isinstance(container, types.MappingProxyType):
+        return dict(container)
+    kinds: tuple[Any, ...] = (list, tuple, deque)
+    kind = next((kind for kind in kinds if isinstance(container, kind)), None)
+    return set(container) if kind is None else list(kind.__iter__(container))
+
+
+def fill(container: Any, content: Any) -> None:
+    kinds: tuple[Any, ...] = (dict, list, deque, set)
+    kind = next(kind for kind in kinds if isinstance(container, kind))
+    kind.clear(container)
+    (kind.extend if kind in (list, deque) else kind.update)(container, content)
+
+
+def instance_dict(owner: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
+def is_same(before: Any, after: Any) -> bool:
+    """Return whether two values are the same object, or equal and simple; containers are compared by their parts."""
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, (dict, types.MappingProxyType)):
+        return list(before) == list(after) and all(is_same(before[key], after[key]) for key in before)
+    if isinstance(before, (list, tuple, deque)):
+        return len(before) == len(after) and all(map(is_same, before, after))
+    if isinstance(before, (str, int, float, complex, bytes, set, frozenset, range, slice, torch.Size, np.generic)):
+        return bool(before == after)
+    return False
+
+
+def generator_state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.bit_generator.state
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def assign(owner: Any, key: str, value: Any) -> None:
+    """Restore an attribute as it was, without the checks of `nn.Module`."""
+    attributes = instance_dict(owner)
+    if isinstance(owner, nn.Module):
+        for table in ("_parameters", "_buffers", "_modules"):
+            if key in attributes[table]:
+                if value is MISSING:
+                    del attributes[table][key]
+                else:
+                    attributes[table][key] = value
+                return
+    if value is not MISSING:
+        object.__setattr__(owner, key, value)
+    elif key in attributes:
+        del attributes[key]

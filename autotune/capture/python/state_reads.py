@@ -1,0 +1,400 @@
+"""Record the Python state that a step reads and changes while its Python runs once.
+
+Attribute reads are recorded by a `__getattribute__` on the classes of the objects that the step meets; globals and
+closures by a profile function, from the code of each function that starts. Reads of one object by C code are not recorded.
+"""
+
+import gc
+import inspect
+import pickle
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autotune.capture.python.code_facts import (
+    augmented_reads,
+    global_chains,
+    is_internal,
+    is_library,
+    is_recordable,
+    is_state,
+    user_line,
+)
+from autotune.capture.python.state_places import (
+    CONTAINERS,
+    MISSING,
+    Change,
+    Place,
+    StateReads,
+    assign,
+    fill,
+    generator_state,
+    instance_dict,
+    is_same,
+    plain_content,
+    set_generator_state,
+)
+
+
+class Recorder:
+    """Recorder of one run of a step: use `recording` around the run."""
+
+    def __init__(self, roots: dict[str, Any]) -> None:
+        """`roots` has the objects that the step starts from, by the user's names."""
+        self.result = StateReads()
+        self._names: dict[int, str] = {}
+        self._keep: list[Any] = []  # ids stay unique while the objects live
+        self._patched: dict[type, dict[str, Any]] = {}
+        self._codes: set[types.CodeType] = set()
+        self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
+        self._writes: dict[tuple[int, str], tuple[Place, Any]] = {}
+        self._containers: dict[int, tuple[Place, Any, Any]] = {}
+        self._augmented: set[tuple[int, str]] = set()
+        self._generators: list[tuple[Any, Any, str]] = []
+        self._thread = 0
+        self._active = False
+        self._draw_line = ""
+        self._roots = roots
+
+    @contextmanager
+    def recording(self) -> Iterator[StateReads]:
+        """Record while the block runs; afterwards restore everything that the step changed."""
+        generators = random.getstate(), _numpy_state()
+        frozen = gc.get_freeze_count()
+        gc.freeze()  # objects made by the step are those that the collector lists afterwards
+        profile = sys.getprofile()
+        try:
+            for name, root in self._roots.items():
+                self._meet(root, name)
+            self._active = True
+            sys.setprofile(self._on_event)
+            try:
+                yield self.result
+            finally:
+                sys.setprofile(profile)
+                self._active = False
+                self._unpatch()
+                fresh = set(map(id, gc.get_objects()))
+                self._drop(fresh)
+                self._collect_changes()
+                self._note_draws(*generators)
+                self._restore()
+                random.setstate(generators[0])
+                np.random.set_state(generators[1])
+        finally:
+            gc.unfreeze()
+            if frozen:
+                gc.freeze()
+
+    def _meet(self, value: Any, name: str, depth: int = 0) -> None:
+        """Prepare to record the reads of an object that the step can reach under this name."""
+        if id(value) in self._names or isinstance(value, (str, int, float, bool, type(None), torch.Tensor)):
+            return
+        if isinstance(value, CONTAINERS):
+            if depth < 6:
+                self._names[id(value)] = name
+                self._keep.append(value)
+                content = plain_content(value)
+                for key, part in content.items() if isinstance(content, dict) else enumerate(content):
+                    self._meet(part, f"{name}[{key!r}]", depth + 1)
+            return
+        self._names[id(value)] = name
+        self._keep.append(value)
+        if isinstance(value, nn.Module):
+            for path, module in value.named_modules(prefix=name):
+                self._names.setdefault(id(module), path)
+                self._patch(type(module))
+                self.result.forwards.setdefault(type(module), type(module).forward)
+        if isinstance(value, partial):
+            self._meet((value.func, value.args, value.keywords), name, depth + 1)
+        elif isinstance(value, types.MethodType):
+            self._meet(value.__func__, name)
+            self._meet(value.__self__, name.rpartition(".")[0] or name)
+        elif isinstance(value, types.FunctionType):
+            self._functions.setdefault(value.__code__, []).append(value)
+        elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
+            self._generators.append((value, generator_state(value), name))
+        elif is_recordable(type(value)):
+            self._patch(type(value))
+
+    def _patch(self, kind: type) -> None:
+        if kind in self._patched or not is_recordable(kind):
+            return
+        for member in vars(kind).values():
+            function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+            if isinstance(function, types.FunctionType):
+                self._functions.setdefault(function.__code__, []).append(function)
+        read, write = _original(kind, "__getattribute__"), _original(kind, "__setattr__")
+        recorder = self
+
+        def getattribute(self: Any, name: str) -> Any:
+            try:
+                value = read(self, name)
+            except AttributeError:
+                if recorder._active:
+                    recorder._on_fallback(self, name)
+                raise
+            if recorder._active and is_state(name, sys._getframe(1)):
+                recorder._on_read(self, name, value)
+            return value
+
+        def setattr_(self: Any, name: str, value: Any) -> None:
+            if recorder._active:
+                recorder._on_write(self, name)
+            write(self, name, value)
+
+        getattribute.recorder = setattr_.recorder = self  # type: ignore[attr-defined]
+        saved = {name: kind.__dict__.get(name, MISSING) for name in ("__getattribute__", "__setattr__")}
+        try:
+            kind.__getattribute__ = getattribute  # type: ignore[method-assign,assignment]
+            kind.__setattr__ = setattr_  # type: ignore[method-assign,assignment]
+        except TypeError:  # a class of C
+            return
+        self._patched[kind] = saved
+
+    def _unpatch(self) -> None:
+        for kind, saved in self._patched.items():
+            for name, member in saved.items():
+                if member is MISSING:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, member)
+
+    def _on_read(self, owner: Any, key: str, value: Any) -> None:
+        place = (id(owner), key)
+        if place in self.result.reads or place in self._writes:
+            if place in self._augmented and not self._is_augmented(sys._getframe(2), key):
+                self._augmented.discard(place)
+            return
+        if isinstance(inspect.getattr_static(type(owner), key, None), property):
+            self._meet(value, f"{self._name(owner)}.{key}")  # the property's own reads are recorded
+            return
+        if isinstance(value, METHODS) and key not in instance_dict(owner):
+            self._meet_function(value)
+            if instance_dict(owner):  # an object may get a method of its own later
+                name, line = f"{self._name(owner)}.{key}", user_line(sys._getframe(2))
+                self._record(Place(owner, key, "method", name, line), MISSING)
+            return
+        frame = sys._getframe(2)
+        if self._is_augmented(frame, key):
+            self._augmented.add(place)
+        self._record(Place(owner, key, "attribute", f"{self._name(owner)}.{key}", user_line(frame)), value)
+
+    def _on_fallback(self, owner: Any, key: str) -> None:
+        """Record a read that ends in a class's `__getattr__`, such as that of a module's layers and parameters."""
+        if key.startswith("__"):
+            return
+        place = (id(owner), key)
+        if place in self.result.reads or place in self._writes:
+            return
+        if isinstance(owner, nn.Module):
+            attributes = instance_dict(owner)
+            for table in ("_parameters", "_buffers", "_modules"):
+                if key in attributes.get(table, ()):
+                    name, line = f"{self._name(owner)}.{key}", user_line(sys._getframe(2))
+                    self._record(Place(attributes[table], key, "item", name, line), attributes[table][key])
+                    return
+        self._active = False
+        try:
+            value = getattr(owner, key, MISSING)
+        except Exception:  # noqa: BLE001 - the user's `__getattr__` may raise anything, as in the step itself
+            return
+        finally:
+            self._active = True
+        read = Place(owner, key, "attribute", f"{self._name(owner)}.{key}", user_line(sys._getframe(2)))
+        if is_recordable(type(value)):
+            self._meet(value, read.name)  # it may be another object each time; its reads are recorded
+        else:
+            self._record(read, value)
+
+    def _on_write(self, owner: Any, key: str) -> None:
+        place = (id(owner), key)
+        if place in self._writes or key.startswith("__"):
+            return
+        attributes = instance_dict(owner)
+        before = attributes.get(key, MISSING)
+        if isinstance(owner, nn.Module):
+            tables = [attributes.get(table, {}) for table in ("_parameters", "_buffers", "_modules")]
+            before = next((table[key] for table in tables if key in table), before)
+        elif before is MISSING and hasattr(type(owner), "__slots__"):
+            self._active = False
+            before = getattr(owner, key, MISSING)
+            self._active = True
+        self._keep.append(owner)
+        name = f"{self._name(owner)}.{key}"
+        self._writes[place] = Place(owner, key, "attribute", name, user_line(sys._getframe(2))), before
+
+    def _record(self, place: Place, value: Any) -> None:
+        self.result.reads[id(place.owner), place.key] = place, value
+        self._keep.append(place.owner)
+        self._meet(value, place.name)
+        self._note_content(place, value)
+
+    def _note_content(self, place: Place, value: Any) -> None:
+        """Note a container's content before the step, to detect changes of it."""
+        if isinstance(value, (list, dict, set, deque)) and id(value) not in self._containers:
+            self._containers[id(value)] = place, value, plain_content(value)
+            self._keep.append(value)
+
+    def _name(self, owner: Any) -> str:
+        return self._names.get(id(owner)) or f"{type(owner).__name__} object"
+
+    def _meet_function(self, value: Any) -> None:
+        function = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType) and function not in self._functions.get(function.__code__, ()):
+            self._functions.setdefault(function.__code__, []).append(function)
+
+    def _is_augmented(self, frame: Any, key: str) -> bool:
+        """Return whether a read is that of `x.key += ...`, whose result goes nowhere but into the attribute."""
+        return (frame.f_lasti, key) in augmented_reads(frame.f_code)
+
+    def _on_event(self, frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code not in self._codes:
+                self._codes.add(code)
+                if not is_internal(code.co_filename):
+                    self._on_function(frame, code)
+        elif (
+            event == "c_call" and not self._draw_line and isinstance(getattr(argument, "__self__", None), random.Random)
+        ):
+            self._draw_line = user_line(frame)
+
+    def _on_function(self, frame: Any, code: types.CodeType) -> None:
+        """Record the globals and the closure of a function that starts."""
+        free = [name for name in code.co_freevars if name != "__class__"]
+        functions = self._functions_of(frame, code) if free or code in self._functions else []
+        for function in functions:
+            cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+            for name, cell in cells:
+                if name in free:
+                    self._record_cell(cell, name, frame)
+            if any(isinstance(part, CONTAINERS) or is_recordable(type(part)) for part in function.__defaults__ or ()):
+                name = f"the defaults of {code.co_name}"
+                place = Place(function, "__defaults__", "attribute", name, user_line(frame))
+                self._record(place, function.__defaults__)
+        for name, chain in global_chains(code):
+            if name in frame.f_globals:
+                self._record_chain(frame.f_globals, name, chain, frame)
+        for name in code.co_varnames[: code.co_argcount]:
+            value = frame.f_locals.get(name)
+            if isinstance(value, type) and is_recordable(value):
+                self._record_class(value, code.co_names, frame)
+            elif value is not None and is_recordable(type(value)):
+                self._patch(type(value))
+
+    def _record_cell(self, cell: Any, name: str, frame: Any) -> None:
+        if (id(cell), name) in self.result.reads:
+            return
+        place = Place(cell, name, "cell", name, user_line(frame))
+        self._record(place, place.read())
+
+    def _record_chain(self, scope: dict[str, Any], name: str, chain: tuple[str, ...], frame: Any) -> None:
+        """Record a global, and the attributes that the code reads of it where it is a module or a class."""
+        value = scope[name]
+        if (id(scope), name) not in self.result.reads:
+            self._record(Place(scope, name, "item", name, user_line(frame)), value)
+        for key in chain:
+            if isinstance(value, types.ModuleType) and not is_library(value.__name__):
+                if key not in vars(value):
+                    return
+                if (id(vars(value)), key) not in self.result.reads:
+                    self._record(Place(vars(value), key, "item", f"{name}.{key}", user_line(frame)), vars(value)[key])
+                value = vars(value)[key]
+            elif isinstance(value, type) and is_recordable(value):
+                self._record_class(value, (key,), frame)
+                value = getattr(value, key, None)
+            else:
+                return
+
+    def _record_class(self, kind: type, names: tuple[str, ...], frame: Any) -> None:
+        for key in names:
+            value = next((vars(base)[key] for base in kind.__mro__ if key in vars(base)), MISSING)
+            is_member = isinstance(value, (*METHODS, property, classmethod, staticmethod)) or hasattr(value, "__get__")
+            if value is not MISSING and not is_member and (id(kind), key) not in self.result.reads:
+                self._record(Place(kind, key, "attribute", f"{kind.__name__}.{key}", user_line(frame)), value)
+
+    def _functions_of(self, frame: Any, code: types.CodeType) -> list[types.FunctionType]:
+        """Return the functions that may be the one that starts; none for a function that the step itself defines."""
+        functions = self._functions.get(code, [])
+        if not functions and not any(code in parent.co_consts for parent in self._codes):
+            functions = [f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code]
+        return [f for f in functions if _has_cells(f, frame)]
+
+    def _drop(self, fresh: set[int]) -> None:
+        """Drop what concerns objects that the step makes itself."""
+        for table in (self.result.reads, self._writes):
+            for place in [place for place in table if place[0] in fresh]:
+                del table[place]
+        for number in [number for number in self._containers if number in fresh]:
+            del self._containers[number]
+        for place in self._augmented:
+            self.result.reads.pop(place, None)
+
+    def _collect_changes(self) -> None:
+        for key, (place, before) in self._writes.items():
+            after = place.read()
+            if not is_same(before, after):
+                is_read = key in self.result.reads and key not in self._augmented
+                self.result.changes.append(Change(place, before, after, container=None, is_read=is_read))
+        for place, value, before in self._containers.values():
+            after = plain_content(value)
+            if not is_same(before, after):
+                self.result.changes.append(Change(place, before, after, container=value, is_read=True))
+
+    def _note_draws(self, python: Any, numpy: Any) -> None:
+        where = f" at {self._draw_line}" if self._draw_line else ""
+        if random.getstate() != python:
+            self.result.draws = f"Python's random{where}"
+        elif not _is_same_state(numpy, _numpy_state()):
+            self.result.draws = "numpy.random"
+        for generator, state, name in self._generators:
+            if not _is_same_state(state, generator_state(generator)):
+                self.result.draws = self.result.draws or f"{name}{where}"
+                set_generator_state(generator, state)
+
+    def _restore(self) -> None:
+        for place, before in self._writes.values():
+            assign(place.owner, place.key, before)
+        for _, value, before in self._containers.values():
+            if not is_same(before, plain_content(value)):
+                fill(value, before)
+
+
+METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+
+
+def _original(kind: type, name: str) -> Callable[..., Any]:
+    """Return a class's method, without recorders of its bases."""
+    members = (vars(base)[name] for base in kind.__mro__ if name in vars(base))
+    method: Callable[..., Any] = next(member for member in members if not hasattr(member, "recorder"))
+    return method
+
+
+def _has_cells(function: types.FunctionType, frame: Any) -> bool:
+    """Return whether the function's closure holds the values that the frame sees."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return False
+        if name in frame.f_locals and frame.f_locals[name] is not value:
+            return False
+    return True
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()
+
+
+def _is_same_state(before: Any, after: Any) -> bool:
+    return pickle.dumps(before) == pickle.dumps(after)

@@ -1,0 +1,167 @@
+"""Compile a region with inductor, once per process and, through a cache of files, once per machine."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.capture.program import Meta
+from autotune.capture.regions import Region
+from autotune.errors import CaptureError, ConfigError
+
+_KERNELS: dict[tuple[str, int], Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {}
+"""Kernels of this process, by region's signature and number of threads: inductor generates code for that number."""
+
+
+class CompiledRegion:
+    """The callable of a region: compiled on the first call, or before it by `compile`.
+
+    Args:
+        region: The region's ops as straight-line code.
+        signature: Digest of the region's ops, wiring, shapes, dtypes and strides. Equal regions share one kernel.
+        inputs: Descriptions of the tensors that the region reads.
+        outputs: Descriptions of the tensors that it returns, in memory of their own.
+    """
+
+    def __init__(self, region: Region, signature: str, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> None:
+        self.__name__ = region.__name__
+        self.region, self.signature = region, signature
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._copied: frozenset[int] | None = None
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        outputs = self.compile()(list(tensors))
+        if self._copied is None:
+            self._copied = self._find_shared(tensors, outputs)
+        if self._copied:
+            outputs = [self._copy(n, out) if n in self._copied else out for n, out in enumerate(outputs)]
+        return outputs
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if this process has the region's kernel."""
+        return (self.signature, torch.get_num_threads()) in _KERNELS
+
+    def compile(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+        """Return the region's kernel, which takes a list of tensors.
+
+        Raises:
+            CaptureError: Inductor cannot compile the region.
+            ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
+        """
+        key = (self.signature, torch.get_num_threads())
+        kernel = _KERNELS.get(key)
+        if kernel is None:
+            kernel = _KERNELS[key] = self._compile()
+        return kernel
+
+    def _compile(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+        from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+        from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+        from torch._inductor.virtualized import V
+
+        with _compiler_settings():
+            try:
+                traced, mode = self._trace()
+                with torch._guards.tracing(torch._guards.TracingContext(mode)), V.set_fake_mode(mode):
+                    traced = _recursive_joint_graph_passes(traced, input_device=self._outputs[0].device)
+                    # results keep the strides that the rest of the step was captured with
+                    traced.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(self._outputs)))
+                    examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
+                    compiled: Any = compile_fx_inner(traced, examples, is_inference=True)
+            except (CppCompileError, InvalidCxxCompiler) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(
+                    f"compiled kernels need a C++ compiler: {reason}; install g++, or use --kernels aten"
+                ) from error
+            except Exception as error:  # inductor raises dozens of its own exceptions
+                reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+                raise CaptureError(
+                    f"inductor cannot compile {self.__name__} ({len(self.region.calls)} ops): {reason}; use --kernels aten"
+                ) from error
+        kernel: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] = compiled.current_callable or compiled
+        return kernel
+
+    def _trace(self) -> tuple[fx.GraphModule, Any]:
+        """Trace the region on fake tensors, in inductor's decompositions."""
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        mode = FakeTensorMode()
+        with mode:
+            examples = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device=m.device) for m in self._inputs]
+        functional = torch.func.functionalize(self.region, remove="mutations")
+        traced = make_fx(functional, decomposition_table=select_decomp_table(), tracing_mode="fake")(*examples)
+        traced.graph.eliminate_dead_code()
+        traced.recompile()
+        return traced, mode
+
+    def _find_shared(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> frozenset[int]:
+        """Return the outputs that share memory, are part of more memory, or lie otherwise than planned."""
+        taken = {tensor.untyped_storage()._cdata for tensor in inputs}
+        shared = set()
+        for number, (output, meta) in enumerate(zip(outputs, self._outputs, strict=True)):
+            storage = output.untyped_storage()
+            fits = storage.nbytes() == _storage_bytes(meta) and output.stride() == meta.stride
+            if storage._cdata in taken or not fits:
+                shared.add(number)
+            taken.add(storage._cdata)
+        return frozenset(shared)
+
+    def _copy(self, number: int, output: torch.Tensor) -> torch.Tensor:
+        meta = self._outputs[number]
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device).copy_(output)
+
+
+def _storage_bytes(meta: Meta) -> int:
+    if 0 in meta.shape:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))) * meta.dtype.itemsize
+
+
+def kernel_directory() -> Path:
+    """Return the directory of compiled kernels, `autotune/kernels` in the user's cache directory; make it private.
+
+    Raises:
+        ConfigError: The directory belongs to another user, or cannot be made.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = base / "autotune" / "kernels"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.stat()
+    except OSError as error:
+        raise ConfigError(f"cannot use {directory} for compiled kernels: {error}; set XDG_CACHE_HOME") from error
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"{directory} can be written by other users, who could run code as you; make it yours alone, or set XDG_CACHE_HOME"
+        )
+    return directory
+
+
+@contextlib.contextmanager
+def _compiler_settings() -> Iterator[None]:
+    """Compile into the directory of kernels, in this process, whatever mode and whatever seed the caller has set."""
+    import torch._inductor.config
+
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(kernel_directory())
+    try:
+        with (
+            torch._inductor.config.patch(compile_threads=1, fx_graph_cache=True),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):
+            yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

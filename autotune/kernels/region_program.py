@@ -1,0 +1,234 @@
+"""Turn a captured program into one whose fusible ops are compiled regions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autotune.capture.program import Call, Meta, Program, reads
+from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
+from autotune.ir.graph import Op, Phase, TrainGraph, Value
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.fusible import find_fusible
+from autotune.kernels.grouping import group_ops
+from autotune.kernels.saving import rebuilding_ops, rebuilt_values
+
+REBUILD_PRICE = 0.05
+"""Bytes that are rather saved, for each byte that ops read or write to rebuild values. It keeps long chains short."""
+
+SHARED_WITHIN = 24
+"""Number of later ops within which a value that was rebuilt for one op is reused by another."""
+
+
+def fuse(program: Program, price: float = REBUILD_PRICE) -> Program:
+    """Return a program that computes the same step, with its fusible ops in regions.
+
+    Forward values that are cheap to compute are not saved for the backward pass: the regions that read them there rebuild
+    them. Results differ from the captured step's by rounding. Nothing is compiled yet; see `compile_regions`.
+
+    Args:
+        program: A captured step.
+        price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes.
+
+    Examples:
+        >>> import torch
+        >>> from autotune.capture.tracer import capture
+        >>> from autotune.workloads.workload import Workload
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Tanh())
+        >>> step = capture(Workload(model, lambda model, x: model(x).sin().sum(), None, torch.ones(2, 4)))
+        >>> fused = fuse(step)
+        >>> len(fused.graph.ops) < len(step.graph.ops)
+        True
+    """
+    graph = program.graph
+    fusible = find_fusible(program)
+    expansion = _Expansion(program)
+    groups = group_ops(graph, fusible)
+    group_of = {op: number for number, group in enumerate(groups) for op in group}
+    rebuilt = rebuilt_values(graph, fusible, price)
+    begun: set[int] = set()
+    for op in graph.ops:
+        number = group_of.get(op.id)
+        if op.phase is Phase.FORWARD:
+            expansion.add(op.id, number)
+        elif number is None:
+            expansion.rebuild_for(op.id, rebuilt)
+            expansion.add(op.id, None)
+        else:
+            if number not in begun:
+                expansion.begin_group(number, groups[number], rebuilt)
+                begun.add(number)
+            expansion.add(op.id, number)
+    return expansion.program()
+
+
+def with_kernels(program: Program, kernels: str) -> Program:
+    """Return a program with the kernels of a plan: `inductor`, or empty for the program as captured."""
+    return fuse(program) if kernels == "inductor" else program
+
+
+def list_regions(program: Program) -> list[CompiledRegion]:
+    """Return the compiled regions of a program, one for each kernel."""
+    targets = [call.target for call in program.calls]
+    return list({target.signature: target for target in targets if isinstance(target, CompiledRegion)}.values())
+
+
+def compile_regions(program: Program, listen: Callable[[int, int], None] | None = None) -> None:
+    """Compile the regions of a program that this process has no kernel for.
+
+    `listen` is called with the number of compiled regions and of all to compile.
+
+    Raises:
+        CaptureError: Inductor cannot compile a region.
+        ConfigError: No C++ compiler works.
+    """
+    missing = [region for region in list_regions(program) if not region.is_compiled]
+    for number, region in enumerate(missing):
+        if listen is not None:
+            listen(number, len(missing))
+        region.compile()
+
+
+@dataclass
+class _Expansion:
+    """A program's ops in traced order, with the ops that rebuild values added before their readers."""
+
+    source: Program
+    ops: list[Op] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    values: list[Value] = field(init=False)
+    metas: list[Meta | None] = field(init=False)
+    members: dict[str, list[int]] = field(default_factory=dict)
+    _copies: dict[int | None, dict[int, int]] = field(default_factory=dict)  # by group; None for ops outside of groups
+    _rebuilt_at: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.values, self.metas = list(self.source.graph.values), list(self.source.metas)
+
+    def add(self, op_id: int, group: int | None) -> None:
+        """Add an op of the program; it reads the rebuilt values of its group."""
+        self._append(op_id, self._copies.get(group, {}), f"group {group}" if group is not None else None, {})
+
+    def begin_group(self, group: int, members: Sequence[int], rebuilt: frozenset[int]) -> None:
+        """Add the ops that rebuild values inside of a group."""
+        wanted = [value for op in members for value in self.source.graph.ops[op].inputs]
+        self._copies[group] = self._rebuild(wanted, rebuilt, f"group {group}")
+
+    def rebuild_for(self, op_id: int, rebuilt: frozenset[int]) -> None:
+        """Add a region that rebuilds the inputs of an op that is in no group, unless they were rebuilt shortly before."""
+        copies = self._copies.setdefault(None, {})
+        for value in [value for value in copies if len(self.ops) - self._rebuilt_at[value] > SHARED_WITHIN]:
+            del copies[value]
+        missing = [value for value in self.source.graph.ops[op_id].inputs if value in rebuilt and value not in copies]
+        if not missing:
+            return
+        fresh = self._rebuild(missing, rebuilt, f"rebuild {len(self.ops)}")
+        for value in missing:
+            copies[value] = fresh[value]
+            self._rebuilt_at[value] = len(self.ops)
+
+    def program(self) -> Program:
+        """Return the program with its regions merged."""
+        members = {name: ops for name, ops in self.members.items() if len(ops) > 1 or name.startswith("rebuild")}
+        inside = {op for ops in members.values() for op in ops}
+        produced_inside = {value for op in inside for value in self.ops[op].outputs}
+        ops = [
+            replace(op, alias_of=None) if op.id in inside or op.alias_of in produced_inside else op for op in self.ops
+        ]
+        names = {name: f"{name} fused" for name in members}
+        grouped = group_regions(
+            ops, self.calls, self.values, self.metas, {names[name]: list(ids) for name, ids in members.items()},
+            step_outputs=tuple(reads(self.source.results)),
+        )  # fmt: skip
+        return _with_compiled_regions(self.source, grouped)
+
+    def _rebuild(self, wanted: Sequence[int], rebuilt: frozenset[int], region: str) -> dict[int, int]:
+        """Add ops that rebuild values, as a part of a region; return the new value of each rebuilt one."""
+        copies: dict[int, int] = {}
+        for op_id in rebuilding_ops(self.source.graph, rebuilt, wanted):
+            fresh = {}
+            for value in self.source.graph.ops[op_id].outputs:
+                fresh[value] = len(self.values)
+                original = self.values[value]
+                self.values.append(replace(original, id=fresh[value], name=f"{original.name}.rebuilt"))
+                self.metas.append(self.metas[value])
+            self._append(op_id, copies, region, fresh)
+            copies |= {value: copy for value, copy in fresh.items() if value in rebuilt}
+        return copies
+
+    def _append(self, op_id: int, copies: dict[int, int], region: str | None, fresh: dict[int, int]) -> None:
+        op, call = self.source.graph.ops[op_id], self.source.calls[op_id]
+        position = len(self.ops)
+        if region is not None:
+            self.members.setdefault(region, []).append(position)
+        self.ops.append(
+            replace(
+                op,
+                id=position,
+                inputs=tuple(copies.get(value, value) for value in op.inputs),
+                outputs=tuple(fresh.get(value, value) for value in op.outputs),
+                inplace=tuple(copies.get(value, value) for value in op.inplace),
+                phase=Phase.BACKWARD if fresh else op.phase,
+                alias_of=None if fresh else op.alias_of,
+            )
+        )
+        self.calls.append(_substitute(call, copies, fresh))
+
+
+def _substitute(call: Call, copies: dict[int, int], fresh: dict[int, int]) -> Call:
+    outputs = call.outputs
+    if isinstance(outputs, int):
+        outputs = fresh.get(outputs, outputs)
+    elif outputs is not None:
+        outputs = tuple(None if value is None else fresh.get(value, value) for value in outputs)
+    return replace(
+        call, args=_replace_reads(call.args, copies), kwargs=_replace_reads(call.kwargs, copies), outputs=outputs
+    )
+
+
+def _replace_reads(argument: Any, copies: dict[int, int]) -> Any:
+    return renumber(argument, _Identity(copies)) if copies else argument
+
+
+class _Identity(dict[int, int]):
+    """New ids of values; others keep theirs."""
+
+    def __missing__(self, value: int) -> int:
+        return value
+
+
+def _with_compiled_regions(source: Program, grouped: GroupedOps) -> Program:
+    ids = grouped.new_ids
+    produced = {value for op in grouped.ops for value in op.outputs}
+    results = renumber(source.results, ids)
+    ops, calls = [], []
+    for op, call in zip(grouped.ops, grouped.calls, strict=True):
+        ops.append(op)
+        calls.append(call)
+        if isinstance(call.target, Region) and op.target == "autotune.regions.fused":
+            ops[-1] = replace(op, name=f"{op.layer}.fused{op.id}", target="autotune.kernels.fused")
+            inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
+            calls[-1] = replace(call, target=CompiledRegion(call.target, op.signature, inputs, outputs))
+    graph = TrainGraph(
+        name=source.graph.name,
+        ops=tuple(ops),
+        values=grouped.values,
+        inputs=tuple(value.id for value in grouped.values if value.id not in produced),
+        outputs=tuple(ids[value] for value in source.graph.outputs),
+    )
+    return replace(
+        source,
+        graph=graph,
+        calls=tuple(calls),
+        metas=grouped.metas,
+        tensors={ids[value]: tensor for value, tensor in source.tensors.items()},
+        batch=tuple(ids[value] for value in source.batch),
+        free=tuple((ids[value], read) for value, read in source.free),
+        tangent=None if source.tangent is None else ids[source.tangent],
+        results=results,
+        gradients=tuple(ids[value] for value in source.gradients),
+    )
+
+
+def _describe(grouped: GroupedOps, values: Sequence[int]) -> list[Meta]:
+    metas = [grouped.metas[value] for value in values]
+    return [meta for meta in metas if meta is not None]  # only updates read optimizer state, which has none

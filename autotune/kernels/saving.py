@@ -1,0 +1,65 @@
+"""Choose the forward values that a step saves for its backward pass; regions of the backward pass rebuild the others."""
+
+from collections.abc import Iterable, Sequence
+
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.predict.min_cut import UNCUTTABLE, Network
+
+_SOURCE, _SINK = 0, 1
+
+
+def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], price: float = 0.0) -> frozenset[int]:
+    """Return the forward values that the backward pass computes again, so that the bytes saved between both are fewest.
+
+    The choice is a minimum cut between the values that no op can rebuild and those that the backward pass reads. Inside a
+    region a rebuilt value never reaches memory.
+
+    Args:
+        graph: The step.
+        fusible: True for each op that may be part of a region; only these rebuild values.
+        price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes.
+
+    >>> from autotune.testing.graphs import training_chain
+    >>> graph = training_chain(2)
+    >>> rebuilt = rebuilt_values(graph, [op.name.startswith("fwd1") for op in graph.ops])
+    >>> [graph.values[value].name for value in rebuilt]
+    ['h1']
+    """
+    network = Network()
+    entry: dict[int, int] = {}
+    leave: dict[int, int] = {}
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    for op in forward:
+        for value in op.outputs:
+            entry[value], leave[value] = network.add_node(), network.add_node()
+            network.add_edge(entry[value], leave[value], max(1, graph.values[value].nbytes))
+    for op in graph.ops:
+        if op.phase is not Phase.FORWARD:
+            for value in op.inputs:
+                if value in leave:
+                    network.add_edge(leave[value], _SINK, UNCUTTABLE)
+    for op in forward:
+        touched = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
+        cost = round(price * touched) if fusible[op.id] else UNCUTTABLE
+        for value in op.outputs:
+            if cost:
+                network.add_edge(_SOURCE, entry[value], cost)
+            if fusible[op.id]:
+                for source in op.inputs:
+                    if source in leave:
+                        network.add_edge(leave[source], entry[value], UNCUTTABLE)
+    on_source_side = network.min_cut()
+    return frozenset(value for value, node in entry.items() if not on_source_side[node])
+
+
+def rebuilding_ops(graph: TrainGraph, rebuilt: frozenset[int], wanted: Iterable[int]) -> list[int]:
+    """Return the ops that rebuild those of the wanted values that are not saved, in traced order."""
+    needed: set[int] = set()
+    unresolved = list(wanted)
+    while unresolved:
+        value = unresolved.pop()
+        producer = graph.producer[value]
+        if value in rebuilt and producer is not None and producer not in needed:
+            needed.add(producer)
+            unresolved += graph.ops[producer].inputs
+    return sorted(needed)

@@ -1,0 +1,149 @@
+"""Programs of regions: the same step over fewer ops, under every plan, with regions run op by op or compiled."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError, ConfigError, PlanError
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.kernels import compiled_region
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.region_program import fuse, list_regions
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
+from tests.support.planned import Case, difference, eager_trace, peak_difference, planned_trace, random_plan
+from tests.support.random_models import draw
+
+
+@pytest.fixture
+def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the ops of regions one by one: then every bit is eager's."""
+    monkeypatch.setattr(CompiledRegion, "compile", lambda self: lambda tensors: self.region(*tensors))
+
+
+@pytest.fixture(scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def make(rows: int = 96) -> Workload:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Dropout(0.2), torch.nn.LayerNorm(128),
+        torch.nn.Linear(128, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return Workload(model, loss, optimizer, (torch.randn(rows, 64), torch.randint(8, (rows,))))
+
+
+def program() -> Program:
+    return fuse(capture(make()))
+
+
+def fused_plan(plan: Plan) -> Plan:
+    return replace(plan, kernels="inductor")
+
+
+@pytest.mark.usefixtures("_op_by_op")
+@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
+def test_regions_of_random_models_compute_the_captured_step_under_any_plan(seed: int):
+    source = draw(seed)
+    case = Case(f"seed{seed}", source.workload, source.batch)
+    graph = fuse(capture(case.make(), case.name)).graph
+    costs = Costs.unit(graph)
+    expected = eager_trace(case)
+    for plan in (Plan.traced(graph), replace(random_plan(graph, costs, random.Random(seed)), kernels="inductor")):
+        assert not difference(expected, planned_trace(case, fused_plan(plan), {})), str(source)
+
+
+def test_rebuilt_values_are_not_saved_for_the_backward_pass():
+    before, after = capture(make()).graph, program().graph
+    gelu = next(value.id for value in before.values if "gelu" in value.name)
+    kept = [value for value in after.values if value.name == before.values[gelu].name]
+    assert before.consumers[gelu]
+    assert not kept, "GELU's result lives inside of regions only"
+
+
+def test_dropout_draws_outside_of_regions_so_that_masks_are_those_of_eager():
+    graph = program().graph
+    assert sum(op.random for op in graph.ops) == 1
+    assert not any(op.random for op in graph.ops if op.target == "autotune.kernels.fused")
+
+
+def test_one_model_has_one_digest_and_equal_regions_share_a_kernel():
+    assert program().graph.digest == program().graph.digest != capture(make()).graph.digest
+    signatures = [region.signature for region in list_regions(program())]
+    assert len(signatures) == len(set(signatures))
+
+
+def test_a_plan_for_other_kernels_is_refused_by_name():
+    workload = make()
+    with pytest.raises(PlanError, match="kernels"):
+        TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch,
+                  replace(Plan.traced(program().graph), kernels="triton"))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+def test_a_compiled_step_passes_the_gate_and_every_plan_gives_its_bits_at_the_predicted_bytes():
+    graph = program().graph
+    traced = fused_plan(replace(Plan.traced(graph), allocator="arena"))
+    workload = make()
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, traced, verify=2) as step:
+        step(workload.batch)
+        step(workload.batch)
+        assert "float64" in step.verified
+    case = Case("regions", make, lambda number: make().batch)
+    costs = profile(program())
+    plans = [fused_plan(random_plan(graph, costs, random.Random(seed))) for seed in range(3)]
+    expected = planned_trace(case, traced, {})
+    for plan in plans:
+        assert not difference(expected, planned_trace(case, plan, {}))
+        assert not peak_difference(program(), case, plan, costs, {})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+def test_a_second_process_compiles_nothing(monkeypatch: pytest.MonkeyPatch):
+    regions = list_regions(program())
+    for region in regions:
+        region.compile()
+    written = {path: path.stat().st_mtime_ns for path in compiled_region.kernel_directory().rglob("*.so")}
+    monkeypatch.setattr(compiled_region, "_KERNELS", {})
+    torch._dynamo.reset()
+    for region in regions:
+        region.compile()
+    after = {path: path.stat().st_mtime_ns for path in compiled_region.kernel_directory().rglob("*.so")}
+    assert written
+    assert after == written
+
+
+def test_kernels_that_others_could_write_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = compiled_region.kernel_directory()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by other users"):
+        compiled_region.kernel_directory()
+
+
+def test_a_region_that_inductor_cannot_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_region, "_KERNELS", {})
+    monkeypatch.setattr(CompiledRegion, "_trace", lambda self: (_ for _ in ()).throw(RuntimeError("no kernel")))
+    with pytest.raises(CaptureError, match=r"inductor cannot compile .* no kernel; use --kernels aten"):
+        list_regions(program())[0].compile()

@@ -1,0 +1,48 @@
+"""The choice between saving a forward value and rebuilding it: against all choices of small graphs."""
+
+import itertools
+import random
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from autotune.ir.graph import Phase, TrainGraph
+from autotune.kernels.saving import rebuilding_ops, rebuilt_values
+from autotune.testing.graphs import graphs, training_chain
+
+
+def saved_values(graph: TrainGraph, rebuilt: frozenset[int]) -> set[int]:
+    """Forward values that the backward pass reads from memory, itself or to rebuild others."""
+    forward = {value for op in graph.ops if op.phase is Phase.FORWARD for value in op.outputs}
+    wanted = {value for op in graph.ops if op.phase is not Phase.FORWARD for value in op.inputs if value in forward}
+    ops = rebuilding_ops(graph, rebuilt, wanted)
+    return ({value for op in ops for value in graph.ops[op].inputs if value in forward} | wanted) - rebuilt
+
+
+def nbytes_of(graph: TrainGraph, values: set[int]) -> int:
+    return sum(max(1, graph.values[value].nbytes) for value in values)
+
+
+@settings(max_examples=200)
+@given(graphs(max_ops=10), st.randoms(use_true_random=False))
+def test_no_other_choice_saves_fewer_bytes(graph: TrainGraph, rng: random.Random):
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    fusible = [op in forward and not op.random and not op.writes and rng.random() < 0.8 for op in graph.ops]
+    candidates = [value for op in forward if fusible[op.id] for value in op.outputs]
+    assume(0 < len(candidates) <= 8)
+    chosen = rebuilt_values(graph, fusible)
+    assert all(fusible[graph.producer[value] or 0] for value in chosen)
+    best = min(
+        nbytes_of(graph, saved_values(graph, frozenset(choice)))
+        for count in range(len(candidates) + 1)
+        for choice in itertools.combinations(candidates, count)
+    )
+    assert nbytes_of(graph, saved_values(graph, chosen)) == best
+
+
+def test_a_price_saves_values_that_are_dear_to_rebuild():
+    graph = training_chain(3)
+    fusible = [op.phase is Phase.FORWARD for op in graph.ops]
+    free, dear = rebuilt_values(graph, fusible), rebuilt_values(graph, fusible, price=10.0)
+    assert free
+    assert not dear
