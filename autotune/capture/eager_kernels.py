@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._library import simple_registry
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -68,7 +69,7 @@ REPLACED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 IN_PLACE = "autotune_in_place"
 """Key among a traced node's annotations: the in-place overload that eager dispatches."""
 
-_ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg}
+_ASSERTIONS = {aten._assert_async.default, aten._assert_async.msg, aten._linalg_check_errors.default}
 """Ops that only raise; the tracer removes those that it does not list as having a side effect."""
 
 
@@ -104,7 +105,7 @@ def eager_kernels() -> Iterator[None]:
             if _is_view(op):
                 op.py_kernels.pop(DispatchKey.Meta, None)
             op._dispatch_cache.clear()
-        with kernel_strides():
+        with kernel_strides(), _without_tokens(aten._linalg_check_errors.default):
             yield
     finally:
         fake_impls.op_implementations_dict.update(views)
@@ -114,6 +115,18 @@ def eager_kernels() -> Iterator[None]:
             op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+@contextmanager
+def _without_tokens(op: torch._ops.OpOverload) -> Iterator[None]:
+    """Trace a check without the tokens that order it among other effects: they would be inputs and results of the step."""
+    holder = simple_registry.singleton.find(op._name).effect
+    effect = holder.effect
+    holder.register(None)
+    try:
+        yield
+    finally:
+        holder.register(effect)
 
 
 def _annotate_in_place(functionalize: Callable[..., Any]) -> Callable[..., Any]:

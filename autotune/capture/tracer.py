@@ -27,7 +27,7 @@ from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.program import Program
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.recorded_run import record_step
-from autotune.capture.python.side_effects import SideEffectWarning, refuse_read_side_effects
+from autotune.capture.python.side_effects import SideEffectWarning, refuse_read_side_effects, settle
 from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
@@ -47,6 +47,8 @@ def capture(
     way: TraceWay = "auto",
 ) -> Program:
     """Capture the workload's step; model, optimizer, batch and generators stay unchanged.
+
+    A setting that only the first step would assign, such as a model's `config.problem_type`, is assigned.
 
     `name` is the graph's name, by default that of the model's class. `dynamic` names floats (`GuardFailure.source`) that
     become inputs of the step instead of constants. `gradients` makes the gradients results of the step; by default they
@@ -235,6 +237,7 @@ def _trace_with_dynamo(
         if not _install_late_hooks(step):
             raise
         python_trace = trace(dynamic)
+    python_trace = settle(python_trace, lambda: trace(dynamic))
     refuse_reentrant_checkpoints(python_trace.forward)
     unrepeated = refuse_read_side_effects(python_trace, trace)
     recurrent.mark_calls(python_trace.forward)

@@ -1,7 +1,6 @@
 """A branch on the batch's numbers runs as in eager: what it decided is checked before each step."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -30,13 +29,12 @@ class Masked(nn.Module):
         return self.last(hidden)
 
 
-def make(forward: nn.Module | None = None, batch: Any = None) -> Workload:
+def make(kind: type[nn.Module] = Masked) -> Workload:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = forward or Masked()
+        model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = masked_batch(1) if batch is None else batch
-    return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, batch)
+    return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, masked_batch(1))
 
 
 def masked_batch(seed: int, *, padded: bool = False) -> tuple[Tensor, Tensor]:
@@ -97,7 +95,47 @@ def test_a_branch_on_anything_but_the_batch_is_not_decided_by_the_first_batch(ki
     with pytest.raises(
         CaptureError, match=r"Python needs the values of a tensor.*test_batch_branches\.py:\d+ .*use torch\.where"
     ):
-        capture(make(kind()))
+        capture(make(kind))
+
+
+class Checked(Masked):
+    """Model with a check of its own numbers, as torch's losses and distributions have."""
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = self.first(batch[0])
+        if torch.any(hidden > 1e3):
+            raise ValueError(f"too large: {len(hidden)} rows")
+        if not (hidden > -1e3).all():
+            raise ValueError("too small")
+        return self.last(hidden)
+
+
+def test_a_check_that_raises_has_eagers_bits_and_still_raises() -> None:
+    planned, eager = make(Checked), make(Checked)
+    with TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch) as step:
+        for seed in range(2):
+            eager.batch = masked_batch(seed)
+            assert torch.equal(step(masked_batch(seed)), eager_step(eager)[0])
+        for sign in (1, -1):
+            inputs, mask = masked_batch(3)
+            with pytest.raises(RuntimeError, match="the step raised an error"):
+                step((sign * 1e6 * inputs, mask))
+
+
+class OnConstants(Masked):
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        causal = torch.ones(4, 4).tril()
+        hidden = self.first(batch[0])
+        return self.last(hidden.tanh() if bool((causal.sum(1) == torch.arange(1.0, 5)).all()) else hidden)
+
+
+def test_a_truth_value_of_constants_is_a_constant() -> None:
+    planned, eager = make(OnConstants), make(OnConstants)
+    with TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch) as step:
+        for seed in range(2):
+            eager.batch = masked_batch(seed)
+            assert torch.equal(step(masked_batch(seed)), eager_step(eager)[0])
+        assert len(list(step._selector.cache)) == 1
 
 
 def test_a_mask_of_ones_in_a_library_runs_the_kernel_of_eager() -> None:

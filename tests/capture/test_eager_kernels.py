@@ -200,3 +200,20 @@ def test_a_false_assertion_raises_in_the_captured_step():
         step(workload.batch)
         with pytest.raises(RuntimeError, match="too large"):
             step((workload.batch[0] + 1000, workload.batch[1]))
+
+
+def test_a_linear_solve_keeps_its_check_and_eagers_bits() -> None:
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        hidden = model(batch[0])
+        return torch.linalg.solve(hidden.T @ hidden + torch.eye(4), hidden.T).sum()
+
+    assert_equals_eager(*(make(lambda: nn.Linear(8, 4), loss_fn=loss) for _ in range(2)))
+    singular = make(
+        lambda: nn.Linear(8, 4),
+        loss_fn=lambda model, batch: torch.linalg.solve(0 * model(batch[0])[:4], torch.eye(4)).sum(),
+    )
+    with (
+        TrainStep(singular.model, singular.loss_fn, singular.optimizer, singular.batch) as step,
+        pytest.raises(RuntimeError, match="singular"),
+    ):
+        step(singular.batch)

@@ -90,8 +90,8 @@ ALLOWED = {
 
 BY_MODEL = {
     "gpt2": (
-        "all arange bitwise_and eq index le new_ones where _local_scalar_dense",
-        "transformers reads in eager that no sequences are packed into one; the trace compares their numbers in the mask",
+        "all arange cat cumsum eq ne sub _local_scalar_dense",
+        "transformers reads in eager that no sequences are packed into one; in the trace that is a constant",
     ),
     "bert": ("all arange _local_scalar_dense", "transformers reads in eager that the mask holds ones alone"),
     "segformer": (

@@ -1,7 +1,8 @@
 """Decide branches on the batch's numbers from the batch that is traced, and check them before each step.
 
-Dynamo refuses `if mask.all():`. Where the condition depends on tensors of the batch alone, its value is computed from the
-real batch, and the ops behind it become a condition of the captured step: a batch for which it differs needs another capture.
+Dynamo refuses `if mask.all():`. Where the condition depends on tensors of the batch alone, or on constants, its value is
+computed from the real batch. The ops behind it become a condition of the captured step: a batch for which it differs needs
+another capture.
 """
 
 import sys
@@ -19,6 +20,10 @@ from autotune.workloads.factory import innermost_user_line
 
 _TRACING_CHECKS = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Modules whose `is_tracing` lets them build a mask of ones, with which attention runs another kernel than in eager."""
+
+
+RAISE_LENGTH = 100
+"""Maximum number of instructions that build and raise an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,11 @@ def decide_batch_branches(tensors: list[torch.Tensor]) -> Iterator[list[BatchBra
         yield branches
         return
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._dynamo.variables.tensor import TensorVariable
 
     with ExitStack() as stack:
+        read_item = _read_item(TensorVariable.method_item, tensors, branches)
+        stack.enter_context(mock.patch.object(TensorVariable, "method_item", read_item))
         for kind in _with_subclasses(InstructionTranslatorBase):
             table = [_decide(step, tensors, branches) for step in kind.dispatch_table]
             stack.enter_context(mock.patch.object(kind, "dispatch_table", table))
@@ -83,11 +91,15 @@ def _decide(step: Any, tensors: list[torch.Tensor], branches: list[BatchBranch])
         try:
             return step(translator, instruction)
         except Unsupported:
-            branch = _branch(condition, translator, tensors)
-            if branch is None:
-                raise
-        branches.append(branch)
-        if ("IF_TRUE" in instruction.opname) is branch.value:
+            value = _avoid_error(condition, translator, instruction)
+            if value is None:
+                branch = _branch(condition, translator, tensors)
+                if branch is None:
+                    raise
+                if branch.inputs:  # a condition on constants stays as it is
+                    branches.append(branch)
+                value = branch.value
+        if ("IF_TRUE" in instruction.opname) is value:
             if "OR_POP" in instruction.opname:
                 translator.push(condition)
             translator.jump(instruction)
@@ -107,10 +119,54 @@ def _branch(condition: Any, translator: Any, tensors: list[torch.Tensor]) -> Bat
     if not _copy_condition(condition.as_proxy().node, graph, inputs):
         return None
     compute = fx.GraphModule(torch.nn.Module(), graph)
-    line = innermost_user_line(_frames(translator))
     with torch.no_grad():
         value = bool(compute(*(tensors[i] for i in inputs)))
-    return BatchBranch(compute, value, tuple(inputs), line)
+    return BatchBranch(compute, value, tuple(inputs), innermost_user_line(_frames(translator)))
+
+
+def _avoid_error(condition: Any, translator: Any, instruction: Any) -> bool | None:
+    """Trace `if condition: raise` as an assertion; return the value that does not raise, or None for another branch."""
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    if not isinstance(condition, TensorVariable) or "OR_POP" in instruction.opname:
+        return None
+    raises_on_jump = _only_raises(translator.instructions, translator.indexof[instruction.target])
+    if raises_on_jump == _only_raises(translator.instructions, translator.instruction_pointer):
+        return None
+    value = ("IF_TRUE" in instruction.opname) is not raises_on_jump
+    call = translator.output.create_proxy
+    valid = condition.as_proxy() if value else call("call_function", torch.logical_not, (condition.as_proxy(),), {})
+    call("call_function", torch._assert_async, (valid, "the step raised an error, as its code checks a tensor"), {})
+    return value
+
+
+def _only_raises(instructions: list[Any], start: int) -> bool:
+    """Return whether the code from a position raises an error and does nothing else."""
+    for instruction in instructions[start : start + RAISE_LENGTH]:
+        if instruction.opname == "RAISE_VARARGS":
+            return True
+        if "JUMP" in instruction.opname or instruction.opname.startswith(
+            ("STORE", "RETURN", "DELETE", "POP_EXCEPT", "RERAISE")
+        ):
+            return False
+    return False
+
+
+def _read_item(
+    read: Callable[..., Any], tensors: list[torch.Tensor], branches: list[BatchBranch]
+) -> Callable[..., Any]:
+    """Return Dynamo's function for `.item()` and `bool()`, which decides truth values by the batch."""
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    def read_item(variable: Any, translator: Any, *arguments: Any, **named: Any) -> Any:
+        branch = _branch(variable, translator, tensors) if variable.dtype is torch.bool else None
+        if branch is None:
+            return read(variable, translator, *arguments, **named)
+        if branch.inputs:
+            branches.append(branch)
+        return ConstantVariable.create(branch.value)
+
+    return read_item
 
 
 def _frames(translator: Any) -> list[Any]:

@@ -64,6 +64,19 @@ class PythonTrace:
     """Dynamo's environment of symbols."""
 
     @property
+    def ops(self) -> list[tuple[Any, ...]]:
+        """Every op of the graph, those that only write included; nodes by their position, as names follow the sources."""
+        nodes = {node: f"%{position}" for position, node in enumerate(self.forward.graph.nodes)}
+        return [
+            (
+                node.op,
+                "" if node.op == "placeholder" else str(node.target),
+                *map(str, fx.node.map_arg((node.args, node.kwargs), nodes.get)),
+            )
+            for node in nodes
+        ]
+
+    @property
     def specialized(self) -> bool:
         """An input of `dynamic` became a constant after all, because an op used it as a plain number."""
         return any(constant.is_number for constant in self.symbols.replacements.values())

@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from unittest import mock
 
 import torch
+from torch import fx
 
 from autotune.capture.python.guards import Sources
 from autotune.errors import CaptureError
@@ -76,9 +77,30 @@ def _side_effects(effects: Any) -> Iterator[SideEffect]:
             yield SideEffect(_member(source, name), _content(content), _line(stacks, name))
         if source.endswith(("['_buffers']", "._buffers")):
             for key in _changed_keys(changed):
+                if _is_written_in_place(_items_by_key(changed)[key], f"{source}[{key!r}]"):
+                    continue
                 yield SideEffect(f"{source}[{key!r}]", _content(_items_by_key(changed)[key]), _line(stacks, str(key)))
         elif isinstance(changed.mutation_type, ValueMutationExisting):
             yield SideEffect(source, _content(changed), _line(stacks, ""), container=True)
+
+
+_SOURCE = "autotune_source"
+"""Key in the meta of an input of Dynamo's graph: its source, which Dynamo removes before it lists side effects again."""
+
+
+def _is_written_in_place(content: Any, source: str) -> bool:
+    """Return whether what is assigned is the buffer itself, which an op with `out=` wrote and returned."""
+    try:
+        node = content.as_proxy().node
+    except Exception:  # noqa: BLE001 - Dynamo has dozens of kinds of variables, of which few are tensors
+        return False
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        node = node.kwargs.get("out")
+    if not isinstance(node, fx.Node) or node.op != "placeholder":
+        return False
+    if (argument := node.meta.get("grapharg")) is not None and argument.source is not None:
+        node.meta[_SOURCE] = argument.source.name
+    return bool(node.meta.get(_SOURCE) == source)
 
 
 def _line(stacks: Sequence[Any], name: str) -> str:
@@ -153,9 +175,13 @@ class TracedReads(Protocol):
     def text(self) -> str: ...
 
     @property
+    def ops(self) -> list[tuple[Any, ...]]: ...
+
+    @property
     def sources(self) -> Sources: ...
 
 
+Trace = TypeVar("Trace", bound=TracedReads)
 Retrace = Callable[[frozenset[str]], TracedReads]
 """Function that traces the step again, with these numbers as symbols."""
 
@@ -171,8 +197,7 @@ def refuse_read_side_effects(traced: TracedReads, retrace: Retrace) -> tuple[Sid
         if _is_as_before(effect, traced.sources):
             continue
         if _is_read(effect, traced, retrace):
-            settled = _settles(effect, traced.sources, retrace)
-            raise CaptureError(_refusal(effect, traced.sources, settled=settled))
+            raise CaptureError(_refusal(effect, traced.sources))
         unread.append(effect)
     return tuple(unread)
 
@@ -194,13 +219,31 @@ def _is_read(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
     return name in again.read or name in again.constants or again.branches
 
 
-def _settles(effect: SideEffect, sources: Sources, retrace: Retrace) -> bool:
-    """Return whether a step that starts with the assigned value keeps it, as `config.problem_type` of `transformers`."""
-    if effect.container or type(effect.after) not in (bool, str) or not sources.exists(effect.source):
-        return False
-    with _assign(sources, effect.source, effect.after):
-        again = [other for other in retrace(frozenset()).side_effects if other.source == effect.source]
-    return all(other.after == effect.after for other in again)
+def settle(traced: Trace, retrace: Callable[[], Trace]) -> Trace:
+    """Assign what only the first step assigns, as `config.problem_type` of `transformers`; return the trace that follows.
+
+    Nothing is changed where the first step runs other ops than the next one, or where the next one assigns something else.
+    """
+    after = {
+        effect.source: effect.after
+        for effect in traced.side_effects
+        if not effect.container and type(effect.after) in (bool, str) and effect.source in traced.conditions
+        if traced.sources.exists(effect.source)
+    }
+    if not after:
+        return traced
+    before = {source: traced.sources.value(source) for source in after}
+    settled = False
+    try:
+        for source, value in after.items():
+            traced.sources.assign(source, value)
+        again = retrace()
+        assigned = [effect for effect in again.side_effects if effect.source in after]
+        settled = again.ops == traced.ops and all(effect.after == after[effect.source] for effect in assigned)
+    finally:
+        for source, value in before.items() if not settled else ():
+            traced.sources.assign(source, value)
+    return again if settled else traced
 
 
 def _is_read_container(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
@@ -219,11 +262,9 @@ def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
     return effect.container and not effect.after and sources.exists(effect.source) and not sources.value(effect.source)
 
 
-def _refusal(effect: SideEffect, sources: Sources, *, settled: bool = False) -> str:
+def _refusal(effect: SideEffect, sources: Sources) -> str:
     name, line = sources.spell(effect.source), f" at {effect.line}" if effect.line else ""
-    if settled:
-        fix = f"assign it before the first step, {name} = {effect.after!r}"
-    elif effect.container:
+    if effect.container:
         fix = "keep its content in a buffer and change that in place"
     elif isinstance(effect.after, torch.Tensor):
         fix = f"change it in place: {name}.copy_(...)"

@@ -25,7 +25,7 @@ from autotune.planners.auto import best_plan
 from autotune.planners.candidates import find_smallest
 from autotune.planners.space import build_space
 from autotune.predict.simulate import resident_bytes, simulate
-from autotune.runtime import train_step
+from autotune.runtime import step_selector
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile, read_allocations
 from autotune.runtime.train_step import TrainStep
@@ -134,9 +134,9 @@ def _run_plan(
 
     `program` is the capture of this twin, where there is one.
     """
-    captured = mock.patch.object(train_step, "capture", return_value=program)
+    captured = mock.patch.object(step_selector, "capture", return_value=program)
     plan = replace(plan, allocator="arena")
-    with captured if program is not None else mock.patch.object(train_step, "capture", capture):
+    with captured if program is not None else mock.patch.object(step_selector, "capture", capture):
         step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan)
     with step:
         difference = first_difference(wanted, record(subject, workload, step))

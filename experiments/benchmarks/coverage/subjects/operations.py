@@ -132,11 +132,16 @@ def _run_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         F.binary_cross_entropy_with_logits(outputs, F.one_hot(labels, CLASSES).float(), pos_weight=torch.arange(1.0, CLASSES + 1)),
         F.binary_cross_entropy(chances, F.one_hot(labels, CLASSES).float()), F.nll_loss(chances.log(), labels, ignore_index=1),
         F.triplet_margin_loss(outputs, other, outputs.roll(1, 0)), F.cosine_embedding_loss(outputs, other, labels.sign() * 2 - 1), F.poisson_nll_loss(outputs, labels[:, None].float()),
-        F.gaussian_nll_loss(outputs, other, chances), F.multi_margin_loss(outputs, labels), F.margin_ranking_loss(outputs[:, 0], other[:, 0], torch.ones(ROWS)),
+        F.multi_margin_loss(outputs, labels), F.margin_ranking_loss(outputs[:, 0], other[:, 0], torch.ones(ROWS)),
         F.cross_entropy(outputs, labels, label_smoothing=0.1, weight=torch.arange(1.0, CLASSES + 1)), F.soft_margin_loss(outputs, labels[:, None].sign() * 2.0 - 1),
         F.cross_entropy(outputs, chances.detach()), F.l1_loss(outputs, other.detach()), F.hinge_embedding_loss(outputs, labels[:, None].sign() * 2 - 1),
     ]  # fmt: skip
     return torch.stack(parts).sum()
+
+
+def _estimate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    outputs = model(batch[0])
+    return F.gaussian_nll_loss(outputs, batch[0][:, :CLASSES], outputs.exp())
 
 
 def _transcribe(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -197,7 +202,8 @@ SUBJECTS: tuple[Subject, ...] = (
     _subject("weight_norm", "weight norm", partial(_normed, torch.nn.utils.parametrizations.weight_norm), labelled(ROWS, WIDTH)),
     _subject("spectral_norm", "spectral norm", partial(_normed, torch.nn.utils.parametrizations.spectral_norm), labelled(ROWS, WIDTH)),
     _subject("orthogonal", "orthogonal weights", partial(_normed, torch.nn.utils.parametrizations.orthogonal), labelled(ROWS, WIDTH)),
-    _subject("losses", "seventeen losses of torch", make_mlp, labelled(ROWS, WIDTH), _run_losses),
+    _subject("losses", "sixteen losses of torch", make_mlp, labelled(ROWS, WIDTH), _run_losses),
+    _subject("gaussian_loss", "Gaussian loss, which checks its variances", make_mlp, labelled(ROWS, WIDTH), _estimate),
     _subject("ctc_loss", "CTC loss", lambda: nn.Linear(WIDTH, CLASSES), _draw_spoken, _transcribe),
     _subject("adaptive_softmax", "AdaptiveLogSoftmaxWithLoss", _adaptive, _draw_rare, _adapt, follows_data=True),
     _subject("bilinear", "bilinear layer, distances, a linear solve", _bilinear, labelled(ROWS, WIDTH)),
