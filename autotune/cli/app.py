@@ -129,18 +129,9 @@ def tune(
 ) -> None:
     """Search for the fastest plan within the budget; every number is measured. Ctrl-C ends the search and keeps all results."""
     fields = {
-        "budget": budget,
-        "device": device,
-        "limit": limit,
-        "time": time,
-        "trials": trials,
-        "objective": objective,
-        "loop": loop,
-        "memory_format": memory_format,
-        "kernels": kernels,
-        "seed_from": seed_from,
-        "tracking_uri": tracking_uri,
-    }
+        "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective, "loop": loop,
+        "memory_format": memory_format, "kernels": kernels, "seed_from": seed_from, "tracking_uri": tracking_uri,
+    }  # fmt: skip
     config = load_overridden_config(workload, fields, set_, store)
     if dry_run:
         from autotune.cli.commands.dry_run import run as predict
