@@ -127,7 +127,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     # a package can hold hundreds of names: an error is one line
-    listed = f"; known: {', '.join(names) or 'none'}" if len(names) <= 20 or not close else ""
+    listed = f"; known: {', '.join(names) or 'none'}" if len(names) <= 30 or not close else ""
     return listed + (f"; did you mean {close[0]!r}?" if close else "")
 
 
