@@ -219,7 +219,12 @@ def _traced(step: StepModule, free: list[torch.Tensor], tensors: list[torch.Tens
     forward = type(step).forward
 
     def with_free(*inputs: torch.Tensor) -> Any:
-        swap.fakes = {id(tensor): table[key] for table, key, tensor in owners if table.get(key) is not tensor}
+        swap.fakes = {}
+        for table, key, tensor in owners:
+            if (
+                table.get(key) is not tensor
+            ):  # the tracer has an input for each name of a tied weight: the first is read
+                table[key] = swap.fakes.setdefault(id(tensor), table[key])
         swap.fakes |= {id(tensor): traced for tensor, traced in zip(free, inputs[batch:], strict=True)}
         swap.batch.add_inputs(inputs[:batch])
         for tensor in [*free, *(tensor for _, _, tensor in owners)]:

@@ -64,21 +64,20 @@ def decide_batch_branches(tensors: list[torch.Tensor]) -> Iterator[list[BatchBra
         for kind in _with_subclasses(InstructionTranslatorBase):
             table = [_decide(step, tensors, branches) for step in kind.dispatch_table]
             stack.enter_context(mock.patch.object(kind, "dispatch_table", table))
-        stack.enter_context(without_tracing_checks())
+        for name in _TRACING_CHECKS:
+            if hasattr(library := sys.modules.get(name), "is_tracing"):
+                stack.enter_context(mock.patch.object(library, "is_tracing", is_not_tracing))
         yield branches
 
 
-@contextmanager
-def without_tracing_checks() -> Iterator[None]:
-    """Let libraries branch on numbers of the batch as in eager, although a tracer runs."""
-    with ExitStack() as stack:
-        for name in _TRACING_CHECKS:
-            if hasattr(library := sys.modules.get(name), "is_tracing"):
-                stack.enter_context(mock.patch.object(library, "is_tracing", _is_not_tracing))
-        yield
+def tracing_checks() -> set[Any]:
+    """Return the functions by which libraries avoid branches on the batch while a tracer runs."""
+    libraries = (sys.modules.get(name) for name in _TRACING_CHECKS)
+    return {library.is_tracing for library in libraries if hasattr(library, "is_tracing")}
 
 
-def _is_not_tracing(tensor: Any = None) -> bool:
+def is_not_tracing(tensor: Any = None) -> bool:
+    """Stand in for such a function."""
     del tensor
     return False
 

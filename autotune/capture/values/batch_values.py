@@ -8,7 +8,7 @@ Any other use of a number of the batch is refused, because it would be another n
 import operator
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.capture.values.batch_branches import BatchBranch, without_tracing_checks
+from autotune.capture.values.batch_branches import BatchBranch, is_not_tracing, tracing_checks
 from autotune.capture.values.constant_values import DRAWS, MOST_ELEMENTS, READERS, ConstantValues, writes, written
 from autotune.workloads.factory import innermost_user_line
 
@@ -225,5 +225,11 @@ def _plainly() -> Iterator[None]:
 def as_eager_decides(batch: list[torch.Tensor]) -> Iterator[None]:
     """Let libraries read the batch's numbers as in eager, where a recorded run has them."""
     has_numbers = not any(isinstance(tensor, FakeTensor) for tensor in batch)
-    with without_tracing_checks() if has_numbers else nullcontext():
+    saved = {check: check.__code__ for check in tracing_checks()} if has_numbers else {}
+    for check in saved:
+        check.__code__ = is_not_tracing.__code__  # the function stays the same object, for guards on it
+    try:
         yield
+    finally:
+        for check, code in saved.items():
+            check.__code__ = code
