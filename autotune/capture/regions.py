@@ -41,7 +41,7 @@ class Region:
         metas: Sequence[Meta | None],
     ) -> None:
         self.__name__ = name
-        self.calls = tuple(calls)
+        self.calls, self.inputs, self.outputs = tuple(calls), tuple(inputs), tuple(outputs)
         writer = _RegionWriter(Bindings(metas))
         self.source = writer.source(calls, inputs, outputs)
         scope = dict(writer.names)
