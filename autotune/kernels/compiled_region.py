@@ -45,10 +45,7 @@ class CompiledRegion:
         self._copied: frozenset[int] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        outputs = self.compile()(list(tensors))
-        if self._overwritten is not None:
-            target = tensors[self._overwritten].view(self._outputs[self._target].shape)
-            outputs = [*outputs[: self._target], target, *outputs[self._target :]]
+        outputs = self._run(tensors)
         if self._copied is None:
             self._copied = self._find_shared(tensors, outputs)
         if self._copied:
@@ -61,6 +58,26 @@ class CompiledRegion:
         The bits are the same. The kernel is another one, which is compiled when it is first needed.
         """
         return CompiledRegion(self.region, f"{self.signature} over {number}", self._inputs, self._outputs, number)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self._overwritten is None:
+            return self.compile()(list(tensors))
+        target = tensors[self._overwritten].view(self._outputs[self._target].shape)
+        try:
+            kernel = self.compile()
+        except (
+            CaptureError
+        ):  # inductor fails on some loops that write over what they read: then copy, with a second buffer
+            outputs = list(self._base(*tensors))
+            target.copy_(outputs.pop(self._target))
+        else:
+            outputs = list(kernel(list(tensors)))
+        return [*outputs[: self._target], target, *outputs[self._target :]]
+
+    @property
+    def _base(self) -> "CompiledRegion":
+        """The same region with all outputs in memory of their own."""
+        return CompiledRegion(self.region, self.signature.partition(" ")[0], self._inputs, self._outputs)
 
     @property
     def _target(self) -> int:

@@ -12,8 +12,6 @@ from autotune.capture.rewrites import batch_norm, dropout
 aten = torch.ops.aten
 
 ELEMENTWISE_WITH_SUMS: dict[Any, tuple[int, ...]] = {
-    aten._softmax.default: (0,),
-    aten._log_softmax.default: (0,),
     aten._softmax_backward_data.default: (0, 1),
     aten._log_softmax_backward_data.default: (0, 1),
     aten.nll_loss_backward.default: (1,),
@@ -23,7 +21,10 @@ ELEMENTWISE_WITH_SUMS: dict[Any, tuple[int, ...]] = {
     aten.native_group_norm_backward.default: (0, 1),
     dropout.keep: (0, 1),
 }
-"""Positions of the arguments whose element, beside sums over others, is in the same element of the op's first result."""
+"""Positions of the arguments whose element, beside sums over others, is in the same element of the op's first result.
+
+The forward softmax is left out: inductor of torch 2.13 raises a KeyError for one that writes over its input.
+"""
 
 REDUCTIONS = frozenset(
     [aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
