@@ -41,7 +41,7 @@ class CompiledRegion:
         self.__name__ = region.__name__
         self.region, self.signature = region, signature
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
-        self._overwritten = overwritten
+        self.overwritten = overwritten
         self._copied: frozenset[int] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -60,19 +60,19 @@ class CompiledRegion:
         return CompiledRegion(self.region, f"{self.signature} over {number}", self._inputs, self._outputs, number)
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if self._overwritten is None:
+        if self.overwritten is None:
             return self.compile()(list(tensors))
-        target = tensors[self._overwritten].view(self._outputs[self._target].shape)
+        target = tensors[self.overwritten].view(self._outputs[self.target].shape)
         try:
             kernel = self.compile()
         except (
             CaptureError
         ):  # inductor fails on some loops that write over what they read: then copy, with a second buffer
             outputs = list(self._base(*tensors))
-            target.copy_(outputs.pop(self._target))
+            target.copy_(outputs.pop(self.target))
         else:
             outputs = list(kernel(list(tensors)))
-        return [*outputs[: self._target], target, *outputs[self._target :]]
+        return [*outputs[: self.target], target, *outputs[self.target :]]
 
     @property
     def _base(self) -> "CompiledRegion":
@@ -80,10 +80,10 @@ class CompiledRegion:
         return CompiledRegion(self.region, self.signature.partition(" ")[0], self._inputs, self._outputs)
 
     @property
-    def _target(self) -> int:
+    def target(self) -> int:
         """Number of the output that is written over an input."""
-        assert self._overwritten is not None
-        number = find_target(self._inputs[self._overwritten], self._outputs)
+        assert self.overwritten is not None
+        number = find_target(self._inputs[self.overwritten], self._outputs)
         assert number is not None
         return number
 
@@ -148,15 +148,15 @@ class CompiledRegion:
 
     def _finish(self, traced: fx.GraphModule) -> None:
         """Let a traced region write over an input, and keep the strides that the rest of the step was captured with."""
-        if self._overwritten is not None:
-            write_over(traced.graph, self._overwritten, self._target)
+        if self.overwritten is not None:
+            write_over(traced.graph, self.overwritten, self.target)
             traced.recompile()
         output = traced.graph.output_node()
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
 
     def _find_shared(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> frozenset[int]:
         """Return the outputs that share memory, are part of more memory, or lie otherwise than planned."""
-        taken = {tensor.untyped_storage()._cdata for n, tensor in enumerate(inputs) if n != self._overwritten}
+        taken = {tensor.untyped_storage()._cdata for n, tensor in enumerate(inputs) if n != self.overwritten}
         shared = set()
         for number, (output, meta) in enumerate(zip(outputs, self._outputs, strict=True)):
             storage = output.untyped_storage()

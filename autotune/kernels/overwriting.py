@@ -87,15 +87,17 @@ def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
     if positions is None and not pointwise:
         return frozenset()
     result = metas[_created(call)[0]]
-    aligned, others = set(), set()
+    aligned: set[int] = set()
+    others: set[int] = set()
     for position, argument in enumerate(call.args):
         source = argument
         while isinstance(source, View) and source.target in RESHAPES:
             source = source.args[0]
         meta = metas[source.value] if isinstance(source, Read) else None
-        fits = meta is not None and result is not None and _lie_alike(meta, result)
         fits = (
-            fits
+            meta is not None
+            and result is not None
+            and _lie_alike(meta, result)
             and (isinstance(argument, Read) or _is_contiguous(meta))
             and (positions is None or position in positions)
         )

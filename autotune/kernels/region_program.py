@@ -77,7 +77,8 @@ def with_kernels(program: Program, kernels: str, rebuild_price: float = REBUILD_
 
 def overwrite(call: Call, value: int) -> Call:
     """Return the call of a region that writes an output over a value, one of those in the op's `inplace`."""
-    return replace(call, target=call.target.over(call.args.index(Read(value))))
+    region: Any = call.target
+    return replace(call, target=region.over(call.args.index(Read(value))))
 
 
 def list_regions(program: Program) -> list[CompiledRegion]:
