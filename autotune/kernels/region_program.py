@@ -1,6 +1,6 @@
 """Turn a captured program into one whose fusible ops are compiled regions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.program import Call, Meta, Program, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
+from autotune.kernels.compile_pool import Listen, compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
@@ -76,19 +77,18 @@ def list_regions(program: Program) -> list[CompiledRegion]:
     return list({target.signature: target for target in targets if isinstance(target, CompiledRegion)}.values())
 
 
-def compile_regions(program: Program, listen: Callable[[int, int], None] | None = None) -> None:
-    """Compile the regions of a program that this process has no kernel for.
+def compile_regions(program: Program, listen: Listen | None = None) -> None:
+    """Load the kernels of a program's regions into this process; compile those that no process of this machine did.
 
     `listen` is called with the number of compiled regions and of all to compile.
 
     Raises:
         CaptureError: Inductor cannot compile a region.
-        ConfigError: No C++ compiler works.
+        ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
     """
-    missing = [region for region in list_regions(program) if not region.is_compiled]
-    for number, region in enumerate(missing):
-        if listen is not None:
-            listen(number, len(missing))
+    missing = [region for region in list_regions(program) if not region.is_loaded]
+    compile_in_pool([region for region in missing if region.device.type == "cpu" and not region.is_cached], listen)
+    for region in missing:
         region.compile()
 
 
