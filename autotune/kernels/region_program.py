@@ -1,6 +1,7 @@
 """Turn a captured program into one whose fusible ops are compiled regions."""
 
-from collections.abc import Callable, Sequence, Set
+import contextlib
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +9,9 @@ from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.program import Call, Meta, Program, Read, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
+from autotune.errors import CaptureError
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
+from autotune.kernels.compile_pool import Listen, compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
@@ -87,19 +90,30 @@ def list_regions(program: Program) -> list[CompiledRegion]:
     return list({target.signature: target for target in targets if isinstance(target, CompiledRegion)}.values())
 
 
-def compile_regions(program: Program, listen: Callable[[int, int], None] | None = None) -> None:
-    """Compile the regions of a program that this process has no kernel for.
+def compile_regions(program: Program, listen: Listen | None = None) -> None:
+    """Load the kernels of a program's regions into this process; compile those that no process of this machine did.
 
     `listen` is called with the number of compiled regions and of all to compile.
 
     Raises:
         CaptureError: Inductor cannot compile a region.
-        ConfigError: No C++ compiler works.
+        ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
     """
-    missing = [region for region in list_regions(program) if not region.is_compiled]
-    for number, region in enumerate(missing):
-        if listen is not None:
-            listen(number, len(missing))
+    load_kernels(list_regions(program), listen)
+
+
+def load_variants(targets: Iterable[object]) -> None:
+    """Load the kernels of those targets that are regions which write over an input."""
+    variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
+    with contextlib.suppress(CaptureError):  # such a region copies
+        load_kernels(list({variant.signature: variant for variant in variants}.values()))
+
+
+def load_kernels(regions: Sequence[CompiledRegion], listen: Listen | None = None) -> None:
+    """Load the kernels of regions into this process, as `compile_regions` does."""
+    missing = [region for region in regions if not region.is_loaded]
+    compile_in_pool([region for region in missing if region.device.type == "cpu" and not region.is_cached], listen)
+    for region in missing:
         region.compile()
 
 
