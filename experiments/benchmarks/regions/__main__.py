@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, tuple[float, ...]]] = {
     "mobilenet_v2": ("mobilenet_v2", {"batch": 8}, "channels_last", (0.5,)),
 }
 """Workload, its arguments, memory format, and shares of eager's own bytes for which a plan is made, by name."""
-PLANNING_SECONDS = 30.0
+PLANNING_SECONDS = 12.0
 
 
 class ModelRun:
