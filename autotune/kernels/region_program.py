@@ -271,7 +271,7 @@ def _overwritable(
     """Return the inputs that a region may overwrite; inside of the region values have other ids."""
     inside = find_overwritable(region.calls, region.inputs, region.outputs, metas)
     return tuple(
-        value for value, own in zip(inputs, region.inputs, strict=True) if own in inside and value not in static
+        value for value, inner in zip(inputs, region.inputs, strict=True) if inner in inside and value not in static
     )
 
 
