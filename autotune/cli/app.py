@@ -253,8 +253,8 @@ def nightly(
 @app.command(short_help="Serve this machine's device to a study elsewhere.")
 def serve(*, verbose: Verbose = False) -> None:
     """Serve this machine's device on standard input and output, for a study that starts this command by ssh or a job system."""
+    from autotune.fleet.far_end.serve import serve as answer_requests
     from autotune.fleet.local import open_device
-    from autotune.fleet.serve import serve as answer_requests
 
     raise typer.Exit(answer_requests(open_device))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import StoreError
-from autotune.fleet import device_lock
 from autotune.fleet.channel import Channel, Reach
-from autotune.fleet.device_server import DeviceServer, OpenDeviceRunner
+from autotune.fleet.far_end import device_lock
+from autotune.fleet.far_end.device_server import DeviceServer, OpenDeviceRunner
+from autotune.fleet.far_end.opener import find_opener
 from autotune.fleet.messages import FleetCall, FleetReply, OpenDevice, decode_reply, encode_message
 from autotune.fleet.node import check_promise, prepare_process
-from autotune.fleet.opener import find_opener
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
 from autotune.measure.device.this_device import this_device

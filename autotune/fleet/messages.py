@@ -15,7 +15,7 @@ import xxhash
 import autotune
 from autotune import errors
 from autotune.errors import AutotuneError, ConfigError, WorkerError
-from autotune.fleet.inspection import DeviceInspection
+from autotune.fleet.far_end.inspection import DeviceInspection
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
 from autotune.measure.survey import PreparedWorkload

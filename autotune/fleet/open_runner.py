@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from autotune.errors import ConfigError
 from autotune.fleet import ENGINES
 from autotune.fleet.channel import Channel, Reach
-from autotune.fleet.device_server import DeviceRunner
+from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.fleet.fleet_file import DeviceClass, FleetConfig, load_fleet
 from autotune.fleet.local import LocalRunner, open_harness
 from autotune.fleet.messages import OpenDevice, code_identity
@@ -61,19 +61,19 @@ def refuse_fleet(config: Config, command: str) -> None:
 
 def apply_class(config: ConfigT) -> ConfigT:
     """Return a config with the device, the limit and the stores of the class that it names."""
-    found = find_class(config)
-    return config if found is None else found[1].apply(config)
+    selected = find_class(config)
+    return config if selected is None else selected[1].apply(config)
 
 
 @contextlib.contextmanager
 def open_runner(config: Config, log_dir: Path) -> Iterator[StudyRunner]:
     """Open the runner of a config for the time of a `with` block; a device of a class is reached at the first request."""
-    found = find_class(config)
-    if found is None:
+    selected = find_class(config)
+    if selected is None:
         with open_harness(config, log_dir) as harness:
             yield LocalRunner(harness)
         return
-    (fleet, device_class), name = found, str(config.on)
+    (fleet, device_class), name = selected, str(config.on)
     reach = to_reach(fleet, name, log_dir)
     document = to_document(device_class.apply(config))
     request = OpenDevice(code_identity(), name, document, device_class.promise, device_class.environment)

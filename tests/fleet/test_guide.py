@@ -19,7 +19,9 @@ def test_the_guide_starts_ray_with_options_that_it_has():
     assert len(lines) == 2
     code = "from ray.scripts.scripts import cli; cli(['start', '--help'])"
     helped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert {option for line in lines for option in re.findall(r"--[a-z-]+", line)} <= set(re.findall(r"--[a-z-]+", helped))
+    assert {option for line in lines for option in re.findall(r"--[a-z-]+", line)} <= set(
+        re.findall(r"--[a-z-]+", helped)
+    )
 
 
 def test_the_files_of_the_guide_are_valid(tmp_path: Path):

@@ -7,8 +7,8 @@ from autotune.cli.doctor.check_result import CheckResult
 from autotune.errors import AutotuneError, ConfigError
 from autotune.fleet import ENGINES
 from autotune.fleet.channel import FarEndLostError
+from autotune.fleet.far_end.inspection import DeviceInspection
 from autotune.fleet.fleet_file import DeviceClass, FleetConfig
-from autotune.fleet.inspection import DeviceInspection
 from autotune.fleet.messages import CallFailed, InspectDevice, code_identity
 from autotune.fleet.node import check_promise
 from autotune.fleet.open_runner import to_reach
@@ -29,16 +29,16 @@ def check_class(fleet: FleetConfig, name: str, log_dir: Path) -> CheckResult:
     """Reach one device of a class and return what is wrong with it, the worst first."""
     device_class = fleet.find(name)
     try:
-        found = inspect_class(fleet, name, log_dir)
+        inspection = inspect_class(fleet, name, log_dir)
     except (AutotuneError, FarEndLostError) as error:
         detail, _, fix = str(error).partition("; ")
         return CheckResult(name, "bad", detail, fix)
     detail = (
-        f"{found.host}: {found.device_name}, {fmt_bytes(found.memory_bytes)}, CPUs {found.cpus}, "
-        f"{100 * found.busy:.0f} % busy{', in use by a study' if found.in_use else ''}"
+        f"{inspection.host}: {inspection.device_name}, {fmt_bytes(inspection.memory_bytes)}, CPUs {inspection.cpus}, "
+        f"{100 * inspection.busy:.0f} % busy{', in use by a study' if inspection.in_use else ''}"
     )
     for status, check in (("bad", _find_error), ("warn", _find_weakness)):
-        if problem := check(name, device_class, found):
+        if problem := check(name, device_class, inspection):
             reason, _, fix = problem.partition("; ")
             return CheckResult(name, "bad" if status == "bad" else "warn", f"{detail}; {reason}", fix)
     return CheckResult(name, "ok", detail)
@@ -60,31 +60,33 @@ def inspect_class(fleet: FleetConfig, name: str, log_dir: Path) -> DeviceInspect
     return reply
 
 
-def _find_error(name: str, device_class: DeviceClass, found: DeviceInspection) -> str:
+def _find_error(name: str, device_class: DeviceClass, inspection: DeviceInspection) -> str:
     promise = device_class.promise
-    cores = found.cores if found.cores is not None else promise.cores or 0
-    device = Device(promise.kind, found.device_name, found.memory_bytes, cores, "")
+    cores = inspection.cores if inspection.cores is not None else promise.cores or 0
+    device = Device(promise.kind, inspection.device_name, inspection.memory_bytes, cores, "")
     try:
-        check_promise(name, found.host, device, promise)
+        check_promise(name, inspection.host, device, promise)
     except ConfigError as error:
         return str(error)
-    if found.nice > 0:
-        return f"runs at nice {found.nice}; start its job system at nice 0 (Ray: RAY_worker_niceness=0 ray start ...)"
-    return "; ".join(f"store {store}: {problem}" for store, problem in found.store_problems.items())
+    if inspection.nice > 0:
+        return (
+            f"runs at nice {inspection.nice}; start its job system at nice 0 (Ray: RAY_worker_niceness=0 ray start ...)"
+        )
+    return "; ".join(f"store {store}: {problem}" for store, problem in inspection.store_problems.items())
 
 
-def _find_weakness(name: str, device_class: DeviceClass, found: DeviceInspection) -> str:
+def _find_weakness(name: str, device_class: DeviceClass, inspection: DeviceInspection) -> str:
     del name, device_class
     checks: list[tuple[bool, str]] = [
         (
-            found.busy > BUSY_SHARE and not found.in_use,
+            inspection.busy > BUSY_SHARE and not inspection.in_use,
             "other processes are busy; times there will be marked as disturbed",
         ),
         (
-            found.oom_score_adj > 0,
-            f"its processes are the kernel's first victims (oom_score_adj {found.oom_score_adj})",
+            inspection.oom_score_adj > 0,
+            f"its processes are the kernel's first victims (oom_score_adj {inspection.oom_score_adj})",
         ),
-        (not found.limits_memory, "no writable memory cgroup; limits are emulated"),
+        (not inspection.limits_memory, "no writable memory cgroup; limits are emulated"),
     ]
     return next((text for applies, text in checks if applies), "")
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, assert_never
 
 from autotune.errors import ConfigError
-from autotune.fleet.inspection import inspect_device
+from autotune.fleet.far_end.inspection import inspect_device
 from autotune.fleet.messages import (
     BaselineCall,
     CallFailed,

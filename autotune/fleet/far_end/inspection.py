@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.fleet import device_lock
+from autotune.fleet.far_end import device_lock
 from autotune.measure.device.conditions import measure_busy_share
 from autotune.measure.device.this_device import cpu_name, open_nvml, usable_cores
 from autotune.measure.meters.cgroup import OwnCgroup
