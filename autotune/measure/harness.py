@@ -20,6 +20,7 @@ from autotune.measure.messages import (
     EagerResultsRequest,
     PlanCheckRequest,
     SurveyRequest,
+    WiringRequest,
     WorkProgress,
 )
 from autotune.measure.meters.cgroup import remove_stale
@@ -243,6 +244,9 @@ class Harness:
     def _survey(self) -> WorkloadSurvey:
         workload, seconds = self._spec.workload, self._spec.prepare_limit_seconds
         try:
+            if self._spec.kernels:
+                self._children.ask(ChildRole.KERNELS, WiringRequest(), seconds=seconds)  # captures and compiles
+                self._children.end(ChildRole.KERNELS)
             return self._children.ask(ChildRole.SURVEY, SurveyRequest(), seconds=seconds)
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
