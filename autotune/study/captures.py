@@ -156,7 +156,7 @@ def _measure(config: Config, runner: CaptureRunner) -> MeasuredCapture:
     target = int(AIM * budget_bytes)
     best = best_plan(graph, costs, target, space, seconds=PLANNING_SECONDS)
     layout_bytes = add_layout(graph, best.plan, costs, best.estimate).charged_bytes
-    if layout_bytes > budget_bytes:
+    if layout_bytes is not None and layout_bytes > budget_bytes:
         best = best_plan(graph, costs, int(target * budget_bytes / layout_bytes), space, seconds=PLANNING_SECONDS)
     if best.estimate.peak_bytes > budget_bytes:
         return _describe(config, Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate"))
