@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.capture.program import Meta
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
 from autotune.kernels import compile_pool, compiled_region, kernel_cache
@@ -156,8 +155,7 @@ def test_an_error_of_inductor_arrives_with_the_region_s_name(monkeypatch: pytest
 @pytest.mark.usefixtures("shared")
 def test_an_error_in_a_compiling_process_is_raised_in_this_one():
     region = make_regions(32)[0]
-    device = torch.device("cpu")
-    region._inputs = tuple(Meta((3,), (1,), torch.float32, device) for _ in region._inputs)  # shapes that do not fit
+    region._inputs = ()  # fewer than its ops read
     with pytest.raises(CaptureError, match="inductor cannot compile fused"):
         compile_in_pool([region])
 
