@@ -41,9 +41,9 @@ class Region:
         metas: Sequence[Meta | None],
     ) -> None:
         self.__name__ = name
-        self.calls = tuple(calls)
-        known = {*reads([(call.args, [part for _, part in call.kwargs]) for call in calls]), *inputs, *outputs}
-        self._arguments = inputs, outputs, [meta if value in known else None for value, meta in enumerate(metas)]
+        self.calls, self.inputs, self.outputs = tuple(calls), tuple(inputs), tuple(outputs)
+        described = {*reads([(call.args, [part for _, part in call.kwargs]) for call in calls]), *inputs, *outputs}
+        self._arguments = inputs, outputs, [meta if value in described else None for value, meta in enumerate(metas)]
         writer = _RegionWriter(Bindings(metas))
         self.source = writer.source(calls, inputs, outputs)
         scope = dict(writer.names)

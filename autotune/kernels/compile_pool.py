@@ -71,7 +71,7 @@ class _Worker:
     def __init__(self, scratch: Path, log: IO[bytes]) -> None:
         child_requests, requests = os.pipe()
         replies, child_replies = os.pipe()
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(_OF_INDUCTOR)}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(_OF_INDUCTOR)}
         try:
             self._process = subprocess.Popen(
                 # -P: a module of the user's working directory must not replace one of these
@@ -89,7 +89,7 @@ class _Worker:
                 pass_fds=(child_requests, child_replies),
                 start_new_session=True,
                 # inductor's precompiled header lies in the directory for temporary files
-                env=kept | {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TMPDIR": str(scratch)},
+                env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TMPDIR": str(scratch)},
             )
         finally:
             os.close(child_requests)

@@ -4,19 +4,20 @@ The arguments are two open pipes. A request is a pickled region with a number of
 The process ends when the other end of the pipe is closed.
 """
 
-import copyreg
 import fcntl
 import io
 import json
 import os
 import pickle
 import sys
+import types
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autotune.capture.rewrites.batch_norm import REMADE_BY
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -44,21 +45,24 @@ def main() -> None:
 def encode_request(region: "CompiledRegion", threads: int) -> bytes:
     """Return the request to compile a region for a number of threads."""
     buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer)
-    pickler.dispatch_table = copyreg.dispatch_table.copy()
-    pickler.dispatch_table[torch._ops.OpOverload] = _reduce_overload
-    pickler.dump((region, threads))
+    _Pickler(buffer).dump((region, threads))
     return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickler of ops, and of functions that another function returned."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to make an object again; NotImplemented for the usual way."""
+        if isinstance(obj, torch._ops.OpOverload):
+            return find_overload, (obj._schema.name, obj._schema.overload_name or "default")
+        return getattr(obj, REMADE_BY, NotImplemented) if isinstance(obj, types.FunctionType) else NotImplemented
 
 
 def find_overload(name: str, overload: str) -> Any:
     """Return an op by its name, `aten::add`, and its overload, `Tensor`."""
     namespace, _, op = name.partition("::")
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)
-
-
-def _reduce_overload(op: torch._ops.OpOverload) -> tuple[Any, tuple[str, str]]:
-    return find_overload, (op._schema.name, op._schema.overload_name or "default")
 
 
 def _compile(region: "CompiledRegion", threads: int) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from autotune.capture.regions import Region
 from autotune.errors import CaptureError, ConfigError
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry
+from autotune.kernels.overwriting import find_target, write_over
 
 _KERNELS: dict[tuple[str, int], Kernel] = {}
 """Kernels of this process, by region's signature and number of threads: inductor generates code for that number."""
@@ -25,21 +26,65 @@ class CompiledRegion:
         signature: Digest of the region's ops, wiring, shapes, dtypes and strides. Equal regions share one kernel.
         inputs: Descriptions of the tensors that the region reads.
         outputs: Descriptions of the tensors that it returns, in memory of their own.
+        overwritten: Number of the input in whose memory one output is returned; None where all outputs have their own.
     """
 
-    def __init__(self, region: Region, signature: str, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> None:
+    def __init__(
+        self,
+        region: Region,
+        signature: str,
+        inputs: Sequence[Meta],
+        outputs: Sequence[Meta],
+        overwritten: int | None = None,
+    ) -> None:
         self.__name__ = region.__name__
         self.region, self.signature = region, signature
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.overwritten = overwritten
         self._copied: frozenset[int] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        outputs = self.compile()(list(tensors))
+        outputs = self._run(tensors)
         if self._copied is None:
             self._copied = self._find_shared(tensors, outputs)
         if self._copied:
             outputs = [self._copy(n, out) if n in self._copied else out for n, out in enumerate(outputs)]
         return outputs
+
+    def over(self, number: int) -> "CompiledRegion":
+        """Return the region with an output in the memory of an input: the first output of as many bytes.
+
+        The bits are the same. The kernel is another one, which is compiled when it is first needed.
+        """
+        return CompiledRegion(self.region, f"{self.signature} over {number}", self._inputs, self._outputs, number)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.overwritten is None:
+            return self.compile()(list(tensors))
+        target = tensors[self.overwritten].view(self._outputs[self.target].shape)
+        try:
+            kernel = self.compile()
+        except (
+            CaptureError
+        ):  # inductor fails on some loops that write over what they read: then copy, with a second buffer
+            outputs = list(self._base(*tensors))
+            target.copy_(outputs.pop(self.target))
+        else:
+            outputs = list(kernel(list(tensors)))
+        return [*outputs[: self.target], target, *outputs[self.target :]]
+
+    @property
+    def _base(self) -> "CompiledRegion":
+        """The same region with all outputs in memory of their own."""
+        return CompiledRegion(self.region, self.signature.partition(" ")[0], self._inputs, self._outputs)
+
+    @property
+    def target(self) -> int:
+        """Number of the output that is written over an input."""
+        assert self.overwritten is not None
+        number = find_target(self._inputs[self.overwritten], self._outputs)
+        assert number is not None
+        return number
 
     @property
     def is_loaded(self) -> bool:
@@ -100,8 +145,7 @@ class CompiledRegion:
                 traced, mode = self._trace()
                 with torch._guards.tracing(torch._guards.TracingContext(mode)), V.set_fake_mode(mode):
                     traced = _recursive_joint_graph_passes(traced, input_device=self.device)
-                    # results keep the strides that the rest of the step was captured with
-                    traced.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(self._outputs)))
+                    self._finish(traced)
                     examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
                     return compile_fx_inner(traced, examples, is_inference=True)
             except (CppCompileError, InvalidCxxCompiler) as error:
@@ -130,9 +174,17 @@ class CompiledRegion:
         traced.recompile()
         return traced, mode
 
+    def _finish(self, traced: fx.GraphModule) -> None:
+        """Let a traced region write over an input, and keep the strides that the rest of the step was captured with."""
+        if self.overwritten is not None:
+            write_over(traced.graph, self.overwritten, self.target)
+            traced.recompile()
+        output = traced.graph.output_node()
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+
     def _find_shared(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> frozenset[int]:
         """Return the outputs that share memory, are part of more memory, or lie otherwise than planned."""
-        taken = {tensor.untyped_storage()._cdata for tensor in inputs}
+        taken = {tensor.untyped_storage()._cdata for n, tensor in enumerate(inputs) if n != self.overwritten}
         shared = set()
         for number, (output, meta) in enumerate(zip(outputs, self._outputs, strict=True)):
             storage = output.untyped_storage()

@@ -19,6 +19,7 @@ from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
 from autotune.kernels import compile_pool, compiled_region, kernel_cache
 from autotune.kernels.compile_pool import compile_in_pool
+from autotune.kernels.compile_worker import encode_request
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
 from autotune.workloads.workload import Workload
@@ -175,3 +176,11 @@ def test_a_region_arrives_in_a_compiling_process_with_the_same_ops():
     assert threads == 3
     assert (copied.signature, copied.region.source) == (region.signature, region.region.source)
     assert copied.region.calls == region.region.calls
+
+
+def test_a_region_with_a_batch_norm_arrives_in_a_compiling_process():
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    workload = Workload(model, lambda model, x: model(x).square().sum(), None, torch.rand(2, 2, 6, 6))
+    for region in list_regions(fuse(capture(workload))):
+        arrived, _ = pickle.loads(encode_request(region, 2))
+        assert (arrived.signature, arrived.region.source) == (region.signature, region.region.source)
