@@ -161,6 +161,26 @@ def test_an_error_in_a_compiling_process_is_raised_in_this_one():
         compile_in_pool([region])
 
 
+def test_a_region_that_cannot_write_over_its_input_is_compiled_once_and_copies(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    region, attempts = make_regions()[0].over(0), []
+
+    def generate(region: CompiledRegion) -> None:
+        attempts.append(region.signature)
+        raise CaptureError("a loop reads what it wrote")
+
+    monkeypatch.setattr(CompiledRegion, "_generate", generate)
+    monkeypatch.setattr(compiled_region, "compile_in_pool", lambda regions: [each.write() for each in regions])
+    for kernels in ({}, {}):  # the second time as in another process
+        monkeypatch.setattr(compiled_region, "_KERNELS", kernels)
+        for _ in range(2):
+            with pytest.raises(CaptureError, match="reads what it wrote"):
+                region.compile()
+    assert attempts == [region.signature]
+    assert [path.name for path in cache.glob("entries/*/*")] == ["failure.txt"]
+
+
 def test_kernels_that_others_could_write_are_refused(cache: Path):
     directory = kernel_cache.kernel_directory()
     assert directory == cache
