@@ -102,7 +102,7 @@ class Config(Section):
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
     """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators)."""
-    patience: int = Field(20, ge=1)
+    patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends."""
 
     @property
