@@ -17,7 +17,7 @@ from autotune.ir.check import check
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
 from autotune.kernels.region_program import compile_regions, with_kernels
-from autotune.measure.limits import limit_data, limit_fraction
+from autotune.measure.limits import create_context, limit_data, limit_fraction
 from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
     BLOCK_STEPS,
@@ -94,7 +94,7 @@ class Bench:
         self.report: Callable[[WorkProgress], None] = ignore_progress
         self._store_bytes = _no_bytes
         self._timing: _Timing | None = None
-        self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
+        self._nvml = _open_nvml() if spec.device_kind == "cuda" else None
         self._apply_limit()
         self._eager = EagerWorkload(spec)
         exclude_from_collections()
@@ -200,6 +200,7 @@ class Bench:
             with self._meter(charged=True) as meter:
                 _lay_out(timing.step)
             timing.charged.add(meter, same=False)
+        self._limit_again()
         return Done()
 
     def time_block(self, *, counts: bool) -> TimedBlock:
@@ -287,6 +288,11 @@ class Bench:
         else:
             limit_data(self._spec.limit_bytes, self._meter().now_bytes())
 
+    def _limit_again(self) -> None:
+        """Set a GPU's limit anew once first steps have loaded their kernels into the context."""
+        if self._nvml is not None:
+            self._apply_limit()
+
     def _meter(self, *, charged: bool = False) -> Meter:
         if self._nvml is not None:
             return CudaMeter(charged=charged, context_bytes=self._context_bytes)
@@ -348,6 +354,7 @@ class Bench:
 
     def _peak(self, step: Callable[[], None]) -> tuple[int, str]:
         """Measure the peak bytes of a step that is warm; return the meter's name, too."""
+        self._limit_again()
         repeated = Repeated()
         for _ in range(_PEAK_READINGS):
             release_memory()
@@ -383,6 +390,13 @@ class Bench:
     def _synchronize(self) -> None:
         if self._nvml is not None:
             torch.cuda.synchronize()
+
+
+def _open_nvml() -> NvmlMeter:
+    """Return the meter of this process's GPU; the context comes first, because NVML lists no process without one."""
+    if torch.cuda.is_available():
+        create_context(torch)
+    return NvmlMeter()
 
 
 def _no_bytes() -> int:
