@@ -151,6 +151,9 @@ class FakeCuda:
         self.log.append("synchronize")
         self.advance_to(max([self.now, *(at for at, _, _ in self._queued)]))
 
+    def _sleep(self, cycles: int) -> None:
+        self.current_stream().run(cycles / 1.5e9)
+
     def cudart(self) -> Any:
         return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.registered.pop)
 

@@ -17,7 +17,7 @@ from autotune.ir.check import check
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
 from autotune.kernels.region_program import compile_regions, with_kernels
-from autotune.measure.limits import create_context, limit_data, limit_fraction
+from autotune.measure.limits import limit_data
 from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
     BLOCK_STEPS,
@@ -36,8 +36,6 @@ from autotune.measure.messages import (
     ignore_progress,
 )
 from autotune.measure.meters import Meter, Repeated, best_meter
-from autotune.measure.meters.cuda import CudaMeter
-from autotune.measure.meters.nvml import NvmlMeter
 from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
 from autotune.measure.worker.compare import (
@@ -55,6 +53,7 @@ from autotune.measure.worker.eager import (
     exclude_from_collections,
     release_memory,
 )
+from autotune.measure.worker.gpu_process import GpuProcess
 from autotune.measure.worker.planned_cycle import run_planned_cycle
 from autotune.measure.worker.reference import Writer, digest
 from autotune.records.speed_environment import read_speed_environment
@@ -94,10 +93,25 @@ class Bench:
         self.report: Callable[[WorkProgress], None] = ignore_progress
         self._store_bytes = _no_bytes
         self._timing: _Timing | None = None
-        self._nvml = _open_nvml() if spec.device_kind == "cuda" else None
+        self._gpu = GpuProcess() if spec.device_kind == "cuda" else None
         self._apply_limit()
         self._eager = EagerWorkload(spec)
         exclude_from_collections()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Hold the workload's tensors on a GPU inside the context only: meanwhile other processes may need all of it."""
+        if self._gpu is None:
+            yield
+            return
+        self._gpu.parking.unpark()
+        self._gpu.limit(self._spec.limit_bytes)  # the last request may have loaded kernels into the context
+        try:
+            yield
+        finally:
+            captured = self.__dict__.get("_program")
+            self._gpu.parking.park([*self._eager.static_tensors(), *(captured.tensors.values() if captured else ())])
+            release_memory()
 
     def survey(self) -> WorkloadSurvey:
         """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
@@ -122,7 +136,7 @@ class Bench:
         """Run plain eager steps, write their results to a directory, and measure peak and floor."""
         self.write_eager_results(results)
         with self._eager.factory_format():
-            peak_bytes, meter = self._peak(lambda: _drop(self._eager.step()))
+            peak_bytes, meter = self._peak(lambda: self._eager.step().clear())
             return MemoryPeak(peak_bytes, self._floor_bytes(), meter)
 
     def check_plan(self, plan: Plan, reference: Path | None, tolerance: float) -> PlanCheck:
@@ -140,11 +154,11 @@ class Bench:
             else:
                 self._warm_up(step)
             if (arena := self._arena(plan, replays=False)) is None:
-                peak_bytes, meter = self._peak(lambda: _drop(step()))
+                peak_bytes, meter = self._peak(lambda: step().clear())
         if arena is not None:
             with self._running(plan, arena=arena) as (step, _):
-                _drop(step())
-                peak_bytes, meter = self._peak(lambda: _drop(step()))
+                step().clear()
+                peak_bytes, meter = self._peak(lambda: step().clear())
         memory = MemoryPeak(peak_bytes, self._floor_bytes(), meter)
         self._eager.forget()
         return PlanCheck(comparison, memory)
@@ -200,7 +214,6 @@ class Bench:
             with self._meter(charged=True) as meter:
                 _lay_out(timing.step)
             timing.charged.add(meter, same=False)
-        self._limit_again()
         return Done()
 
     def time_block(self, *, counts: bool) -> TimedBlock:
@@ -281,27 +294,13 @@ class Bench:
         return program
 
     def _apply_limit(self) -> None:
-        if self._spec.limit_bytes is None:
-            return
-        if self._nvml is not None:
-            limit_fraction(self._spec.limit_bytes, self._context_bytes())
-        else:
+        if self._gpu is not None:
+            self._gpu.limit(self._spec.limit_bytes)
+        elif self._spec.limit_bytes is not None:
             limit_data(self._spec.limit_bytes, self._meter().now_bytes())
 
-    def _limit_again(self) -> None:
-        """Set a GPU's limit anew once first steps have loaded their kernels into the context."""
-        if self._nvml is not None:
-            self._apply_limit()
-
     def _meter(self, *, charged: bool = False) -> Meter:
-        if self._nvml is not None:
-            return CudaMeter(charged=charged, context_bytes=self._context_bytes)
-        return best_meter(self._spec.device_kind, self._store_bytes)
-
-    def _context_bytes(self) -> int:
-        if self._nvml is None or self._nvml.unavailable_reason():
-            return 0
-        return self._nvml.context_bytes(torch.cuda.memory_reserved())
+        return self._gpu.meter(charged=charged) if self._gpu else best_meter(self._spec.device_kind, self._store_bytes)
 
     @contextlib.contextmanager
     def _running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
@@ -350,11 +349,10 @@ class Bench:
     def _warm_up(self, step: Step) -> None:
         self._eager.restore()
         for _ in range(COMPARED_STEPS):
-            _drop(step())
+            step().clear()
 
     def _peak(self, step: Callable[[], None]) -> tuple[int, str]:
         """Measure the peak bytes of a step that is warm; return the meter's name, too."""
-        self._limit_again()
         repeated = Repeated()
         for _ in range(_PEAK_READINGS):
             release_memory()
@@ -388,15 +386,8 @@ class Bench:
         return steps
 
     def _synchronize(self) -> None:
-        if self._nvml is not None:
+        if self._gpu is not None:
             torch.cuda.synchronize()
-
-
-def _open_nvml() -> NvmlMeter:
-    """Return the meter of this process's GPU; the context comes first, because NVML lists no process without one."""
-    if torch.cuda.is_available():
-        create_context(torch)
-    return NvmlMeter()
 
 
 def _no_bytes() -> int:
@@ -406,8 +397,4 @@ def _no_bytes() -> int:
 def _lay_out(step: Step) -> None:
     """Run three steps: an arena records a plan's first two and replays from the third on."""
     for _ in range(3):
-        _drop(step())
-
-
-def _drop(outputs: list[torch.Tensor]) -> None:
-    outputs.clear()
+        step().clear()

@@ -164,7 +164,7 @@ def test_a_c_librarys_last_words_tell_too() -> None:
 
 
 def test_the_context_exists_before_its_bytes_are_taken_off_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.measure.worker import bench
+    from autotune.measure.worker import gpu_process
 
     gpu, order = Gpu("GPU-a"), []
 
@@ -172,9 +172,10 @@ def test_the_context_exists_before_its_bytes_are_taken_off_a_limit(monkeypatch: 
         order.append("context")
         gpu.processes[os.getpid()] = 300 * MIB  # the driver lists a process from here on
 
-    monkeypatch.setattr(bench, "create_context", create_context)
-    monkeypatch.setattr(bench.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_process, "create_context", create_context)
+    monkeypatch.setattr(gpu_process.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_process.torch.cuda, "memory_reserved", lambda: 0)
     nvml = FakeNvml([gpu])
-    monkeypatch.setattr(bench, "NvmlMeter", lambda: NvmlMeter(nvml=nvml, cuda=fake_torch_cuda("a")))
-    assert bench._open_nvml().context_bytes(0) == 300 * MIB
+    monkeypatch.setattr(gpu_process, "NvmlMeter", lambda: NvmlMeter(nvml=nvml, cuda=fake_torch_cuda("a")))
+    assert gpu_process.GpuProcess().context_bytes() == 300 * MIB
     assert order == ["context"]
