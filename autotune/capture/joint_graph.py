@@ -313,6 +313,8 @@ class JointTrace:
             self._builder.join_region(region)
         if target is lstm.LAYER:
             target, result = lstm.run_layer, [*result[:3], lstm.workspace(node)]
+        if target is lstm.CUDNN:
+            result[lstm.RESERVE] = lstm.measure_reserve(node, result[lstm.RESERVE])
         if in_place is not None:
             target, outputs = in_place, None
             self._arguments[node] = args[0]

@@ -46,7 +46,8 @@ def _time_batch(call: Callable[[], object], repeats: int, cuda: Any) -> float:
 
 def describe_kernels() -> str:
     """Describe everything besides the GPU by which libraries choose kernels; costs of one choice are not those of another."""
-    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    cublas = torch.backends.cuda.matmul
     switches = {
         "benchmark": cudnn.benchmark,
         "deterministic": cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
