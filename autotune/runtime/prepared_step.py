@@ -27,6 +27,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
+from autotune.runtime.gpu.segments import grow_segments
 from autotune.runtime.loop_plan import transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
@@ -236,6 +237,8 @@ class StepPreparer:
             StoreError: A store cannot be opened.
         """
         check(program.graph, plan)
+        if plan.allocator == "arena" and program.device.type == "cuda":
+            grow_segments()
         compile_regions(program)
         adapter = self._make_adapter(program, plan) if self._adapts and plan.offload else None
         plans = [variant.plan for variant in adapter.variants] if adapter is not None else [plan]

@@ -85,12 +85,14 @@ def test_the_size_is_asked_of_the_kernel_with_the_layers_arguments(monkeypatch: 
     graph = torch.fx.Graph()
     data, weight = graph.placeholder("data"), graph.placeholder("weight")
     data.meta["val"], weight.meta["val"] = torch.empty(5, 4, 8), torch.empty(64, 8)
-    node = graph.call_function(lstm.CUDNN, (data, [weight], 4))
+    monkeypatch.setattr(lstm, "CUDNN", kernel)
+    node = graph.call_function(kernel, (data, [weight], 4))
     traced = torch.empty(0, dtype=torch.uint8)
     assert lstm.measure_reserve(node, traced) is traced or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(lstm, "CUDNN", kernel)
-    assert lstm.measure_reserve(node, traced).nbytes == 77
+    output = torch.empty(5, 4, 16)
+    target, result = lstm.with_workspace(node, [output, None, None, traced, None])
+    assert (target, result[0], result[lstm.RESERVE].nbytes, len(result)) == (node.target, output, 77, 5)
     assert calls == [((5, 4, 8), [(64, 8)])]
 
 

@@ -20,6 +20,15 @@ def run_layer(*arguments: Any) -> tuple[torch.Tensor, ...]:
     return outputs
 
 
+def with_workspace(node: fx.Node, result: Any) -> tuple[Any, Any]:
+    """Return the target of a traced op and its result, with the bytes that a layer's kernel saves for backward."""
+    if node.target is LAYER:
+        return run_layer, [*result[:3], workspace(node)]
+    if node.target is CUDNN:
+        return CUDNN, [*result[:RESERVE], measure_reserve(node, result[RESERVE]), *result[RESERVE + 1 :]]
+    return node.target, result
+
+
 def workspace(node: fx.Node) -> torch.Tensor:
     """Return the workspace of a traced layer by a run on zeros; the kernel's shape function has a wrong size for it."""
     with no_dispatch():
