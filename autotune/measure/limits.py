@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune.measure.meters.cgroup import Cgroup
 from autotune.records.measurement import Outcome
 
@@ -85,6 +87,16 @@ def create_context(torch: Any) -> None:
     torch.nn.functional.conv2d(product.view(1, 1, 16, 16), product[:3, :3].reshape(1, 1, 3, 3))
     del product
     torch.cuda.synchronize()
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """Return the bytes that processes may still take: those available on the machine, or left by a container's limit."""
+    available = psutil.virtual_memory().available
+    home = Cgroup.current(root)
+    limit = home.limit_bytes() if home is not None else None
+    if home is None or limit is None:
+        return available
+    return min(available, max(0, limit - home.usage_bytes()))
 
 
 def oom_kills(cgroup: Cgroup | None, root: Path = _ROOT) -> int:

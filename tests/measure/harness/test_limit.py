@@ -13,6 +13,7 @@ import pytest
 
 from autotune.errors import StoreError
 from autotune.measure.limits import (
+    available_bytes,
     classify_error,
     limit_cgroup,
     limit_data,
@@ -179,3 +180,19 @@ def test_the_context_exists_before_its_bytes_are_taken_off_a_limit(monkeypatch: 
     monkeypatch.setattr(gpu_process, "NvmlMeter", lambda: NvmlMeter(nvml=nvml, cuda=fake_torch_cuda("a")))
     assert gpu_process.GpuProcess().context_bytes() == 300 * MIB
     assert order == ["context"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max", 900 * MIB), (str(400 * MIB), 100 * MIB), (str(4000 * MIB), 900 * MIB)]
+)
+def test_what_processes_may_still_take_is_what_machine_and_container_both_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, expected: int
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=900 * MIB))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/box\n")
+    box = tmp_path / "sys/fs/cgroup/box"
+    box.mkdir(parents=True)
+    for name, text in {"cgroup.procs": "", "memory.max": limit, "memory.current": str(300 * MIB)}.items():
+        (box / name).write_text(text)
+    assert available_bytes(tmp_path) == expected
