@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +12,24 @@ from autotune.capture.program import Program
 from autotune.capture.tracer import capture
 from autotune.errors import PlanError
 from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
+from autotune.planners import make_plan
 from autotune.runtime.op_profiler import profile
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
-from tests.support.planned import Case, difference, eager_trace, peak_difference, planned_trace, random_plan
+from tests.support.planned import (
+    Case,
+    difference,
+    eager_trace,
+    peak_difference,
+    planned_trace,
+    random_plan,
+    with_stores,
+)
 from tests.support.random_models import draw
 
 
@@ -80,12 +92,57 @@ def test_regions_of_random_models_compute_the_captured_step_under_any_plan(seed:
         assert not difference(expected, planned_trace(case, fused_plan(plan), {})), str(source)
 
 
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_plan_on_regions_offloads_as_any_other(tmp_path: Path):
+    case = Case("regions", make, lambda number: make().batch)
+    graph = fuse(capture(make())).graph
+    costs = with_stores(Costs.unit(graph), ["ssd"])
+    settings = {"recompute": {"planner": "keep"}, "offload": {"planner": "window", "store": "ssd"}}
+    plan = replace(make_plan(graph, settings, graph.static_bytes + 1, costs), kernels="inductor")
+    assert plan.offload
+    assert not difference(eager_trace(case), planned_trace(case, plan, {"ssd": tmp_path}))
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_planned_loss_on_regions_accumulates_the_gradients_of_eager():
+    eager, planned = make(), make()
+    traced = fused_plan(Plan.traced(fuse(capture(make(), gradients=True)).graph))
+    loss = PlannedLoss(planned.model, planned.loss_fn, traced)
+    for workload, compute in (
+        (eager, lambda: eager.loss_fn(eager.model, eager.batch)),
+        (planned, lambda: loss(planned.batch)),
+    ):
+        torch.manual_seed(7)
+        for _ in range(2):
+            compute().backward()
+        assert workload.model[0].weight.grad is not None
+    for one, other in zip(eager.model.parameters(), planned.model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
 def test_rebuilt_values_are_not_saved_for_the_backward_pass():
     before, after = capture(make()).graph, program().graph
     gelu = next(value.id for value in before.values if "gelu" in value.name)
     kept = [value for value in after.values if value.name == before.values[gelu].name]
     assert before.consumers[gelu]
     assert not kept, "GELU's result lives inside of regions only"
+
+
+def test_at_a_high_price_every_value_is_saved_and_planners_decide_what_is_recomputed():
+    captured = capture(make())
+    free, dear = (fuse(captured, rebuild_price=price).graph for price in (0.0, 100.0))
+    saved = [sum(value.nbytes for value in graph.values if _crosses(graph, value.id)) for graph in (free, dear)]
+    assert saved[0] < saved[1] == sum(v.nbytes for v in captured.graph.values if _crosses(captured.graph, v.id))
+
+
+def _crosses(graph: TrainGraph, value: int) -> bool:
+    """Return whether a value is created in the forward pass and read in the backward pass."""
+    producer = graph.producer[value]
+    return (
+        producer is not None
+        and graph.ops[producer].phase is Phase.FORWARD
+        and any(graph.ops[reader].phase is Phase.BACKWARD for reader in graph.consumers[value])
+    )
 
 
 def test_dropout_draws_outside_of_regions_so_that_masks_are_those_of_eager():
