@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autotune.capture.capture_checks import refuse_two_gradients
 from autotune.capture.fx_nodes import (
     get_attribute,
     is_backward,
@@ -160,7 +161,7 @@ class JointTrace:
                     self._commit(self._mutated_buffer(desc.mutated_input), node)
                 case "GradAOTOutput" if node is not None:
                     gradients.append((node, self._parameter_name(desc.grad_of.target)))
-        self._refuse_two_gradients([name for _, name in gradients])
+        refuse_two_gradients([name for _, name in gradients])
         if self._returns_gradients:
             self._return_gradients(gradients)
             return
@@ -178,14 +179,6 @@ class JointTrace:
                 self._builder.mark_gradient(value, name)
             updates.add(name, self._inputs[name], gradient, any(readers[value] > 1 for value in values))
         updates.finish()
-
-    def _refuse_two_gradients(self, names: list[str]) -> None:
-        """Raise CaptureError for a parameter with several gradients, each of which would be an update of its own."""
-        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-            raise CaptureError(
-                f"{twice} has several names in the model, and the trace has a gradient for each: give it one name, or report "
-                "the model as a bug"
-            )
 
     def _return_gradients(self, gradients: list[tuple[fx.Node, str]]) -> None:
         """Add the gradients to the results, in the order of the model's parameters."""

@@ -85,7 +85,7 @@ def _models_with_checks() -> list[Any]:
 
 def tracing_checks() -> set[Any]:
     """Return the functions by which libraries avoid branches on the batch while a tracer runs."""
-    libraries = (sys.modules.get(name) for name in _TRACING_CHECKS)
+    libraries: list[Any] = [sys.modules.get(name) for name in _TRACING_CHECKS]
     return {library.is_tracing for library in libraries if hasattr(library, "is_tracing")}
 
 
