@@ -81,7 +81,14 @@ class JointTrace:
         """Op that is being read, with its module, for error messages; empty between ops."""
 
     def program(
-        self, name: str, spec: pytree.TreeSpec, device: torch.device, guards: StepGuards, *, recorded: bool
+        self,
+        name: str,
+        spec: pytree.TreeSpec,
+        device: torch.device,
+        guards: StepGuards,
+        *,
+        attached: tuple[bool, ...],
+        recorded: bool,
     ) -> Program:
         """Return the captured step. `spec` is the structure of its result."""
         grouped = self._builder.group(tuple(reads(self._results)))
@@ -109,6 +116,7 @@ class JointTrace:
             self._updates,
             device,
             guards,
+            attached,
             recorded,
         )
 

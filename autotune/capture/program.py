@@ -76,6 +76,8 @@ class Program:
     device: torch.device
     guards: StepGuards
     """Conditions on the user's Python values. While they hold, the program computes the user's step."""
+    attached: tuple[bool, ...]
+    """For each leaf of the step's result: it has a gradient in eager, which a captured step does not give."""
     recorded: bool
     """The step's Python ran once on fake tensors, because Dynamo refused to trace it."""
 

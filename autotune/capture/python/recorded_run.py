@@ -60,6 +60,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
             (change.place.name, f" at {change.place.line}") for change in reads.changes if change.place.line
         ),
         make_guards=lambda: StateGuards(step, reads, words, parameters),
+        attached=(),
         recorded=True,
     )
 

@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.benchmarks.loops.cases import CASES, GROUPS
 from experiments.benchmarks.loops.summary import summarize
 from experiments.benchmarks.loops.trial import Verdict, try_case
@@ -38,7 +36,7 @@ def main() -> None:
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["loops"] if path.exists() else {}
     names = options.only or [case.__name__ for group in options.group or GROUPS for case in GROUPS[group]]
     if options.failed:
-        names = [name for name in names if stored.get(name, {}).get("verdict") not in (Verdict.EQUAL, Verdict.REFUSED)]
+        names = [name for name in names if stored.get(name, {}).get("verdict") in (Verdict.DIFFERENT, Verdict.CRASH, None)]
     _import_libraries()
     options.out.mkdir(parents=True, exist_ok=True)
     facts = collect_facts() | {

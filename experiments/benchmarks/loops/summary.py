@@ -49,5 +49,10 @@ def summarize(document: dict[str, Any]) -> str:
     found = counts(document)
     total = ", ".join(f"{found[verdict]} {verdict}" for verdict in Verdict)
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    lines = [f"{len(document['loops'])} of {len(CASES)} loops: {total}.", "", f"{format_origin(document)} {versions}.", ""]
+    lines = [
+        f"{len(document['loops'])} of {len(CASES)} loops: {total}.",
+        "",
+        f"{format_origin(document)} {versions}.",
+        "",
+    ]
     return "\n".join(lines + tables(document))

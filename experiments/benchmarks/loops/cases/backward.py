@@ -480,7 +480,7 @@ def full_backward_hook_on_a_module(way: Way) -> Tensors:
     """Watch the gradients of a module's output by a backward hook."""
     model, norms = net(), []
     optimizer = adamw(model)
-    model[4].register_full_backward_hook(lambda module, inputs, outputs: norms.append(outputs[0].norm()))
+    model[4].register_full_backward_hook(lambda *parts: norms.append(parts[2][0].norm()))
     yield from train(way.loss(model, loss_fn), optimizer, batches(3))
     yield torch.stack(norms)
 
@@ -520,7 +520,7 @@ def parameter_that_the_loss_never_reads(way: Way) -> Tensors:
     model.add_module("unused", nn.Linear(4, 4))
     part = nn.Sequential(*list(model.children())[:-1])
     optimizer = adamw(model)
-    loss = lambda model, batch: F.cross_entropy(part(batch[0]), batch[1])  # noqa: E731
+    loss = lambda _, batch: F.cross_entropy(part(batch[0]), batch[1])  # noqa: E731
     loss_of = way.loss(model, loss)
     for batch in batches(3):
         loss_of(batch).backward()

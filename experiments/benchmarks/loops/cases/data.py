@@ -15,7 +15,7 @@ from experiments.benchmarks.loops.cases.small import adamw, batches, loss_fn, ne
 from experiments.benchmarks.loops.ways import Way
 
 Tensors = Iterator[torch.Tensor]
-Pair = collections.namedtuple("Pair", ("inputs", "labels"))  # noqa: PYI024 - as users write it
+Pair = collections.namedtuple("Pair", ("inputs", "labels"))
 
 
 @dataclasses.dataclass

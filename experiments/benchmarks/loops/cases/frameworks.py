@@ -124,10 +124,12 @@ def _own_training_step(way: Way, accumulate: int = 1, epochs: int = 1, **changes
     class StepTrainer(transformers.Trainer):
         step: Any = None
 
-        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        def training_step(self, model: Any, inputs: Any, *_: Any) -> torch.Tensor:
             model.train()
             if self.step is None:
-                self.step = way.step(model, lambda m, b: m(**b).loss, self.optimizer, dict(inputs), accumulate=accumulate)
+                self.step = way.step(
+                    model, lambda m, b: m(**b).loss, self.optimizer, dict(inputs), accumulate=accumulate
+                )
             return self.step(dict(inputs))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -175,10 +177,10 @@ def trl_sft_trainer_with_the_loss_of_transformers(way: Way) -> Tensors:
 def _sft(way: Way, own_loss: bool) -> Tensors:
     import trl
     from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Trainer
 
     from autotune.integrations.hf import PlannedTrainerMixin
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "a": 2, "b": 3}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -211,7 +213,7 @@ def _lightning(way: Way, manual: bool, resumes: bool = False, **options: Any) ->
         def compute_loss(self, batch: Any) -> torch.Tensor:
             return loss_fn(self.net, batch)
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch: Any) -> torch.Tensor:
             loss = self.compute_loss(batch)
             self.log("loss", loss)
             if manual:
@@ -222,7 +224,7 @@ def _lightning(way: Way, manual: bool, resumes: bool = False, **options: Any) ->
                 optimizer.step()
             return loss
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch: Any) -> None:
             self.log("validation", self.compute_loss(batch))
 
         def on_train_batch_end(self, *_: Any) -> None:
@@ -306,7 +308,9 @@ def _accelerated(way: Way, steps: bool = False, **options: Any) -> Tensors:
     if steps:
         yield from run(way.step(model, loss_fn, prepared, data[0]), data)
     else:
-        planned = plan_loss(accelerator, model, loss_fn, SmallPlans()) if way.is_planned else lambda b: loss_fn(model, b)
+        planned = (
+            plan_loss(accelerator, model, loss_fn, SmallPlans()) if way.is_planned else lambda b: loss_fn(model, b)
+        )
         for batch in data:
             with accelerator.accumulate(model):
                 loss = planned(batch)

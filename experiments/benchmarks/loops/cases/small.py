@@ -11,7 +11,13 @@ from torch.nn import functional as F
 def net() -> nn.Module:
     """Return a classifier of 16 numbers, whose step draws random numbers and changes buffers."""
     return nn.Sequential(
-        nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8)
+        nn.Linear(16, 32),
+        nn.BatchNorm1d(32),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Linear(32, 32),
+        nn.GELU(),
+        nn.Linear(32, 8),
     )
 
 
@@ -23,7 +29,9 @@ def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
 def batches(count: int = 5, rows: int = 8, seed: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return pairs of inputs and labels."""
     source = torch.Generator().manual_seed(seed)
-    return [(torch.randn(rows, 16, generator=source), torch.randint(8, (rows,), generator=source)) for _ in range(count)]
+    return [
+        (torch.randn(rows, 16, generator=source), torch.randint(8, (rows,), generator=source)) for _ in range(count)
+    ]
 
 
 def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
@@ -35,8 +43,9 @@ def state(model: nn.Module, *optimizers: Any) -> Iterator[torch.Tensor]:
     """Yield parameters, buffers, gradients that are left, and the optimizers' state."""
     yield from (part.detach().clone() for part in model.state_dict().values())
     yield from (part.grad.clone() for part in model.parameters() if part.grad is not None)
-    for optimizer in optimizers:
-        for parts in optimizer.state.values():
+    for optimizer in optimizers:  # a plan may update in another order, in which state comes into being
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            parts = optimizer.state.get(parameter, {})
             yield from (part.clone() for part in parts.values() if isinstance(part, torch.Tensor))
 
 
@@ -54,7 +63,9 @@ def train(
         yield loss.detach()
 
 
-def run(step: Callable[[Any], Any], data: list[Any], between: Callable[[int], Any] | None = None) -> Iterator[torch.Tensor]:
+def run(
+    step: Callable[[Any], Any], data: list[Any], between: Callable[[int], Any] | None = None
+) -> Iterator[torch.Tensor]:
     """Run the loop of a step; call `between` before each one."""
     for number, batch in enumerate(data):
         if between is not None:

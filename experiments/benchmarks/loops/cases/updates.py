@@ -85,9 +85,7 @@ def accumulate_and_own_clip(way: Way) -> Tensors:
     optimizer = adamw(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     clip = lambda: clip_grad_norm_(model.parameters(), 0.1)  # noqa: E731
-    yield from run(
-        way.step(model, loss_fn, optimizer, data[0], accumulate=2, before_update=clip, scaler=scaler), data
-    )
+    yield from run(way.step(model, loss_fn, optimizer, data[0], accumulate=2, before_update=clip, scaler=scaler), data)
     yield from state(model, optimizer)
 
 

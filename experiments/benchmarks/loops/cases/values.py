@@ -15,7 +15,9 @@ WEIGHT = 1.0
 """Weight of a loss that a case changes."""
 
 
-def _steps(way: Way, model: nn.Module, loss: Callable[..., Any], between: Callable[[int], Any], count: int = 5) -> Tensors:
+def _steps(
+    way: Way, model: nn.Module, loss: Callable[..., Any], between: Callable[[int], Any], count: int = 5
+) -> Tensors:
     data, optimizer = batches(count), adamw(model)
     yield from run(way.step(model, loss, optimizer, data[0]), data, between)
     yield from state(model, optimizer)
@@ -86,7 +88,7 @@ def tensor_in_the_closure_changed_in_place(way: Way) -> Tensors:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], weight=weight)
 
-    yield from _steps(way, net(), loss, lambda number: weight.add_(number))
+    yield from _steps(way, net(), loss, weight.add_)
 
 
 def module_without_parameters_replaced(way: Way) -> Tensors:
@@ -115,7 +117,7 @@ def forward_hook_added_later(way: Way) -> Tensors:
 
     def between(number: int) -> None:
         if number == 2:
-            model[4].register_forward_hook(lambda module, inputs, output: output * 0.5)
+            model[4].register_forward_hook(lambda *parts: parts[2] * 0.5)
 
     yield from _steps(way, model, loss_fn, between)
 
@@ -123,8 +125,8 @@ def forward_hook_added_later(way: Way) -> Tensors:
 def forward_hook_that_counts(way: Way) -> Tensors:
     """Count the calls of a forward hook."""
     model, calls = net(), []
-    model[4].register_forward_hook(lambda module, inputs, output: calls.append(1))
-    yield from _steps(way, model, loss_fn, lambda number: None)
+    model[4].register_forward_hook(lambda *_: calls.append(1))
+    yield from _steps(way, model, loss_fn, lambda _: None)
     yield torch.tensor(len(calls))
 
 
@@ -172,12 +174,12 @@ class _Average(nn.Module):
 
 def python_buffer_assigned_anew_in_forward(way: Way) -> Tensors:
     """Assign a running mean in forward."""
-    yield from _steps(way, _Average(in_place=False), loss_fn, lambda number: None)
+    yield from _steps(way, _Average(in_place=False), loss_fn, lambda _: None)
 
 
 def buffer_changed_in_place_in_forward(way: Way) -> Tensors:
     """Update a running mean in place in forward."""
-    yield from _steps(way, _Average(in_place=True), loss_fn, lambda number: None)
+    yield from _steps(way, _Average(in_place=True), loss_fn, lambda _: None)
 
 
 class _Counting(nn.Module):
@@ -192,7 +194,7 @@ class _Counting(nn.Module):
 
 def counter_that_forward_reads(way: Way) -> Tensors:
     """Count steps in forward, for a warm-up that forward reads."""
-    yield from _steps(way, _Counting(), loss_fn, lambda number: None)
+    yield from _steps(way, _Counting(), loss_fn, lambda _: None)
 
 
 def forward_replaced_on_the_object(way: Way) -> Tensors:
@@ -202,7 +204,7 @@ def forward_replaced_on_the_object(way: Way) -> Tensors:
 
     def between(number: int) -> None:
         if number == 2:
-            model[5].forward = lambda inputs: plain(inputs) * 2
+            model[5].forward = lambda inputs: 2 * plain(inputs)
 
     yield from _steps(way, model, loss_fn, between)
 
@@ -236,7 +238,7 @@ def python_random_numbers(way: Way) -> Tensors:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         return loss_fn(model, batch) * random.random()
 
-    yield from _steps(way, net(), loss, lambda number: None)
+    yield from _steps(way, net(), loss, lambda _: None)
 
 
 CASES = (
