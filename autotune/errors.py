@@ -104,6 +104,12 @@ class LockedError(AutotuneError):
     exit_code = 75
 
 
+class DeviceLostError(AutotuneError):
+    """Raised when no device of a class is left to measure on. The study's records remain: resume it. Exit code 75."""
+
+    exit_code = 75
+
+
 class StudyInterruptedError(AutotuneError):
     """Raised when a signal ends a study. Its records remain, and a later session can resume it.
 

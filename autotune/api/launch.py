@@ -1,30 +1,28 @@
 """Start a study or a measurement from a config: directories, child processes, and MLflow as a listener."""
 
-import contextlib
 import json
 import os
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, PlanError, StoreError, StudyInterruptedError
+from autotune.fleet.local import open_harness
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
-from autotune.records.run_dir import RunDir, RunsDir, find_runs_dir, remove_empty_run
+from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress
 from autotune.workloads.reference import lies_here
 
 if TYPE_CHECKING:
-    from autotune.measure.harness import Harness
     from autotune.measure.survey import WorkloadSurvey
     from autotune.report.mlflow_log import Tracker
     from autotune.study.outcome import StudyResult
@@ -178,44 +176,6 @@ def measure_plan(
         match_plan(path, file, surveyed)
         baseline = runner.baseline()
         return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
-
-
-@contextlib.contextmanager
-def open_harness(config: Config, log_dir: Path | None = None) -> Iterator["Harness"]:
-    """Open the harness of a config for the time of a `with` block; without `log_dir` its logs are temporary."""
-    from autotune.measure.harness import Harness
-    from autotune.measure.scratch import Scratch
-    from autotune.measure.spec import Spec
-
-    stores = {str(name): Path(directory) for name, directory in config.stores.items()}
-    check_store_directories(stores)
-    with contextlib.ExitStack() as stack:
-        spec = Spec(
-            workload=config.ref,
-            log_dir=log_dir or stack.enter_context(Scratch(Path(tempfile.gettempdir()), "autotune-session-")).path,
-            stores=stores,
-            device_kind=config.device,
-            memory_format=config.memory_format,
-            loop=config.loop,
-            kernels=config.kernels,
-            seed=config.seed,
-            samples=config.samples,
-            limit_bytes=config.limit_bytes,
-            profile_cache=RunsDir(Path(config.runs)).op_profile,
-        )
-        yield stack.enter_context(Harness(spec))
-
-
-def check_store_directories(stores: Mapping[str, Path]) -> None:
-    """Raise StoreError for a store's directory that is missing, is a file or is read-only."""
-    for name, directory in stores.items():
-        remedy = f"name another directory with --store {name}=DIR"
-        if not directory.exists():
-            raise StoreError(f"{name} store: no directory {directory}; create it, or {remedy}")
-        if not directory.is_dir():
-            raise StoreError(f"{name} store: {directory} is no directory; {remedy}")
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise StoreError(f"{name} store: {directory} is read-only; {remedy}")
 
 
 def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:

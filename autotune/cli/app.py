@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.device_commands import devices
 from autotune.cli.options import (
     Arguments,
     BudgetOption,
@@ -65,42 +66,9 @@ def doctor(*, store: Stores = None, json: Json = False, verbose: Verbose = False
     run(stores=parse_pairs(store, "--store"), json=json)
 
 
-devices = typer.Typer(no_args_is_help=True)
 app.add_typer(
     devices, name="device", help="Profile this device, or compare two.", short_help="Profile or compare devices."
 )
-
-
-@devices.command("probe", short_help="Write a profile of this device.")
-def probe(
-    *,
-    store: Stores = None,
-    device: DeviceOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="File for the profile; under runs/devices/ by default."),
-    ] = None,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Measure this device: its matmul rate, its copy and store bandwidth, and the noise of its timings."""
-    from autotune.cli.commands.device import probe as run
-
-    run(device or "cpu", parse_pairs(store, "--store"), out, json=json)
-
-
-@devices.command("diff", short_help="Compare two device profiles.")
-def diff(
-    first: Annotated[Path, typer.Argument(help="Profile of the device on which plans were made.")],
-    second: Annotated[Path, typer.Argument(help="Profile of the other device.")],
-    *,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Compare two device profiles, and explain what each difference means for plans made on the first."""
-    from autotune.cli.commands.device import diff as run
-
-    run(first, second, json=json)
 
 
 @app.command(short_help="Search for the fastest plan within the budget.")
@@ -263,6 +231,15 @@ def nightly(
     from autotune.cli.commands.nightly import run
 
     run(config, resume=resume, json=json)
+
+
+@app.command(short_help="Serve this machine's device to a study elsewhere.")
+def serve(*, verbose: Verbose = False) -> None:
+    """Serve this machine's device on standard input and output, for a study that starts this command by ssh or a job system."""
+    from autotune.fleet.local import open_device
+    from autotune.fleet.serve import serve as answer_requests
+
+    raise typer.Exit(answer_requests(open_device))
 
 
 @app.command(short_help="Regenerate the report of a run.")

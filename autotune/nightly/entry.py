@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, PlanError, StoreError
+from autotune.errors import AutotuneError, DeviceLostError, PlanError, StoreError
+from autotune.fleet.device_server import DeviceRunner
+from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
     HistoryComparison,
     Standing,
@@ -13,7 +15,7 @@ from autotune.nightly.comparison import (
     is_decided,
     is_memory_regression,
 )
-from autotune.nightly.conditions import collect_conditions, measure_busy_share
+from autotune.nightly.conditions import collect_conditions
 from autotune.nightly.config import NightlyConfig, NightlyEntry
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose
 from autotune.nightly.history import (
@@ -32,7 +34,7 @@ from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.outcome import StudyResult
-from autotune.study.runner import Runner, SharedRunner
+from autotune.study.runner import SharedRunner
 from autotune.study.verdicts.ranking import Rules
 from autotune.study.verdicts.statistics import RatioInterval, compare_ratios, format_percent
 
@@ -53,7 +55,7 @@ class EntrySession:
     options: NightlyConfig
     home: EntryDirectory
     night: str
-    runner: Runner
+    runner: DeviceRunner
     search: Search
     interrupts: Interrupts
     deadline: float
@@ -81,20 +83,21 @@ class EntrySession:
 
         Raises Stopped after a signal.
         """
-        busy = measure_busy_share()
+        machine = MachineConditions()
         try:
+            machine = self.runner.conditions()
             with self.interrupts.breakable(patient=False):
                 self.prepared = self.runner.prepare()
                 baseline = self.runner.baseline() if self.prepared.baseline_fits else None
             seconds = baseline.median_seconds if baseline is not None else None
             device, digest = self.prepared.device, self.prepared.graph.digest
-            self.conditions = collect_conditions(device, digest, baseline_seconds=seconds, busy=busy)
+            self.conditions = collect_conditions(machine, device, digest, baseline_seconds=seconds)
             if self.champion is not None:
                 self.verify_champion(self.champion)
             self.evaluate_challengers()
         except AutotuneError as error:
             if not self.conditions.code:
-                self.conditions = collect_conditions(None, "", baseline_seconds=None, busy=busy)
+                self.conditions = collect_conditions(machine, None, "", baseline_seconds=None)
             self.report_error(error)
         return replace(
             self.result,
@@ -106,9 +109,9 @@ class EntrySession:
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
 
-        A missing store is inconclusive.
+        A missing store is inconclusive, and so is a device that is gone.
         """
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError | DeviceLostError):
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:
             failed = NightVerdict.FAILED

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ConfigError
+from autotune.fleet.device_server import DeviceRunner
 from autotune.nightly.config import RESERVED, NightlyConfig, NightlyEntry
 from autotune.nightly.entry import EntrySession, Search
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
@@ -15,9 +16,8 @@ from autotune.nightly.result_files import write_results
 from autotune.nightly.results import NightResults
 from autotune.records.run_dir import RunDir, lock_run_dir
 from autotune.study.interrupts import Interrupts, Stopped
-from autotune.study.runner import Runner
 
-OpenRunner = Callable[[NightlyEntry, Path], contextlib.AbstractContextManager[Runner]]
+OpenRunner = Callable[[NightlyEntry, Path], contextlib.AbstractContextManager[DeviceRunner]]
 """`open_runner(entry, log_dir)`: context manager of an entry's runner."""
 
 

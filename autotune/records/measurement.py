@@ -111,6 +111,10 @@ class Measurement:
     """Load of the machine beside the timed steps; None where it was not read."""
     disturbed: str = ""
     """Reason why other work disturbed the times; empty if nothing indicates it."""
+    node: str = ""
+    """Host that measured it through a fleet; empty for this machine."""
+    lost_nodes: tuple[str, ...] = ()
+    """Hosts that were lost while they measured the same plan before."""
 
     @property
     def step_peak_bytes(self) -> int | None:

@@ -13,7 +13,8 @@ from autotune.records.measurement import Measurement, Outcome
 class Runner(Protocol):
     """Runner of steps on a device; a step that fails gives an outcome, not an exception.
 
-    `autotune.measure.harness.Harness` measures on this machine, `autotune.testing.fake_runner.FakeRunner` simulates.
+    `autotune.measure.harness.Harness` measures on this machine, `autotune.fleet.remote_runner.RemoteRunner` on another one, and
+    `autotune.testing.fake_runner.FakeRunner` simulates.
     """
 
     def prepare(self) -> PreparedWorkload:

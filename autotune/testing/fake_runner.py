@@ -23,6 +23,7 @@ from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
+from autotune.measure.device.conditions import MachineConditions
 from autotune.measure.early_stop import MIN_STEPS, cannot_beat
 from autotune.measure.survey import PreparedWorkload
 from autotune.predict.simulate import simulate
@@ -121,6 +122,10 @@ class FakeRunner:
     def close(self) -> None:
         """Count the call."""
         self.closed += 1
+
+    def conditions(self) -> MachineConditions:
+        """Return conditions that never change."""
+        return MachineConditions("fake", {"autotune": "fake"}, {"kernel": "fake"})
 
     def _simulate(self, plan: Plan, *, slowdown: float, error: float) -> Measurement:
         estimate = simulate(self.graph, lower(self.graph, plan), self.costs)

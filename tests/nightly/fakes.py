@@ -13,6 +13,7 @@ import pytest
 
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
+from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.config import NightlyConfig, NightlyEntry
 from autotune.nightly.diagnosis import Conditions
 from autotune.nightly.history import EntryDirectory, NightRecord
@@ -156,7 +157,7 @@ class Bench:
     refines: bool = True
 
     @contextlib.contextmanager
-    def open(self, entry: NightlyEntry, log_dir: Path) -> Iterator[Runner]:
+    def open(self, entry: NightlyEntry, log_dir: Path) -> Iterator[PacedRunner]:
         self.opened.append(entry.key)
         yield self.runner
 
@@ -191,9 +192,10 @@ def make_bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("autotune.nightly.entry.time", fake_time)
     monkeypatch.setattr("autotune.nightly.night.time", fake_time)
     monkeypatch.setattr("autotune.nightly.rounds.time", fake_time)
-    monkeypatch.setattr("autotune.nightly.entry.measure_busy_share", lambda: bench.conditions.busy)
 
-    def fixed_conditions(device: Any, digest: str, *, baseline_seconds: float | None, busy: float) -> Conditions:
+    def fixed_conditions(
+        machine: MachineConditions, device: Any, digest: str, *, baseline_seconds: float | None
+    ) -> Conditions:
         code = {**bench.conditions.code, "graph": digest[:12]}
         return replace(bench.conditions, code=code, baseline_seconds=baseline_seconds)
 

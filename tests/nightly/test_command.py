@@ -11,6 +11,7 @@ import pytest
 
 from autotune.cli import main as cli
 from autotune.ir.plan import Plan
+from autotune.measure.device.conditions import collect_machine_conditions
 from autotune.nightly.conditions import collect_conditions
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
@@ -37,7 +38,7 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", Tracker)
     monkeypatch.setattr(Tracker, "tags", [])
-    monkeypatch.setattr("autotune.nightly.entry.measure_busy_share", lambda: 0.0)
+    monkeypatch.setattr("autotune.measure.device.conditions.measure_busy_share", lambda: 0.0)
     monkeypatch.setattr("autotune.cli.commands.nightly.name_night", lambda: f"2026-11-2{next(days)}")
     (tmp_path / "night.yaml").write_text(NIGHT)
     return Path("runs/nightly")
@@ -128,11 +129,12 @@ def test_a_sample_is_a_block_of_the_harness():
 
 
 def test_conditions_hold_what_a_cause_is_told_by():
-    conditions = collect_conditions(DEVICE, "0123456789abcdef", baseline_seconds=0.5, busy=0.25)
+    machine = replace(collect_machine_conditions(), busy=0.25)
+    conditions = collect_conditions(machine, DEVICE, "0123456789abcdef", baseline_seconds=0.5)
     assert {"commit", "uncommitted", "autotune", "graph"} == set(conditions.code)
     assert {"kernel", "python", "driver", "torch", "numpy"} <= set(conditions.environment)
     assert conditions.device == {"silicon": DEVICE.silicon, "memory": str(DEVICE.memory_bytes), "cores": "2"}
     with_threads = replace(DEVICE, environment={"OMP_WAIT_POLICY": "PASSIVE"})
-    recorded = collect_conditions(with_threads, "", baseline_seconds=0.5, busy=0.25)
+    recorded = collect_conditions(machine, with_threads, "", baseline_seconds=0.5)
     assert recorded.threads == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert (conditions.busy, conditions.baseline_seconds, conditions.code["graph"]) == (0.25, 0.5, "0123456789ab")

@@ -30,6 +30,7 @@ ORDER = (
     "runtime",
     "measure",
     "study",
+    "fleet",
     "report",
     "nightly",
     "api",
@@ -56,6 +57,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "jinja2": ("report",),
     "pydantic": ("records", "nightly"),
     "cloudpickle": ("workloads",),
+    "ray": ("fleet.ray",),
     "transformers": ("workloads.zoo", "integrations.hf"),
     "lightning": ("integrations.lightning",),
     "accelerate": ("integrations.accelerate",),
@@ -65,6 +67,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
 
 HEAVY = {
     "torch",
+    "ray",
     "optuna",
     "mlflow",
     "pandas",
@@ -317,7 +320,7 @@ def test_folders_do_not_import_in_circles():
 
 
 def test_the_top_level_stays_a_picture_that_one_can_read():
-    """The limits are a choice: 22 boxes and 90 arrows still fit one page."""
+    """The limits are a choice: 23 boxes and 110 arrows still fit one page."""
     arrows = {
         (part_of(module), part_of(one.name))
         for module, names in IMPORTS.items()
@@ -325,8 +328,8 @@ def test_the_top_level_stays_a_picture_that_one_can_read():
         if one.name.startswith("autotune.")
     }
     boxes = {part_of(module) for module in TREES}
-    assert len(boxes) <= 22
-    assert len({(lower, higher) for lower, higher in arrows if lower != higher}) <= 100
+    assert len(boxes) <= 23
+    assert len({(lower, higher) for lower, higher in arrows if lower != higher}) <= 110
 
 
 def test_modules_do_not_import_in_circles():

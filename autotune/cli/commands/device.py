@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from autotune.api.launch import check_store_directories
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError, nearest
+from autotune.fleet.local import check_store_directories
 from autotune.measure.device import profile as device_profile
 from autotune.measure.device.diff import Difference, differences
 from autotune.measure.device.this_device import this_device

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.api.launch import open_harness, run_tracked
+from autotune.api.launch import run_tracked
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import StudyInterruptedError
+from autotune.fleet.local import LocalRunner, open_harness
 from autotune.nightly.config import NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
 from autotune.nightly.night import NightJob, is_complete, latest_night, run_night
@@ -16,7 +17,6 @@ from autotune.nightly.result_files import format_text, to_document
 from autotune.nightly.results import worst_error
 
 if TYPE_CHECKING:
-    from autotune.measure.harness import Harness
     from autotune.records.config import Config
     from autotune.report.mlflow_log import Tracker
     from autotune.study.outcome import StudyResult
@@ -51,10 +51,10 @@ def name_night() -> str:
 
 
 @contextlib.contextmanager
-def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator["Harness"]:
+def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[LocalRunner]:
     print_note(f"{entry.key}: {entry.ref}, budget {entry.budget}")
     with open_harness(entry, log_dir) as runner:
-        yield runner
+        yield LocalRunner(runner)
 
 
 class _TrackedStudies:

@@ -1,0 +1,140 @@
+"""Open the device of this machine: the harness of a config, for a study here or for one at the other end of a channel."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.errors import StoreError
+from autotune.fleet import device_lock
+from autotune.fleet.channel import Channel, Reach
+from autotune.fleet.device_server import DeviceServer, OpenDeviceRunner
+from autotune.fleet.messages import FleetCall, FleetReply, OpenDevice, decode_reply, encode_message
+from autotune.fleet.node import check_promise, prepare_process
+from autotune.fleet.opener import find_opener
+from autotune.ir.plan import Plan
+from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
+from autotune.measure.device.this_device import this_device
+from autotune.records.config import Config, load_config
+from autotune.records.measurement import Measurement
+from autotune.records.run_dir import RunsDir
+
+if TYPE_CHECKING:
+    from autotune.measure.harness import Harness
+    from autotune.measure.survey import PreparedWorkload
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRunner:
+    """Runner of this machine's harness that also collects the machine's conditions."""
+
+    harness: "Harness"
+
+    def prepare(self) -> "PreparedWorkload":
+        return self.harness.prepare()
+
+    def baseline(self) -> Measurement:
+        return self.harness.baseline()
+
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        return self.harness.measure(plan, budget_bytes=budget_bytes, beat=beat)
+
+    def renew(self) -> None:
+        self.harness.renew()
+
+    def close(self) -> None:
+        self.harness.close()
+
+    def conditions(self) -> MachineConditions:
+        return collect_machine_conditions()
+
+
+@contextlib.contextmanager
+def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Path | None = None) -> Iterator["Harness"]:
+    """Open the harness of a config for the time of a `with` block.
+
+    Without `log_dir` its logs are temporary. Costs of ops are cached in `runs` unless `profile_cache` names a file.
+    """
+    from autotune.measure.harness import Harness
+    from autotune.measure.scratch import Scratch
+    from autotune.measure.spec import Spec
+
+    stores = {str(name): Path(directory) for name, directory in config.stores.items()}
+    check_store_directories(stores)
+    with contextlib.ExitStack() as stack:
+        spec = Spec(
+            workload=config.ref,
+            log_dir=log_dir or stack.enter_context(Scratch(Path(tempfile.gettempdir()), "autotune-session-")).path,
+            stores=stores,
+            device_kind=config.device,
+            memory_format=config.memory_format,
+            loop=config.loop,
+            kernels=config.kernels,
+            seed=config.seed,
+            samples=config.samples,
+            limit_bytes=config.limit_bytes,
+            profile_cache=profile_cache or RunsDir(Path(config.runs)).op_profile,
+        )
+        yield stack.enter_context(Harness(spec))
+
+
+@contextlib.contextmanager
+def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[LocalRunner]:
+    """Open this machine's device for a request: check its promise, wait until nobody measures on it, open its harness.
+
+    Logs and temporary files lie in the system's temporary directory, costs of ops in the user's cache. Raises ConfigError
+    for a broken promise, and StoreError for a store without a directory here.
+    """
+    prepare_process(request.environment)
+    stores = request.stores or None
+    config = load_config(Config.model_validate(request.config), overrides={"device": request.promise.kind})
+    if stores is not None:
+        config = config.model_copy(update={"stores": stores})
+    if request.promise.kind == "cpu":  # a GPU's identity needs a context: the study checks it after `prepare`
+        check_promise(request.device_class, os.uname().nodename, this_device("cpu"), request.promise)
+    with device_lock.lock_device(request.promise.kind, report), open_harness(config, None, find_cache()) as harness:
+        harness.listen(lambda work: report(str(work)))
+        if request.recorded is not None:
+            harness.reuse_baseline(request.recorded.measurement, request.recorded.device)
+        yield LocalRunner(harness)
+
+
+def find_cache() -> Path:
+    """Return the file of this machine's costs of ops, in the user's cache directory."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
+    home.mkdir(parents=True, exist_ok=True)
+    return RunsDir(home).op_profile
+
+
+def check_store_directories(stores: Mapping[str, Path]) -> None:
+    """Raise StoreError for a store's directory that is missing, is a file or is read-only."""
+    for name, directory in stores.items():
+        remedy = f"name another directory with --store {name}=DIR"
+        if not directory.exists():
+            raise StoreError(f"{name} store: no directory {directory}; create it, or {remedy}")
+        if not directory.is_dir():
+            raise StoreError(f"{name} store: {directory} is no directory; {remedy}")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise StoreError(f"{name} store: {directory} is read-only; {remedy}")
+
+
+class LocalChannel:
+    """Channel to a device server in this process."""
+
+    def __init__(self, open_runner: OpenDeviceRunner) -> None:
+        self._server = DeviceServer(open_runner)
+
+    def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+        return decode_reply(self._server.answer(encode_message(call), report))
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
+    """Serve this machine's device in this process, which is a class of its own."""
+    del report
+    return LocalChannel(find_opener(reach.opener))

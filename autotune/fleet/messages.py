@@ -1,0 +1,198 @@
+"""Messages between a study and the far end of its device: one dataclass for each request and each reply.
+
+A message is one JSON text with the name of its class. The first request opens the device, and names the code that
+both ends must run: a far end of another version is refused by name, before anything else of the message is read.
+"""
+
+import functools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+import autotune
+from autotune import errors
+from autotune.errors import AutotuneError, ConfigError, WorkerError
+from autotune.ir.plan import Plan
+from autotune.measure.device.conditions import MachineConditions
+from autotune.measure.survey import PreparedWorkload
+from autotune.records.device import Device
+from autotune.records.json_codec import from_json, parse_json, to_json
+from autotune.records.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePromise:
+    """Properties that every device of a class has; None or empty where the class promises nothing."""
+
+    kind: str = "cpu"
+    """`cpu` or `cuda`."""
+    name: str = ""
+    """Part of the name of the chip, in lower case or not: `A100`."""
+    memory_bytes: int | None = None
+    """Memory of the device; 5 % less or more is accepted, since drivers and kernels reserve some."""
+    cores: int | None = None
+    """Physical cores that a process may use; multiprocessors on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBaseline:
+    """Baseline that the study measured before, and the device that measured it."""
+
+    measurement: Measurement
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDevice:
+    """Open a device for the workload of a config; the first request of a session, answered by `NodeFacts`."""
+
+    code: str
+    """Version of autotune, as `code_identity` returns it."""
+    device_class: str
+    config: dict[str, Any]
+    """JSON of the `Config`."""
+    promise: DevicePromise = field(default_factory=DevicePromise)
+    stores: dict[str, str] = field(default_factory=dict)
+    """Directories of the stores on the device's machine."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the measuring processes."""
+    recorded: RecordedBaseline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Machine and process at the far end."""
+
+    host: str
+    pid: int
+    code: str
+    nice: int = 0
+    """Niceness of the process, which the measuring processes inherit."""
+    oom_score_adj: int = 0
+    """Score by which the kernel chooses a victim; the measuring processes inherit it."""
+    cpus: str = ""
+    """CPUs that the process may use, such as `0-7`."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that thread libraries read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareCall:
+    """Call `prepare`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineCall:
+    """Call `baseline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureCall:
+    """Call `measure`."""
+
+    plan: Plan
+    budget_bytes: int
+    beat: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenewCall:
+    """Call `renew`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionsCall:
+    """Collect the conditions of the device's machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Reply without content."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgress:
+    """Progress of the running call; any number of them may come before the reply."""
+
+    text: str
+    """Empty for a sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Reply of a call that raised an exception."""
+
+    error: str
+    """Class of the exception."""
+    detail: str
+
+    def to_error(self, host: str) -> AutotuneError:
+        """Return the exception to raise on this side; one that is not autotune's becomes a WorkerError."""
+        kind = getattr(errors, self.error, None)
+        if isinstance(kind, type) and issubclass(kind, AutotuneError) and kind is not errors.StudyInterruptedError:
+            return kind(f"{host}: {self.detail}" if host else self.detail)
+        return WorkerError(f"{host or 'the far end'}: internal error: {self.error}: {self.detail}; see its log")
+
+
+FleetCall = OpenDevice | PrepareCall | BaselineCall | MeasureCall | RenewCall | ConditionsCall
+FleetReply = NodeFacts | PreparedWorkload | Measurement | Renewed | MachineConditions | CallProgress | CallFailed
+_CALLS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (OpenDevice, PrepareCall, BaselineCall, MeasureCall, RenewCall, ConditionsCall)
+}
+_REPLIES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (NodeFacts, PreparedWorkload, Measurement, Renewed, MachineConditions, CallProgress, CallFailed)
+}
+
+
+def encode_message(message: FleetCall | FleetReply) -> bytes:
+    """Return a message as JSON."""
+    return json.dumps({"type": type(message).__name__, "fields": to_json(message)}, separators=(",", ":")).encode()
+
+
+def decode_call(text: bytes) -> FleetCall:
+    """Return the request in a JSON text; ConfigError for another version's, and for anything else."""
+    name, fields = _split(text, "the study")
+    if name == OpenDevice.__name__ and fields.get("code") != code_identity():
+        raise ConfigError(
+            f"this end runs autotune {code_identity()}, the study runs {fields.get('code') or 'another one'}; "
+            "install the same version on both"
+        )
+    if name not in _CALLS:
+        raise ConfigError(f"the study asks for {name!r}, which autotune {code_identity()} does not know")
+    call: FleetCall = from_json(_CALLS[name], fields, where=f"request {name}")
+    return call
+
+
+def decode_reply(text: bytes) -> FleetReply:
+    """Return the reply in a JSON text; ConfigError for anything else."""
+    name, fields = _split(text, "the far end")
+    if name not in _REPLIES:
+        raise ConfigError(f"the far end answers with {name!r}; install autotune {code_identity()} there")
+    reply: FleetReply = from_json(_REPLIES[name], fields, where=f"reply {name}")
+    return reply
+
+
+def _split(text: bytes, sender: str) -> tuple[str, dict[str, Any]]:
+    try:
+        document = parse_json(text)
+        name, fields = document["type"], document["fields"]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{sender} sent {text[:80]!r}, which is no message; check its command") from None
+    if not isinstance(name, str) or not isinstance(fields, dict):
+        raise ConfigError(f"{sender} sent {text[:80]!r}, which is no message; check its command")
+    return name, fields
+
+
+@functools.cache
+def code_identity() -> str:
+    """Return the version of this package with a hash of its sources: two checkouts may share a version number."""
+    root = Path(__file__).parents[1]
+    digest = xxhash.xxh64()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".cpp", ".hpp") and path.is_file():
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"{autotune.__version__} (sources {digest.hexdigest()[:8]})"

@@ -1,0 +1,163 @@
+"""Reach a device by an actor of Ray, which holds the device's custom resource and the harness.
+
+Ray places the actor on a node that has the resource free, tells of nodes that die, and copies the user's code. Requests
+and replies travel as JSON, not as pickles, so that another version of autotune is refused by name.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import ConfigError, install_command
+from autotune.fleet.channel import Channel, FarEndLostError, Reach
+from autotune.fleet.device_server import DeviceServer
+from autotune.fleet.messages import FleetCall, FleetReply, decode_reply, encode_message
+from autotune.fleet.opener import find_opener
+
+POLL_SECONDS = 0.5
+"""Time between two looks for a signal while a reply is awaited."""
+NOTICE_SECONDS = 3.0
+"""Time after which a device that is not free yet is reported."""
+CLOSE_SECONDS = 3.0
+"""Time in which an actor may end its children; then it is killed, and the kernel ends them."""
+_RAY_DEFAULTS = ("OMP_NUM_THREADS",)
+"""Variables that Ray sets in a worker unless its node has them."""
+
+
+class DeviceActor:
+    """The far end on a node of Ray: its methods run one after the other, on the worker's main thread."""
+
+    def __init__(self, opener: str) -> None:
+        remove_ray_defaults(Path(f"/proc/{os.getppid()}/environ"))
+        self._server = DeviceServer(find_opener(opener))
+
+    def answer(self, text: bytes) -> bytes:
+        """Return the reply to a request."""
+        return self._server.answer(text, _ignore)
+
+    def close(self) -> None:
+        """End the runner with all its processes."""
+        self._server.close()
+
+
+def remove_ray_defaults(parent_environ: Path) -> None:
+    """Remove the variables that Ray set in this worker, and that its parent on the node does not have.
+
+    Without this, every measurement would run on one thread.
+    """
+    try:
+        names = {entry.partition(b"=")[0] for entry in parent_environ.read_bytes().split(b"\0")}
+    except OSError:
+        return
+    for name in _RAY_DEFAULTS:
+        if name.encode() not in names:
+            os.environ.pop(name, None)
+
+
+class ActorChannel:
+    """Channel to an actor. Its waits notice signals, and the death of the actor or its node."""
+
+    def __init__(self, reach: Reach, report: Callable[[str], None]) -> None:
+        import ray
+
+        self._ray, self._reach = ray, reach
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 1 if reach.uses_gpu else 0,
+            "resources": {reach.resource: 1},
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": 1,  # children die with the thread that started them
+        }
+        # untyped: Ray turns each method into an object with a method `remote`
+        self._actor: Any = ray.remote(DeviceActor).options(**options).remote(reach.opener)
+        self._begun, self._is_up = time.monotonic(), False
+        self._report = report
+
+    def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+        from ray.exceptions import RayActorError, RayError
+
+        reference = self._actor.answer.remote(encode_message(call))
+        try:
+            while not self._ray.wait([reference], timeout=POLL_SECONDS)[0]:
+                if not self._is_up:
+                    self._watch_queue(report)
+            self._is_up = True
+            return decode_reply(self._ray.get(reference))
+        except RayActorError as error:
+            raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
+        except RayError as error:  # the cluster itself is gone, or the code cannot be copied to the node
+            raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # Ray raises what it likes for an actor or a cluster that is gone
+            if self._is_up:
+                self._ray.wait([self._actor.close.remote()], timeout=CLOSE_SECONDS)
+            self._ray.kill(self._actor)
+
+    def _watch_queue(self, report: Callable[[str], None]) -> None:
+        """Report once that the device is waited for; FarEndLostError where no node of the cluster has one."""
+        waited = time.monotonic() - self._begun
+        if waited < NOTICE_SECONDS:
+            return
+        resources: dict[str, float] = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
+        if not resources.get(self._reach.resource):
+            raise FarEndLostError(f"no node of the cluster has the resource {self._reach.resource!r}")
+        if waited - POLL_SECONDS < NOTICE_SECONDS:
+            report(f"waiting for a free device of class {self._reach.device_class}")
+
+
+def connect(address: str, code: str | None = None) -> None:
+    """Connect this process to a cluster, unless it is connected; the code's directory is copied to all nodes.
+
+    Raises ConfigError where Ray is not installed, or no cluster answers.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"engine ray: the package ray is not installed; {install_command('fleet')}")
+    import ray
+
+    if ray.is_initialized():
+        return
+    runtime_env = {"working_dir": code} if code else None
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with _keep_signal_handlers():
+        try:
+            ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # noqa: BLE001 - Ray raises many kinds, its own and Python's
+            raise ConfigError(
+                f"engine ray: no cluster at address {address!r} ({_first_line(error)}); start one with: ray start --head"
+            ) from None
+
+
+@contextlib.contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore this process's signal handlers afterwards: Ray replaces that of SIGTERM, by which a study ends."""
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
+    """Ask Ray for a device of the class; ConfigError where no cluster answers."""
+    connect(reach.address, reach.code)
+    return ActorChannel(reach, report)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def _ignore(text: str) -> None:
+    del text

@@ -1,0 +1,204 @@
+"""Measure at a far end, and go on at another one where it is lost: a runner over the channels of an engine.
+
+A lost device says nothing about the plan that it measured. The plan is measured again on another device of the class,
+which costs the trial in flight and one `prepare`. A plan that takes several devices with it is a crash.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from autotune.errors import ConfigError, DeviceLostError
+from autotune.fleet.channel import Channel, FarEndLostError
+from autotune.fleet.messages import (
+    BaselineCall,
+    CallFailed,
+    ConditionsCall,
+    FleetCall,
+    MeasureCall,
+    NodeFacts,
+    OpenDevice,
+    PrepareCall,
+    RecordedBaseline,
+    RenewCall,
+    Renewed,
+)
+from autotune.fleet.node import check_node, check_promise, check_same_device
+from autotune.ir.plan import Plan
+from autotune.measure.device.conditions import MachineConditions
+from autotune.measure.survey import PreparedWorkload
+from autotune.records.device import Device
+from autotune.records.json_codec import read_optional, write_whole
+from autotune.records.measurement import Measurement, Outcome
+
+MAX_LOSSES = 2
+"""Number of devices lost under one plan after which the plan counts as crashed."""
+ATTEMPTS = 4
+"""Number of successive attempts to reach a device, after which there is none."""
+PAUSE_SECONDS = 1.0
+"""Pause after a failed attempt; it doubles. A job system takes some seconds to notice a dead node."""
+
+ReplyT = TypeVar("ReplyT")
+
+
+def ignore_line(text: str) -> None:
+    """Ignore a line of progress."""
+    del text
+
+
+@dataclass(slots=True)
+class RemoteRunner:
+    """Runner over a channel; `open_channel` reaches a free device of the class."""
+
+    open_channel: Callable[[Callable[[str], None]], Channel]
+    request: OpenDevice
+    """Request that opens the device."""
+    class_file: Path | None = None
+    """File of the class's first device, which later devices must equal; None to compare within this session alone."""
+    pause_seconds: float = PAUSE_SECONDS
+    report: Callable[[str], None] = ignore_line
+    """Receives lines of progress: of the device's work, and of lost devices."""
+    lost: int = 0
+    """Number of devices lost so far."""
+    facts: NodeFacts | None = None
+    """Far end of the device in use; None without one."""
+    _channel: Channel | None = None
+    _prepared: PreparedWorkload | None = None
+    _is_prepared_here: bool = False
+    """True if the device in use has prepared the workload."""
+
+    def listen(self, report: Callable[[str], None]) -> None:
+        """Report lines of progress to a function."""
+        self.report = report
+
+    def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
+        """Use a recorded baseline where the device is the same."""
+        self.request = replace(self.request, recorded=RecordedBaseline(measurement, device))
+
+    def prepare(self) -> PreparedWorkload:
+        """Capture and profile on the device, and check what its class promises. Raises ConfigError where it breaks it."""
+        self._repeat(self._prepare_here)
+        assert self._prepared is not None
+        return self._prepared
+
+    def baseline(self) -> Measurement:
+        return self._repeat(lambda: self._ask(BaselineCall(), Measurement))
+
+    def conditions(self) -> MachineConditions:
+        """Collect software and load of the device's machine."""
+        return self._repeat(lambda: self._ask(ConditionsCall(), MachineConditions))
+
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        """Measure a plan; a device that is lost meanwhile is replaced, a second one makes the plan a crash."""
+        call = MeasureCall(plan, budget_bytes, beat)
+        hosts: list[str] = []
+        while len(hosts) < MAX_LOSSES:
+            self._repeat(self._prepare_here)
+            try:
+                result = self._ask(call, Measurement)
+            except FarEndLostError as error:
+                hosts.append(self._host)
+                self._lose(error)
+                continue
+            return replace(result, node=self._host, lost_nodes=tuple(hosts))
+        detail = f"{len(hosts)} devices were lost while it ran: {', '.join(hosts)}"
+        device = self._prepared.device if self._prepared is not None else None
+        return Measurement(Outcome.CRASHED, detail, device=device, lost_nodes=tuple(hosts))
+
+    def renew(self) -> None:
+        """Use new processes for the next measurement; a device that is gone uses new ones anyway."""
+        if self._channel is None:
+            return
+        try:
+            self._ask(RenewCall(), Renewed)
+        except FarEndLostError as error:
+            self._lose(error)
+
+    def close(self) -> None:
+        """End the far end with all its processes, and free the device."""
+        channel, self._channel, self._is_prepared_here, self.facts = self._channel, None, False, None
+        if channel is not None:
+            channel.close()
+
+    @property
+    def _host(self) -> str:
+        return self.facts.host if self.facts is not None else ""
+
+    def _repeat(self, ask: Callable[[], ReplyT]) -> ReplyT:
+        """Ask again on another device where one is lost; DeviceLostError after several attempts."""
+        pause = self.pause_seconds
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return ask()
+            except FarEndLostError as error:
+                self._lose(error)
+                if attempt == ATTEMPTS:
+                    raise DeviceLostError(
+                        f"no device of class {self.request.device_class} is left after {ATTEMPTS} attempts ({error}); "
+                        "start one, then continue with autotune resume"
+                    ) from None
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError
+
+    def _lose(self, error: FarEndLostError) -> None:
+        self.lost += 1
+        self.report(f"lost {self._host or 'a device'} of class {self.request.device_class}: {error}")
+        self.close()
+
+    def _prepare_here(self) -> None:
+        """Prepare the workload on the device in use, unless it has; the graph must be that of the device before it."""
+        if self._channel is not None and self._is_prepared_here:
+            return
+        prepared = self._ask(PrepareCall(), PreparedWorkload)
+        name, host = self.request.device_class, self._host
+        check_promise(name, host, prepared.device, self.request.promise)
+        if self._prepared is None:
+            self._check_class(host, prepared.device)
+            self._prepared = prepared
+        else:
+            check_same_device(name, host, prepared.device, self._prepared.device)
+            if prepared.graph.digest != self._prepared.graph.digest:
+                ours, theirs = prepared.graph.digest[:8], self._prepared.graph.digest[:8]
+                raise ConfigError(
+                    f"{host} of class {name} captures graph {ours}, the device before it {theirs}; make their code equal"
+                )
+        self._is_prepared_here = True
+
+    def _check_class(self, host: str, device: Device) -> None:
+        """Compare a device with the first one of its class, or record it as such."""
+        if self.class_file is None:
+            return
+        first = read_optional(Device, self.class_file, remedy="delete the file to record the class anew")
+        if first is None:
+            write_whole(self.class_file, device, what="class's device", remedy="name another directory as `runs`")
+        else:
+            check_same_device(self.request.device_class, host, device, first)
+
+    def _ask(self, call: FleetCall, kind: type[ReplyT]) -> ReplyT:
+        """Send a request to the device in use, or to a new one; whatever goes wrong, no later reply can answer it."""
+        try:
+            if self._channel is None:
+                self._open()
+            assert self._channel is not None
+            reply = self._channel.ask(call, self.report)
+        except FarEndLostError:
+            raise
+        except BaseException:  # an interrupt too: a reply that comes later would answer another request
+            self.close()
+            raise
+        return self._expect(reply, kind)
+
+    def _open(self) -> None:
+        self._channel = self.open_channel(self.report)
+        self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
+        check_node(self.request.device_class, self.facts)
+
+    def _expect(self, reply: object, kind: type[ReplyT]) -> ReplyT:
+        if isinstance(reply, CallFailed):
+            raise reply.to_error(self._host)
+        if not isinstance(reply, kind):
+            raise ConfigError(f"the far end answers with {type(reply).__name__}; it must be {kind.__name__}")
+        return reply

@@ -1,0 +1,54 @@
+"""Frames on a stream: they arrive whole and in order, whatever surrounds them and however the stream is cut."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.fleet import framing
+from autotune.fleet.framing import FrameReader, to_frame
+
+JSON = st.recursive(
+    st.text(max_size=9) | st.integers() | st.none(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner),
+)
+NOISE = st.binary(max_size=30).map(lambda data: data.replace(framing.SEPARATOR, b""))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(NOISE, JSON), max_size=6), NOISE, st.data())
+def test_frames_survive_any_noise_between_them_and_any_cut_of_the_stream(
+    parts: list[tuple[bytes, object]], end: bytes, data: st.DataObject
+):
+    texts = [json.dumps(document).encode() for _, document in parts]
+    stream = b"".join(noise + to_frame(text) for (noise, _), text in zip(parts, texts, strict=True)) + end
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    reader, frames = FrameReader(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        frames += reader.feed(stream[start:stop])
+    assert frames == texts
+    assert reader.noise == b"".join([*(noise for noise, _ in parts), end])[-framing.MAX_NOISE_BYTES :]
+
+
+def test_a_frame_left_unfinished_is_dropped_where_the_next_begins():
+    assert FrameReader().feed(framing.SEPARATOR + b'{"half"' + to_frame(b"{}")) == [b"{}"]
+
+
+def test_the_line_end_of_a_terminal_is_no_part_of_a_frame():
+    assert FrameReader().feed(framing.SEPARATOR + b"{}\r\n") == [b"{}"]
+
+
+def test_a_large_frame_costs_time_in_proportion_to_its_size(monkeypatch: pytest.MonkeyPatch):
+    """Counted by the bytes that the reader copies: each part once, and the frame once."""
+    reader, parts = FrameReader(), [b"x" * 1000] * 1000
+    reader.feed(framing.SEPARATOR)
+    for part in parts:
+        reader.feed(part)
+    assert sum(map(len, reader._parts)) == 10**6
+    assert len(reader.feed(b"\n")[0]) == 10**6
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 5000)
+    with pytest.raises(ValueError, match="a frame exceeds 5000 bytes"):
+        FrameReader().feed(framing.SEPARATOR + b"x" * 5001)
+    assert math.isfinite(framing.MAX_FRAME_BYTES)
