@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ class BackgroundShapes:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self._send(Job(path, str(workload.loop), gradients, first.graph.digest, plan, stores))
+        weakref.finalize(self, self._process.kill)
         threading.Thread(target=_read_answers, args=(self._process, self._arrived), daemon=True).start()
 
     def serves(self, call: Signature) -> bool:

@@ -36,7 +36,9 @@ def main() -> None:
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["loops"] if path.exists() else {}
     names = options.only or [case.__name__ for group in options.group or GROUPS for case in GROUPS[group]]
     if options.failed:
-        names = [name for name in names if stored.get(name, {}).get("verdict") in (Verdict.DIFFERENT, Verdict.CRASH, None)]
+        names = [
+            name for name in names if stored.get(name, {}).get("verdict") in (Verdict.DIFFERENT, Verdict.CRASH, None)
+        ]
     _import_libraries()
     options.out.mkdir(parents=True, exist_ok=True)
     facts = collect_facts() | {

@@ -10,8 +10,10 @@ from experiments.common.facts import format_origin
 TITLES = {
     "values": "Python values, modules and hooks that change",
     "data": "Batches",
-    "updates": "Optimizers, clipping, accumulation, checkpoints",
-    "backward": "Uses of `backward()`, modes, threads",
+    "updates": "Optimizers, clipping, accumulation",
+    "checkpoints": "Checkpoints",
+    "backward": "Uses of `backward()` and of gradients",
+    "modes": "Modes, copies, threads",
     "models": "Several models, adapters",
     "frameworks": "transformers, TRL, Lightning, Accelerate",
     "distributed": "Two processes",

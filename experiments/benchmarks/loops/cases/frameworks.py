@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from experiments.benchmarks.loops.cases.small import adamw, batches, loss_fn, net, run, state
 from experiments.benchmarks.loops.ways import SmallPlans, Way
@@ -115,6 +116,24 @@ def hf_trainer_checkpoint_resume(way: Way) -> Tensors:
         again.train(resume_from_checkpoint=str(Path(folder) / "checkpoint-4"))
         yield from _logs(again)
         yield from state(again.model, again.optimizer.optimizer)
+
+
+def _resume_part(_: int, way: Way, folder: str, resumes: bool) -> None:
+    """Train to the end and save checkpoints, or resume from one; runs in a process of its own."""
+    torch.set_num_threads(1)
+    torch.manual_seed(5 + resumes)
+    trainer = _trainer(way, folder, save_strategy="steps", save_steps=2, num_train_epochs=2)
+    trainer.train(resume_from_checkpoint=str(Path(folder) / "checkpoint-4") if resumes else None)
+    results = [*_logs(trainer), *state(trainer.model, trainer.optimizer.optimizer)]
+    torch.save([part.detach() for part in results], Path(folder) / f"{resumes}.pt")
+
+
+def hf_trainer_resume_in_another_process(way: Way) -> Tensors:
+    """Resume the Trainer in another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        for resumes in (False, True):
+            spawn(_resume_part, (way, folder, resumes))
+            yield from torch.load(Path(folder) / f"{resumes}.pt")
 
 
 def _own_training_step(way: Way, accumulate: int = 1, epochs: int = 1, **changes: Any) -> Tensors:
@@ -370,7 +389,8 @@ def accelerate_optimizer_after_the_refusal(way: Way) -> Tensors:
 CASES = (
     drop_in_loss_trainer, drop_in_loss_trainer_accumulation, drop_in_loss_trainer_accumulation_two_epochs,
     hf_trainer_gradient_checkpointing_argument, hf_trainer_bf16_argument, hf_trainer_label_smoothing, peft_trainer,
-    hf_trainer_checkpoint_resume, hf_trainer_subclass, hf_trainer_subclass_no_clip_early_updates, hf_trainer_subclass_accumulation,
+    hf_trainer_checkpoint_resume, hf_trainer_resume_in_another_process, hf_trainer_subclass,
+    hf_trainer_subclass_no_clip_early_updates, hf_trainer_subclass_accumulation,
     hf_trainer_subclass_accumulation_two_epochs, trl_sft_trainer, trl_sft_trainer_with_the_loss_of_transformers,
     drop_in_loss_lightning, lightning_manual_optimization, lightning_checkpoint_resume, lightning_mixed_precision,
     lightning_optimizer_passed_as_it_is, accelerate_accumulation, accelerate_mixed_precision_bf16,

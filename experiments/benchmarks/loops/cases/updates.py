@@ -1,7 +1,6 @@
 """Optimizers, schedules, clipping, accumulation, averages, checkpoints."""
 
 import copy
-import io
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -35,9 +34,12 @@ def clipping_planned_at_end(way: Way) -> Tensors:
     optimizer = adamw(model)
     step = way.step(model, loss_fn, optimizer, data[0])
 
+    def clip(*_: Any) -> None:
+        clip_grad_norm_(model.parameters(), 0.1)
+
     def between(number: int) -> None:
         if number == 1:
-            optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(model.parameters(), 0.1))
+            optimizer.register_step_pre_hook(clip)
 
     for number, batch in enumerate(data):
         between(number)
@@ -388,77 +390,12 @@ def grad_read_after_step(way: Way) -> Tensors:
     yield torch.stack(norms)
 
 
-def checkpoint_resume_new_objects(way: Way) -> Tensors:
-    """Save, make everything anew, load, and go on."""
-    file = io.BytesIO()
-    for part in range(2):
-        model, data = net(), batches(6)[3 * part : 3 * part + 3]
-        optimizer = adamw(model)
-        scheduler = StepLR(optimizer, 2, 0.5)
-        if part:
-            file.seek(0)
-            saved = torch.load(file, weights_only=False)
-            for target, content in zip((model, optimizer, scheduler), saved, strict=False):
-                target.load_state_dict(content)
-            torch.set_rng_state(saved[3])
-        step = way.step(model, loss_fn, optimizer, data[0])
-        for batch in data:
-            yield step(batch)
-            scheduler.step()
-        torch.save([*(each.state_dict() for each in (model, optimizer, scheduler)), torch.get_rng_state()], file)
-    yield from state(model, optimizer)
-
-
-def _reload(way: Way, assign: bool) -> Tensors:
-    model, data = net(), batches(6)
-    optimizer = adamw(model)
-    saved = copy.deepcopy(model.state_dict())
-    states = copy.deepcopy(optimizer.state_dict())
-
-    def between(number: int) -> None:
-        if number == 3:
-            model.load_state_dict(copy.deepcopy(saved), assign=assign)
-            if assign:  # the optimizer would hold the old parameters
-                optimizer.param_groups[0]["params"] = list(model.parameters())
-                optimizer.state.clear()
-            else:
-                optimizer.load_state_dict(copy.deepcopy(states))
-
-    yield from run(way.step(model, loss_fn, optimizer, data[0]), data, between)
-    yield from state(model, optimizer)
-
-
-def checkpoint_loaded_into_a_living_step(way: Way) -> Tensors:
-    """Load weights and optimizer state between steps."""
-    yield from _reload(way, assign=False)
-
-
-def checkpoint_loaded_with_assign(way: Way) -> Tensors:
-    """Load weights with `assign=True`, which replaces the parameters."""
-    yield from _reload(way, assign=True)
-
-
-def checkpoint_loaded_between_micro_batches(way: Way) -> Tensors:
-    """Load weights while gradients wait, with a loss."""
-    model = net()
-    optimizer, loss_of, saved = adamw(model), way.loss(model, loss_fn), copy.deepcopy(model.state_dict())
-    for number, batch in enumerate(batches(6)):
-        (loss_of(batch) / 2).backward()
-        if number == 2:
-            model.load_state_dict(saved)
-        if number % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    yield from state(model, optimizer)
-
-
 CASES = (
     clipping, clipping_planned_at_end, clip_norm_that_changes, grad_scaler_with_inf, accumulate_4_with_a_remainder,
-    accumulate_and_own_clip, drop_in_loss_plain_loop, accumulation_that_changes, nested_accumulation, gradients_zeroed_in_place,
-    lr_and_weight_decay_by_hand, optimizer_zero_grad_and_scheduler_order, one_cycle, stochastic_weight_averaging, ema,
-    optimizer_swapped_with_a_loss, optimizer_groups_replaced, unfreeze_by_add_param_group, frozen_then_unfrozen_with_a_loss,
-    two_optimizers_two_steps, two_optimizers_one_loss, across_parameter_optimizer, across_parameter_optimizer_with_before_update,
-    sam_two_forwards_a_step, lbfgs_with_a_loss, lbfgs_in_a_step, head_resized_optimizer_forgotten, grad_read_after_step,
-    checkpoint_resume_new_objects, checkpoint_loaded_into_a_living_step, checkpoint_loaded_with_assign,
-    checkpoint_loaded_between_micro_batches,
+    accumulate_and_own_clip, drop_in_loss_plain_loop, accumulation_that_changes, nested_accumulation,
+    gradients_zeroed_in_place, lr_and_weight_decay_by_hand, optimizer_zero_grad_and_scheduler_order, one_cycle,
+    stochastic_weight_averaging, ema, optimizer_swapped_with_a_loss, optimizer_groups_replaced, unfreeze_by_add_param_group,
+    frozen_then_unfrozen_with_a_loss, two_optimizers_two_steps, two_optimizers_one_loss, across_parameter_optimizer,
+    across_parameter_optimizer_with_before_update, sam_two_forwards_a_step, lbfgs_with_a_loss, lbfgs_in_a_step,
+    head_resized_optimizer_forgotten, grad_read_after_step,
 )  # fmt: skip
