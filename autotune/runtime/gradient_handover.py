@@ -251,6 +251,5 @@ def refuse_gradients(results: tuple[Any, ...], attached: tuple[bool, ...], param
     if len(leaves) != len(attached) or not any(attached):
         return results
     refuse: Callable[..., torch.Tensor] = _DetachedExtra.apply
-    return pytree.tree_unflatten(
-        [refuse(leaf, parameter) if has_graph else leaf for leaf, has_graph in zip(leaves, attached, strict=True)], spec
-    )
+    refused = [refuse(leaf, parameter) if has_graph else leaf for leaf, has_graph in zip(leaves, attached, strict=True)]
+    return tuple(pytree.tree_unflatten(refused, spec))

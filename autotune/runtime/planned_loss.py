@@ -180,7 +180,7 @@ class PlannedLoss(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which captures its own steps."""
-        super().__setstate__(state | {"_pid": os.getpid(), "_lock": threading.RLock()})
+        super().__setstate__(state | {"_pid": os.getpid(), "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
 
     def _selector_for(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding, LossFn]:
         if mode not in self._selectors:

@@ -224,7 +224,9 @@ class StepPreparer:
         self, first: Program, first_call: Signature, workload: Workload, *, gradients: bool
     ) -> BackgroundShapes:
         """Start a process that captures and plans further shapes of the first batch's step, by the same settings."""
-        return BackgroundShapes(first, first_call, workload, self.file or self._plan, self._stores, gradients=gradients)
+        return BackgroundShapes(
+            first, first_call, workload, self.file or self._plan, dict(self._stores), gradients=gradients
+        )
 
     def prepare(self, program: Program, plan: Plan) -> PreparedStep:
         """Check a plan, open its store and build its executors.

@@ -224,7 +224,7 @@ def _find_unpicklable(workload: Workload) -> str:
 def _can_be_pickled(part: Any) -> bool:
     import io
 
-    class Pickler(_by_value().Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(_by_value().Pickler):  # type: ignore[misc]
         def persistent_id(self, part: Any) -> str | None:
             return "tensor" if isinstance(part, torch.Tensor) else None  # tensors can be pickled; their bytes take long
 
