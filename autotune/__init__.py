@@ -9,6 +9,7 @@ __all__ = [
     "CaptureError",
     "Config",
     "ConfigError",
+    "DeviceLostError",
     "InfeasibleError",
     "LockedError",
     "Loop",

@@ -28,6 +28,7 @@ import autotune
 from autotune import errors
 from autotune.cli.app import app
 from autotune.cli.output import ErrorDocument
+from autotune.fleet.fleet_file import DeviceClass, FleetConfig
 from autotune.nightly.config import NightlyConfig, NightlyEntry
 from autotune.planners import KINDS
 from autotune.records.config import Config
@@ -123,6 +124,8 @@ def config_page() -> str:
         ("Study", "A file for `autotune tune`, such as `configs/resnet18.yaml`.", Config),
         ("Night", "A file for `autotune nightly`, such as `configs/nightly.yaml`.", NightlyConfig),
         ("Entry of a night", "One item of `entries` in a night's file: every key of a study, and these.", NightlyEntry),
+        ("Fleet", "A file for `--fleet`, such as `fleet.yaml`.", FleetConfig),
+        ("Class of a fleet", "One value of `classes` in a fleet's file.", DeviceClass),
     ]
     parts = [
         f"{HEADER}# Configuration\n\nConfigurations are YAML files. An unknown key or a wrong type is refused by name."

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import ConfigError, PlanError, StoreError, StudyInterruptedError
+from autotune.errors import ConfigError, DeviceLostError, PlanError, StoreError, StudyInterruptedError
 from autotune.fleet.local import open_harness
+from autotune.fleet.open_runner import apply_class, open_runner, refuse_fleet
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
@@ -69,12 +70,15 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
     Raises StudyInterruptedError where a signal came before the budget was known, and what
     `autotune.study.session.tune` raises.
     """
+    config = apply_class(config)
     try:
-        with open_harness(config, RunDir(run_dir).logs) as runner:
+        with open_runner(config, RunDir(run_dir).logs) as runner:
             if (recorded := read_baseline(run_dir)) is not None:
                 runner.reuse_baseline(*recorded)
-            runner.listen(lambda work: progress(Preparing(str(work))))
+            runner.listen(lambda work: progress(Preparing(work)))
             return run_tracked(config, runner, run_dir, progress)
+    except DeviceLostError as error:
+        raise DeviceLostError(f"{error} {run_dir}") from None
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128
         if RunDir(run_dir).trials.exists():
@@ -126,6 +130,7 @@ def run_tracked(
 
 def survey(config: Config, notify: Callable[[str], None] = ignore_note) -> "WorkloadSurvey":
     """Capture a config's step and profile its ops, without running the step; `notify` receives a line before that."""
+    refuse_fleet(config, "this command")
     with open_harness(config) as runner:
         notify(f"capturing {config.ref} and profiling its ops; nothing is trained")
         return runner.survey()

@@ -41,7 +41,9 @@ class Region:
         metas: Sequence[Meta | None],
     ) -> None:
         self.__name__ = name
-        self.calls = tuple(calls)
+        self.calls, self.inputs, self.outputs = tuple(calls), tuple(inputs), tuple(outputs)
+        described = {*reads([(call.args, [part for _, part in call.kwargs]) for call in calls]), *inputs, *outputs}
+        self._arguments = inputs, outputs, [meta if value in described else None for value, meta in enumerate(metas)]
         writer = _RegionWriter(Bindings(metas))
         self.source = writer.source(calls, inputs, outputs)
         scope = dict(writer.names)
@@ -50,6 +52,10 @@ class Region:
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         return self._run(*tensors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the code is written from: builtin functions in its scope cannot be pickled."""
+        return Region, (self.__name__, self.calls, *self._arguments)
 
 
 def group_regions(

@@ -11,12 +11,14 @@ from autotune.cli.options import (
     Arguments,
     BudgetOption,
     DeviceOption,
+    FleetFile,
     Json,
     Kernels,
     Limit,
     LoopOption,
     MemoryFormat,
     Objective,
+    OnClass,
     OptionalRun,
     PlanPath,
     RunName,
@@ -59,11 +61,18 @@ def describe_package(
 
 
 @app.command(short_help="Check what this machine can measure.")
-def doctor(*, store: Stores = None, json: Json = False, verbose: Verbose = False) -> None:
-    """Check what this machine can measure, and how to fix what it cannot."""
+def doctor(
+    *,
+    store: Stores = None,
+    fleet: FleetFile = None,
+    on: OnClass = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check what this machine can measure, and how to fix what it cannot; with --fleet, one device of each class instead."""
     from autotune.cli.commands.doctor import run
 
-    run(stores=parse_pairs(store, "--store"), json=json)
+    run(stores=parse_pairs(store, "--store"), fleet=fleet, on=on, json=json)
 
 
 app.add_typer(
@@ -88,6 +97,8 @@ def tune(
     kernels: Kernels = None,
     seed_from: SeedFrom = None,
     tracking_uri: TrackingUri = None,
+    fleet: FleetFile = None,
+    on: OnClass = None,
     name: RunName = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only predict the Pareto front, the number of trials and the time.")
@@ -99,6 +110,7 @@ def tune(
     fields = {
         "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective, "loop": loop,
         "memory_format": memory_format, "kernels": kernels, "seed_from": seed_from, "tracking_uri": tracking_uri,
+        "fleet": fleet, "on": on,
     }  # fmt: skip
     config = load_overridden_config(workload, fields, set_, store)
     if dry_run:
@@ -118,13 +130,16 @@ def resume(
     time: Time = None,
     trials: Trials = None,
     tracking_uri: TrackingUri = None,
+    fleet: FleetFile = None,
+    on: OnClass = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Continue an interrupted run. --trials counts those of the whole run; --time starts from zero."""
     from autotune.cli.commands.tune import resume as continue_run
 
-    continue_run(run, {"time": time, "trials": trials, "tracking_uri": tracking_uri}, json=json)
+    limits = {"time": time, "trials": trials, "tracking_uri": tracking_uri, "fleet": fleet, "on": on}
+    continue_run(run, limits, json=json)
 
 
 @app.command(short_help="Test samplers on a recorded run, without a device.")
@@ -224,20 +239,22 @@ def nightly(
             "--resume", help="Run only the entries that the last night did not reach, and begin no new night."
         ),
     ] = False,
+    fleet: FleetFile = None,
+    on: OnClass = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Verify every entry's champion against plain eager, search for a better plan, and report regressions with their causes."""
     from autotune.cli.commands.nightly import run
 
-    run(config, resume=resume, json=json)
+    run(config, resume=resume, fleet=fleet, on=on, json=json)
 
 
 @app.command(short_help="Serve this machine's device to a study elsewhere.")
 def serve(*, verbose: Verbose = False) -> None:
     """Serve this machine's device on standard input and output, for a study that starts this command by ssh or a job system."""
+    from autotune.fleet.far_end.serve import serve as answer_requests
     from autotune.fleet.local import open_device
-    from autotune.fleet.serve import serve as answer_requests
 
     raise typer.Exit(answer_requests(open_device))
 

@@ -101,6 +101,14 @@ TrackingUri = Annotated[
         help="MLflow tracking server or database: http://server:5000, postgresql://user@server/name.",
     ),
 ]
+FleetFile = Annotated[
+    str | None,
+    typer.Option("--fleet", metavar="FILE", help="File of a fleet's classes of devices; $AUTOTUNE_FLEET by default."),
+]
+OnClass = Annotated[
+    str | None,
+    typer.Option("--on", metavar="CLASS", help="Class of the fleet's devices that measures; this machine by default."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import StoreError
-from autotune.fleet import device_lock
 from autotune.fleet.channel import Channel, Reach
-from autotune.fleet.device_server import DeviceServer, OpenDeviceRunner
+from autotune.fleet.far_end import device_lock
+from autotune.fleet.far_end.device_server import DeviceServer, OpenDeviceRunner
+from autotune.fleet.far_end.opener import find_opener
 from autotune.fleet.messages import FleetCall, FleetReply, OpenDevice, decode_reply, encode_message
 from autotune.fleet.node import check_promise, prepare_process
-from autotune.fleet.opener import find_opener
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
 from autotune.measure.device.this_device import this_device
-from autotune.records.config import Config, load_config
+from autotune.records.config import Config
+from autotune.records.device import Device
 from autotune.records.measurement import Measurement
 from autotune.records.run_dir import RunsDir
 
@@ -50,6 +51,14 @@ class LocalRunner:
 
     def conditions(self) -> MachineConditions:
         return collect_machine_conditions()
+
+    def listen(self, report: Callable[[str], None]) -> None:
+        """Report lines of progress to a function."""
+        self.harness.listen(lambda work: report(str(work)))
+
+    def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
+        """Use a recorded baseline where the device is the same."""
+        self.harness.reuse_baseline(measurement, device)
 
 
 @contextlib.contextmanager
@@ -89,17 +98,15 @@ def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[
     for a broken promise, and StoreError for a store without a directory here.
     """
     prepare_process(request.environment)
-    stores = request.stores or None
-    config = load_config(Config.model_validate(request.config), overrides={"device": request.promise.kind})
-    if stores is not None:
-        config = config.model_copy(update={"stores": stores})
+    config = Config.model_validate(request.config)
     if request.promise.kind == "cpu":  # a GPU's identity needs a context: the study checks it after `prepare`
         check_promise(request.device_class, os.uname().nodename, this_device("cpu"), request.promise)
     with device_lock.lock_device(request.promise.kind, report), open_harness(config, None, find_cache()) as harness:
-        harness.listen(lambda work: report(str(work)))
+        runner = LocalRunner(harness)
+        runner.listen(report)
         if request.recorded is not None:
-            harness.reuse_baseline(request.recorded.measurement, request.recorded.device)
-        yield LocalRunner(harness)
+            runner.reuse_baseline(request.recorded.measurement, request.recorded.device)
+        yield runner
 
 
 def find_cache() -> Path:

@@ -15,6 +15,7 @@ import xxhash
 import autotune
 from autotune import errors
 from autotune.errors import AutotuneError, ConfigError, WorkerError
+from autotune.fleet.far_end.inspection import DeviceInspection
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
 from autotune.measure.survey import PreparedWorkload
@@ -53,13 +54,22 @@ class OpenDevice:
     """Version of autotune, as `code_identity` returns it."""
     device_class: str
     config: dict[str, Any]
-    """JSON of the `Config`."""
+    """JSON of the `Config`, with the device, the limit and the stores of the class."""
     promise: DevicePromise = field(default_factory=DevicePromise)
-    stores: dict[str, str] = field(default_factory=dict)
-    """Directories of the stores on the device's machine."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the measuring processes."""
     recorded: RecordedBaseline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InspectDevice:
+    """Inspect a device without opening it."""
+
+    code: str
+    """Version of autotune, as `code_identity` returns it."""
+    kind: str
+    stores: dict[str, str] = field(default_factory=dict)
+    """Directories of the stores on the device's machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +147,33 @@ class CallFailed:
         return WorkerError(f"{host or 'the far end'}: internal error: {self.error}: {self.detail}; see its log")
 
 
-FleetCall = OpenDevice | PrepareCall | BaselineCall | MeasureCall | RenewCall | ConditionsCall
-FleetReply = NodeFacts | PreparedWorkload | Measurement | Renewed | MachineConditions | CallProgress | CallFailed
+FleetCall = OpenDevice | InspectDevice | PrepareCall | BaselineCall | MeasureCall | RenewCall | ConditionsCall
+FleetReply = (
+    NodeFacts
+    | DeviceInspection
+    | PreparedWorkload
+    | Measurement
+    | Renewed
+    | MachineConditions
+    | CallProgress
+    | CallFailed
+)
 _CALLS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (OpenDevice, PrepareCall, BaselineCall, MeasureCall, RenewCall, ConditionsCall)
+    kind.__name__: kind
+    for kind in (OpenDevice, InspectDevice, PrepareCall, BaselineCall, MeasureCall, RenewCall, ConditionsCall)
 }
 _REPLIES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (NodeFacts, PreparedWorkload, Measurement, Renewed, MachineConditions, CallProgress, CallFailed)
+    for kind in (
+        NodeFacts,
+        DeviceInspection,
+        PreparedWorkload,
+        Measurement,
+        Renewed,
+        MachineConditions,
+        CallProgress,
+        CallFailed,
+    )
 }
 
 
@@ -156,7 +185,7 @@ def encode_message(message: FleetCall | FleetReply) -> bytes:
 def decode_call(text: bytes) -> FleetCall:
     """Return the request in a JSON text; ConfigError for another version's, and for anything else."""
     name, fields = _split(text, "the study")
-    if name == OpenDevice.__name__ and fields.get("code") != code_identity():
+    if name in (OpenDevice.__name__, InspectDevice.__name__) and fields.get("code") != code_identity():
         raise ConfigError(
             f"this end runs autotune {code_identity()}, the study runs {fields.get('code') or 'another one'}; "
             "install the same version on both"

@@ -17,9 +17,9 @@ from typing import Any
 
 from autotune.errors import ConfigError, install_command
 from autotune.fleet.channel import Channel, FarEndLostError, Reach
-from autotune.fleet.device_server import DeviceServer
+from autotune.fleet.far_end.device_server import DeviceServer
+from autotune.fleet.far_end.opener import find_opener
 from autotune.fleet.messages import FleetCall, FleetReply, decode_reply, encode_message
-from autotune.fleet.opener import find_opener
 
 POLL_SECONDS = 0.5
 """Time between two looks for a signal while a reply is awaited."""

@@ -57,7 +57,8 @@ class RemoteRunner:
     """Request that opens the device."""
     class_file: Path | None = None
     """File of the class's first device, which later devices must equal; None to compare within this session alone."""
-    pause_seconds: float = PAUSE_SECONDS
+    pause_seconds: float | None = None
+    """Pause after a failed attempt; `PAUSE_SECONDS` by default."""
     report: Callable[[str], None] = ignore_line
     """Receives lines of progress: of the device's work, and of lost devices."""
     lost: int = 0
@@ -128,7 +129,7 @@ class RemoteRunner:
 
     def _repeat(self, ask: Callable[[], ReplyT]) -> ReplyT:
         """Ask again on another device where one is lost; DeviceLostError after several attempts."""
-        pause = self.pause_seconds
+        pause = PAUSE_SECONDS if self.pause_seconds is None else self.pause_seconds
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return ask()

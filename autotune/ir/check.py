@@ -152,14 +152,14 @@ def _check_inplace(graph: TrainGraph, plan: Plan) -> None:
 def _check_reuse(graph: TrainGraph, plan: Plan, reuse: InPlace) -> None:
     """Refuse an output in a buffer that the op cannot write, or that has another size."""
     op = graph.ops[plan.order[reuse.position]]
-    if reuse.value not in op.inplace or reuse.value not in op.inputs or len(op.outputs) != 1:
+    if reuse.value not in op.inplace or reuse.value not in op.inputs or not op.outputs:
         exists = reuse.value in range(len(graph.values))
         name = graph.values[reuse.value].name if exists else f"value {reuse.value}"
         raise PlanError(f"{op.name} cannot write its output to the buffer of {name}")
     value, output = graph.values[reuse.value], graph.values[op.outputs[0]]
     if value.id in graph.static or value.role not in (Role.ACTIVATION, Role.GRAD):
         raise PlanError(f"{op.name} at {reuse.position} overwrites {value.name}, the user's own {value.role}")
-    if value.nbytes != output.nbytes:
+    if value.nbytes not in {graph.values[created].nbytes for created in op.outputs}:
         raise PlanError(
             f"{op.name} cannot write {output.name} of {output.nbytes} bytes to the {value.nbytes} of {value.name}"
         )

@@ -60,7 +60,10 @@ class Op:
     writes: tuple[int, ...] = ()
     """Graph inputs that the op changes in place."""
     inplace: tuple[int, ...] = ()
-    """Inputs whose buffer the op's only output may reuse, with the same bits, once no other op reads them."""
+    """Inputs whose buffer an output may reuse, with the same bits, once no other op reads them.
+
+    That output is the op's first of as many bytes as the input.
+    """
     alias_of: int | None = field(default=None, metadata={"key": "given"})
     """Value with the bits of the op's only output, produced by a more expensive op.
 

@@ -1,10 +1,7 @@
-"""Compile a region with inductor, once per process and, through a cache of files, once per machine."""
+"""Compile a region with inductor, once per machine; processes load it from files."""
 
 import contextlib
-import os
-import stat
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +10,11 @@ from torch import fx
 from autotune.capture.program import Meta
 from autotune.capture.regions import Region
 from autotune.errors import CaptureError, ConfigError
+from autotune.kernels.compile_pool import compile_in_pool
+from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry
+from autotune.kernels.overwriting import find_target, write_over
 
-_KERNELS: dict[tuple[str, int], Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {}
+_KERNELS: dict[tuple[str, int], Kernel] = {}
 """Kernels of this process, by region's signature and number of threads: inductor generates code for that number."""
 
 
@@ -26,29 +26,83 @@ class CompiledRegion:
         signature: Digest of the region's ops, wiring, shapes, dtypes and strides. Equal regions share one kernel.
         inputs: Descriptions of the tensors that the region reads.
         outputs: Descriptions of the tensors that it returns, in memory of their own.
+        overwritten: Number of the input in whose memory one output is returned; None where all outputs have their own.
     """
 
-    def __init__(self, region: Region, signature: str, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> None:
+    def __init__(
+        self,
+        region: Region,
+        signature: str,
+        inputs: Sequence[Meta],
+        outputs: Sequence[Meta],
+        overwritten: int | None = None,
+    ) -> None:
         self.__name__ = region.__name__
         self.region, self.signature = region, signature
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self.overwritten = overwritten
         self._copied: frozenset[int] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        outputs = self.compile()(list(tensors))
+        outputs = self._run(tensors)
         if self._copied is None:
             self._copied = self._find_shared(tensors, outputs)
         if self._copied:
             outputs = [self._copy(n, out) if n in self._copied else out for n, out in enumerate(outputs)]
         return outputs
 
+    def over(self, number: int) -> "CompiledRegion":
+        """Return the region with an output in the memory of an input: the first output of as many bytes.
+
+        The bits are the same. The kernel is another one, which is compiled when it is first needed.
+        """
+        return CompiledRegion(self.region, f"{self.signature} over {number}", self._inputs, self._outputs, number)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.overwritten is None:
+            return self.compile()(list(tensors))
+        target = tensors[self.overwritten].view(self._outputs[self.target].shape)
+        try:
+            kernel = self.compile()
+        except (
+            CaptureError
+        ):  # inductor fails on some loops that write over what they read: then copy, with a second buffer
+            outputs = list(self._base(*tensors))
+            target.copy_(outputs.pop(self.target))
+        else:
+            outputs = list(kernel(list(tensors)))
+        return [*outputs[: self.target], target, *outputs[self.target :]]
+
     @property
-    def is_compiled(self) -> bool:
+    def _base(self) -> "CompiledRegion":
+        """The same region with all outputs in memory of their own."""
+        return CompiledRegion(self.region, self.signature.partition(" ")[0], self._inputs, self._outputs)
+
+    @property
+    def target(self) -> int:
+        """Number of the output that is written over an input."""
+        assert self.overwritten is not None
+        number = find_target(self._inputs[self.overwritten], self._outputs)
+        assert number is not None
+        return number
+
+    @property
+    def is_loaded(self) -> bool:
         """True if this process has the region's kernel."""
         return (self.signature, torch.get_num_threads()) in _KERNELS
 
-    def compile(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-        """Return the region's kernel, which takes a list of tensors.
+    @property
+    def is_cached(self) -> bool:
+        """True if a process of this machine compiled the region, for as many threads as this one has."""
+        return entry_path(self.signature).exists()
+
+    @property
+    def device(self) -> torch.device:
+        """Device that the region runs on."""
+        return self._outputs[0].device
+
+    def compile(self) -> Kernel:
+        """Return the region's kernel, which takes a list of tensors; load or compile it where that was not done.
 
         Raises:
             CaptureError: Inductor cannot compile the region.
@@ -57,23 +111,43 @@ class CompiledRegion:
         key = (self.signature, torch.get_num_threads())
         kernel = _KERNELS.get(key)
         if kernel is None:
-            kernel = _KERNELS[key] = self._compile()
+            kernel = _KERNELS[key] = self._load()
         return kernel
 
-    def _compile(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    def write(self) -> None:
+        """Compile the region and write its entry for other processes.
+
+        Raises:
+            CaptureError: Inductor cannot compile the region.
+            ConfigError: No C++ compiler works.
+        """
+        compiled = self._generate()
+        scope = compiled.current_callable.__func__.__globals__
+        write_entry(entry_path(self.signature), compiled.source_code, scope, compiled.constants or {})
+
+    def _load(self) -> Kernel:
+        if self.device.type != "cpu":  # kernels of a GPU are loaded by inductor, which has a cache of its own
+            compiled = self._generate()
+            kernel: Kernel = compiled.current_callable or compiled
+            return kernel
+        if not self.is_cached:
+            compile_in_pool([self])
+        return load_entry(entry_path(self.signature))
+
+    def _generate(self) -> Any:
+        """Let inductor compile the region in this process."""
         from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
         from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
         from torch._inductor.virtualized import V
 
-        with _compiler_settings():
+        with _compiler_settings(self.device):
             try:
                 traced, mode = self._trace()
                 with torch._guards.tracing(torch._guards.TracingContext(mode)), V.set_fake_mode(mode):
-                    traced = _recursive_joint_graph_passes(traced, input_device=self._outputs[0].device)
-                    # results keep the strides that the rest of the step was captured with
-                    traced.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(self._outputs)))
+                    traced = _recursive_joint_graph_passes(traced, input_device=self.device)
+                    self._finish(traced)
                     examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
-                    compiled: Any = compile_fx_inner(traced, examples, is_inference=True)
+                    return compile_fx_inner(traced, examples, is_inference=True)
             except (CppCompileError, InvalidCxxCompiler) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(
@@ -84,8 +158,6 @@ class CompiledRegion:
                 raise CaptureError(
                     f"inductor cannot compile {self.__name__} ({len(self.region.calls)} ops): {reason}; use --kernels aten"
                 ) from error
-        kernel: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] = compiled.current_callable or compiled
-        return kernel
 
     def _trace(self) -> tuple[fx.GraphModule, Any]:
         """Trace the region on fake tensors, in inductor's decompositions."""
@@ -102,9 +174,17 @@ class CompiledRegion:
         traced.recompile()
         return traced, mode
 
+    def _finish(self, traced: fx.GraphModule) -> None:
+        """Let a traced region write over an input, and keep the strides that the rest of the step was captured with."""
+        if self.overwritten is not None:
+            write_over(traced.graph, self.overwritten, self.target)
+            traced.recompile()
+        output = traced.graph.output_node()
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+
     def _find_shared(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> frozenset[int]:
         """Return the outputs that share memory, are part of more memory, or lie otherwise than planned."""
-        taken = {tensor.untyped_storage()._cdata for tensor in inputs}
+        taken = {tensor.untyped_storage()._cdata for n, tensor in enumerate(inputs) if n != self.overwritten}
         shared = set()
         for number, (output, meta) in enumerate(zip(outputs, self._outputs, strict=True)):
             storage = output.untyped_storage()
@@ -125,43 +205,15 @@ def _storage_bytes(meta: Meta) -> int:
     return (1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))) * meta.dtype.itemsize
 
 
-def kernel_directory() -> Path:
-    """Return the directory of compiled kernels, `autotune/kernels` in the user's cache directory; make it private.
-
-    Raises:
-        ConfigError: The directory belongs to another user, or cannot be made.
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = base / "autotune" / "kernels"
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = directory.stat()
-    except OSError as error:
-        raise ConfigError(f"cannot use {directory} for compiled kernels: {error}; set XDG_CACHE_HOME") from error
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"{directory} can be written by other users, who could run code as you; make it yours alone, or set XDG_CACHE_HOME"
-        )
-    return directory
-
-
 @contextlib.contextmanager
-def _compiler_settings() -> Iterator[None]:
-    """Compile into the directory of kernels, in this process, whatever mode and whatever seed the caller has set."""
+def _compiler_settings(device: torch.device) -> Iterator[None]:
+    """Compile in this process, whatever mode and whatever seed the caller has set."""
     import torch._inductor.config
 
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(kernel_directory())
-    try:
-        with (
-            torch._inductor.config.patch(compile_threads=1, fx_graph_cache=True),
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-        ):
-            yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
+    with (
+        # a region of the CPU has an entry of its own; another cache may hold parts of an interrupted compilation
+        torch._inductor.config.patch(compile_threads=1, fx_graph_cache=device.type != "cpu"),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        yield

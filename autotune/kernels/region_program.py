@@ -1,27 +1,31 @@
 """Turn a captured program into one whose fusible ops are compiled regions."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import LoopUpdates
-from autotune.capture.program import Call, Meta, Program, reads
+from autotune.capture.program import Call, Meta, Program, Read, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
+from autotune.errors import CaptureError
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
+from autotune.kernels.compile_pool import Listen, compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
+from autotune.kernels.overwriting import find_overwritable
 from autotune.kernels.saving import rebuilding_ops, rebuilt_values
 
 REBUILD_PRICE = 0.05
-"""Bytes that are rather saved, for each byte that ops read or write to rebuild values. It keeps long chains short."""
+"""Default of `rebuild_price`. It keeps long chains short."""
 
 SHARED_WITHIN = 24
 """Number of later ops within which a value that was rebuilt for one op is reused by another."""
 
 
-def fuse(program: Program, price: float = REBUILD_PRICE) -> Program:
+def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
     """Return a program that computes the same step, with its fusible ops in regions.
 
     Forward values that are cheap to compute are not saved for the backward pass: the regions that read them there rebuild
@@ -29,7 +33,8 @@ def fuse(program: Program, price: float = REBUILD_PRICE) -> Program:
 
     Args:
         program: A captured step.
-        price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes.
+        rebuild_price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes. At 0 the
+            fewest bytes are saved; at 4 hardly anything is rebuilt, and planners decide what is recomputed.
 
     Examples:
         >>> import torch
@@ -46,7 +51,7 @@ def fuse(program: Program, price: float = REBUILD_PRICE) -> Program:
     expansion = _Expansion(program)
     groups = group_ops(graph, fusible)
     group_of = {op: number for number, group in enumerate(groups) for op in group}
-    rebuilt = rebuilt_values(graph, fusible, price)
+    rebuilt = rebuilt_values(graph, fusible, rebuild_price)
     begun: set[int] = set()
     for op in graph.ops:
         number = group_of.get(op.id)
@@ -63,11 +68,20 @@ def fuse(program: Program, price: float = REBUILD_PRICE) -> Program:
     return expansion.program()
 
 
-def with_kernels(program: Program, kernels: str) -> Program:
-    """Return a program with the kernels of a plan: `inductor`, or empty for the program as captured."""
+def with_kernels(program: Program, kernels: str, rebuild_price: float = REBUILD_PRICE) -> Program:
+    """Return a program with the kernels of a plan: `inductor`, or empty for the program as captured.
+
+    `rebuild_price` is that of `fuse`.
+    """
     if kernels and isinstance(program.updates, LoopUpdates):  # the loop's ops read values by id
-        return apply_loop(with_kernels(program.updates.base, kernels), program.updates.loop)
-    return fuse(program) if kernels == "inductor" else program
+        return apply_loop(with_kernels(program.updates.base, kernels, rebuild_price), program.updates.loop)
+    return fuse(program, rebuild_price) if kernels == "inductor" else program
+
+
+def overwrite(call: Call, value: int) -> Call:
+    """Return the call of a region that writes an output over a value, one of those in the op's `inplace`."""
+    region: Any = call.target
+    return replace(call, target=region.over(call.args.index(Read(value))))
 
 
 def list_regions(program: Program) -> list[CompiledRegion]:
@@ -76,19 +90,30 @@ def list_regions(program: Program) -> list[CompiledRegion]:
     return list({target.signature: target for target in targets if isinstance(target, CompiledRegion)}.values())
 
 
-def compile_regions(program: Program, listen: Callable[[int, int], None] | None = None) -> None:
-    """Compile the regions of a program that this process has no kernel for.
+def compile_regions(program: Program, listen: Listen | None = None) -> None:
+    """Load the kernels of a program's regions into this process; compile those that no process of this machine did.
 
     `listen` is called with the number of compiled regions and of all to compile.
 
     Raises:
         CaptureError: Inductor cannot compile a region.
-        ConfigError: No C++ compiler works.
+        ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
     """
-    missing = [region for region in list_regions(program) if not region.is_compiled]
-    for number, region in enumerate(missing):
-        if listen is not None:
-            listen(number, len(missing))
+    load_kernels(list_regions(program), listen)
+
+
+def load_variants(targets: Iterable[object]) -> None:
+    """Load the kernels of those targets that are regions which write over an input."""
+    variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
+    with contextlib.suppress(CaptureError):  # such a region copies
+        load_kernels(list({variant.signature: variant for variant in variants}.values()))
+
+
+def load_kernels(regions: Sequence[CompiledRegion], listen: Listen | None = None) -> None:
+    """Load the kernels of regions into this process, as `compile_regions` does."""
+    missing = [region for region in regions if not region.is_loaded]
+    compile_in_pool([region for region in missing if region.device.type == "cpu" and not region.is_cached], listen)
+    for region in missing:
         region.compile()
 
 
@@ -143,7 +168,7 @@ class _Expansion:
             ops, self.calls, self.values, self.metas, {names[name]: list(ids) for name, ids in members.items()},
             step_outputs=tuple(reads(self.source.results)),
         )  # fmt: skip
-        return _with_compiled_regions(self.source, grouped)
+        return _with_compiled_regions(self.source, grouped, self.metas)
 
     def _rebuild(self, wanted: Sequence[int], rebuilt: frozenset[int], region: str) -> dict[int, int]:
         """Add ops that rebuild values, as a part of a region; return the new value of each rebuilt one."""
@@ -200,16 +225,23 @@ class _Identity(dict[int, int]):
         return value
 
 
-def _with_compiled_regions(source: Program, grouped: GroupedOps) -> Program:
+def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence[Meta | None]) -> Program:
+    """Return a program of grouped ops; `metas` describes the values inside of regions."""
     ids = grouped.new_ids
     produced = {value for op in grouped.ops for value in op.outputs}
+    static = {value.id for value in grouped.values if value.id not in produced}
     results = renumber(source.results, ids)
     ops, calls = [], []
     for op, call in zip(grouped.ops, grouped.calls, strict=True):
         ops.append(op)
         calls.append(call)
         if isinstance(call.target, Region) and op.target == "autotune.regions.fused":
-            ops[-1] = replace(op, name=f"{op.layer}.fused{op.id}", target="autotune.kernels.fused")
+            ops[-1] = replace(
+                op,
+                name=f"{op.layer}.fused{op.id}",
+                target="autotune.kernels.fused",
+                inplace=_overwritable(call.target, op.inputs, static, metas),
+            )
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
             calls[-1] = replace(call, target=CompiledRegion(call.target, op.signature, inputs, outputs))
     graph = TrainGraph(
@@ -230,6 +262,16 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps) -> Program:
         tangent=None if source.tangent is None else ids[source.tangent],
         results=results,
         gradients=tuple(ids[value] for value in source.gradients),
+    )
+
+
+def _overwritable(
+    region: Region, inputs: Sequence[int], static: Set[int], metas: Sequence[Meta | None]
+) -> tuple[int, ...]:
+    """Return the inputs that a region may overwrite; inside of the region values have other ids."""
+    inside = find_overwritable(region.calls, region.inputs, region.outputs, metas)
+    return tuple(
+        value for value, inner in zip(inputs, region.inputs, strict=True) if inner in inside and value not in static
     )
 
 

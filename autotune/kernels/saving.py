@@ -8,7 +8,7 @@ from autotune.predict.min_cut import UNCUTTABLE, Network
 _SOURCE, _SINK = 0, 1
 
 
-def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], price: float = 0.0) -> frozenset[int]:
+def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], rebuild_price: float = 0.0) -> frozenset[int]:
     """Return the forward values that the backward pass computes again, so that the bytes saved between both are fewest.
 
     The choice is a minimum cut between the values that no op can rebuild and those that the backward pass reads. Inside a
@@ -17,7 +17,7 @@ def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], price: float = 0.
     Args:
         graph: The step.
         fusible: True for each op that may be part of a region; only these rebuild values.
-        price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes.
+        rebuild_price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes.
 
     >>> from autotune.testing.graphs import training_chain
     >>> graph = training_chain(2)
@@ -40,14 +40,16 @@ def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], price: float = 0.
                     network.add_edge(leave[value], _SINK, UNCUTTABLE)
     for op in forward:
         touched = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
-        cost = round(price * touched) if fusible[op.id] else UNCUTTABLE
+        cost = round(rebuild_price * touched) if fusible[op.id] else UNCUTTABLE
+        node = network.add_node()  # an op is paid for once, however many of its outputs are rebuilt
+        if cost:
+            network.add_edge(_SOURCE, node, cost)
         for value in op.outputs:
-            if cost:
-                network.add_edge(_SOURCE, entry[value], cost)
-            if fusible[op.id]:
-                for source in op.inputs:
-                    if source in leave:
-                        network.add_edge(leave[source], entry[value], UNCUTTABLE)
+            network.add_edge(node, entry[value], UNCUTTABLE)
+        if fusible[op.id]:
+            for source in op.inputs:
+                if source in leave:
+                    network.add_edge(leave[source], node, UNCUTTABLE)
     on_source_side = network.min_cut()
     return frozenset(value for value, node in entry.items() if not on_source_side[node])
 

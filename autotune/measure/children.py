@@ -32,6 +32,8 @@ class ChildRole(StrEnum):
 
     SURVEY = "prepare"
     """Capture and profiling."""
+    KERNELS = "kernels"
+    """Compilation, without a memory limit: compilers take more than some models."""
     EAGER = "eager"
     """Bytes and results of plain eager steps."""
     PLAN_BYTES = "bytes"
@@ -126,8 +128,12 @@ class Children:
 
     def _start(self, role: ChildRole, arguments: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Child:
         spec = replace(self._spec, scratch=self.scratch, return_memory=role in _RETURN_MEMORY)
+        if role is ChildRole.KERNELS:
+            spec = replace(spec, limit_bytes=None)
         if arguments is not None:
             spec = replace(spec, workload=replace(spec.workload, arguments=dict(arguments)))
         child = Child.start(spec, spec.log_dir / f"{role}-{next(self._numbers)}.log", environment)
-        self.limit, child.report = child.limit, self.report
+        child.report = self.report
+        if role is not ChildRole.KERNELS:
+            self.limit = child.limit
         return child

@@ -1,34 +1,42 @@
 """The harness: prepare a workload, then measure its baseline and its plans in child processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError, WorkerError
+import psutil
+
+from autotune.errors import ConfigError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
 from autotune.measure.messages import (
     ChildError,
+    DigestsRequest,
     EagerPeakRequest,
     EagerResultsRequest,
     PlanCheckRequest,
     SurveyRequest,
+    WiringRequest,
     WorkProgress,
 )
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import ExpectedResults, find_expected_results
 from autotune.measure.spec import Spec
-from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, plan_tolerance
+from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, explain_survey_failure, plan_tolerance
 from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import KILLED, Measurement, Outcome, apply_budget
 
 BASELINE_PROCESSES = 2
 """Number of new processes in which the baseline's charge is measured; their range is the spread to allow for."""
+HOPELESS_EXCESS = 0.03
+"""Share of the budget above which a plan's charge makes its exact time useless: it cannot be planned a little lower."""
+KEEPING_FACTOR = 3
+"""Available memory at which processes keep theirs between two steps, as a multiple of eager's charge."""
 
 
 class Harness:
@@ -47,6 +55,7 @@ class Harness:
         self._surveyed: WorkloadSurvey | None = None
         self._prepared: PreparedWorkload | None = None
         self._expected: ExpectedResults | None = None
+        self._digests: Mapping[str, str] | None = None
         remove_stale()
 
     def __enter__(self) -> Self:
@@ -92,11 +101,12 @@ class Harness:
         return self._prepared
 
     def measure(self, plan: Plan, *, budget_bytes: int | None = None, beat: float | None = None) -> Measurement:
-        """Compare a plan's results, then measure its bytes, then its seconds beside eager.
+        """Compare a plan's results, then measure its seconds beside eager, then its bytes.
 
         `budget_bytes` limits the charge of the step itself, without the floor. `beat` is a ratio to eager's time; a plan
-        whose steps all stay above it is stopped early. A failure of the plan is an Outcome, and so is a full disk. Raises
-        the child's PlanError, ConfigError or any other StoreError.
+        whose steps all stay above it is stopped early. The charge is measured with the seconds; the plan's own peak only
+        of a plan that keeps the budget and is not stopped. A failure of the plan is an Outcome, and so is a full disk.
+        Raises the child's PlanError, ConfigError or any other StoreError.
         """
         return replace(
             self._measure(plan, budget_bytes, beat), limit=self._children.limit, device=self.prepare().device
@@ -106,12 +116,46 @@ class Harness:
         self.prepare()
         measurement = Measurement(Outcome.OK)
         try:
+            if self._digests is not None:
+                return self._measure_seconds_first(plan, self._digests, budget_bytes, beat)
             measurement = self._check_results_and_bytes(plan, measurement)
             if measurement.outcome is Outcome.OK:
                 measurement = apply_budget(self._measure_seconds(plan, measurement, beat), budget_bytes)
         except ChildError as error:
             return _failed(measurement, error)
         return measurement
+
+    def _measure_seconds_first(
+        self, plan: Plan, digests: Mapping[str, str], budget_bytes: int | None, beat: float | None
+    ) -> Measurement:
+        """Compare the plan's bits in the process that times it, and measure the bytes only of a plan that may lead."""
+        measurement = Measurement(Outcome.OK, max_error=0.0, verified=self._describe_comparison(0.0))
+        try:
+            measurement = self._measure_seconds(plan, measurement, beat, digests, budget_bytes)
+        except ChildError as error:
+            if error.outcome is not Outcome.WRONG_RESULT:
+                raise
+            checked = self._check_results_and_bytes(plan, Measurement(Outcome.OK))  # it knows by how much
+            return checked if checked.outcome is not Outcome.OK else _failed(replace(checked, verified=""), error)
+        measurement = apply_budget(measurement, budget_bytes)
+        if measurement.outcome is not Outcome.OK:
+            return measurement
+        checked = self._check_results_and_bytes(plan, measurement)
+        assert checked.floor_bytes is not None
+        return replace(checked, charged_bytes=(measurement.step_charged_bytes or 0) + checked.floor_bytes)
+
+    def _hash_traced(self, traced: Plan, *, baseline_fits: bool) -> Mapping[str, str] | None:
+        """Return the hashes of the captured step that every plan has to equal; None where plans need not be bit-equal.
+
+        They are of the workload's own batch, so they are missing where eager does not fit.
+        """
+        expected = self._expected
+        if self._spec.device_kind != "cpu" or expected is None or not baseline_fits:
+            return None
+        if expected.arguments != self._spec.workload.arguments:
+            return None
+        reply = self._children.try_to_ask(ChildRole.PLAN_BYTES, DigestsRequest(traced))
+        return None if reply is None else reply.digests
 
     def _reuse_recorded(self) -> Measurement | None:
         """Return the recorded baseline, with eager's results computed again to compare plans with; None if it is not valid."""
@@ -143,9 +187,9 @@ class Harness:
             self._children.end(ChildRole.EAGER)
             self._eager_results = results
             self._children.report(WorkProgress("timing the baseline"))
-            timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
+            timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)))
             if self._disturbance(timing):
-                timing = self._time(None, ChildRole.EAGER_SECONDS, beside_eager=False)
+                timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)))
         except ChildError as error:
             self._refuse_killed(error, "the baseline")
             return _failed(measurement, error)
@@ -184,12 +228,14 @@ class Harness:
         traced = Plan.traced(surveyed.graph)
         self._children.report(WorkProgress("comparing the captured step with eager"))
         self._expected, floor = find_expected_results(self._children, self._spec, traced, self._eager_results)
+        baseline_fits = baseline.outcome is Outcome.OK
+        self._digests = self._hash_traced(traced, baseline_fits=baseline_fits)
         return PreparedWorkload(
             graph=surveyed.graph,
             costs=surveyed.costs,
             device=surveyed.device,
             floor_bytes=surveyed.floor_bytes if floor is None else floor,
-            baseline_fits=baseline.outcome is Outcome.OK,
+            baseline_fits=baseline_fits,
             capture_error=self._expected.capture_error if self._expected is not None else None,
             verified=self._describe_comparison(0.0),
             loop=surveyed.loop,
@@ -198,21 +244,17 @@ class Harness:
     def _survey(self) -> WorkloadSurvey:
         workload, seconds = self._spec.workload, self._spec.prepare_limit_seconds
         try:
+            if self._spec.kernels:
+                self._children.ask(ChildRole.KERNELS, WiringRequest(), seconds=seconds)  # captures and compiles
+                self._children.end(ChildRole.KERNELS)
             return self._children.ask(ChildRole.SURVEY, SurveyRequest(), seconds=seconds)
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
                 raise raised from None
             self._refuse_killed(error, "capture and profile")
-            match error.outcome:
-                case Outcome.OUT_OF_MEMORY:
-                    limit_bytes = self._spec.limit_bytes
-                    limit = f"a limit of {limit_bytes / 2**20:.1f} MiB" if limit_bytes else "this machine's memory"
-                    raise InfeasibleError(
-                        f"{workload} does not even fit {limit} one operator at a time; make the batch smaller"
-                    ) from None
-                case Outcome.TIMEOUT:
-                    raise CaptureError(f"{workload} took more than {seconds:g} s to capture and profile") from None
-            raise CaptureError(f"cannot capture and profile {workload}: {error.detail}") from None
+            raise explain_survey_failure(
+                workload, error.outcome, error.detail, seconds=seconds, limit_bytes=self._spec.limit_bytes
+            ) from None
         finally:
             self._children.end(ChildRole.SURVEY)
 
@@ -271,12 +313,24 @@ class Harness:
             return method
         return f"{method}; compared at batch {expected.arguments['batch']}"
 
-    def _measure_seconds(self, plan: Plan, measurement: Measurement, beat: float | None) -> Measurement:
+    def _measure_seconds(
+        self,
+        plan: Plan,
+        measurement: Measurement,
+        beat: float | None,
+        digests: Mapping[str, str] | None = None,
+        budget_bytes: int | None = None,
+    ) -> Measurement:
         beside_eager = self.prepare().baseline_fits
-        timing = self._time(plan, ChildRole.PLAN_SECONDS, beside_eager=beside_eager, beat=beat)
+        eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)) if beside_eager else None
+        planned = TimedSide(partial(self._children.ask, ChildRole.PLAN_SECONDS), plan, digests)
+        most_bytes = None
+        if digests is not None and budget_bytes is not None:
+            most_bytes = self.prepare().floor_bytes + int(budget_bytes * (1 + HOPELESS_EXCESS))
+        timing = self._time(planned, eager, beat=beat, most_bytes=most_bytes, rests=not self._can_keep_memory())
         if timing.stopped_early:
-            count = len(timing.step_seconds)
-            detail = f"none of {count} steps took less than {beat:.3f} of eager's time: no more were timed"
+            count, ratio = len(timing.step_seconds), timing.time_ratio
+            detail = f"{count} steps took {ratio:.3f} of eager's time, surely more than {beat:.3f}: no more were timed"
             measurement = replace(measurement, outcome=Outcome.STOPPED_EARLY, detail=detail)
         if timing.end.mismatch:
             return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=describe_mismatch(timing.end))
@@ -287,11 +341,12 @@ class Harness:
             steps = steps[: len(beside)]
             failure = f"plain eager ended beside it ({timing.baseline_failure}): its times are set beside eager's own, measured before"
             measurement = replace(measurement, detail="; ".join(filter(None, (measurement.detail, failure))))
-        assert measurement.floor_bytes is not None
+        # libraries of two processes hold different amounts: the charge above its own floor, on the floor of the bytes
+        floor_bytes = timing.end.floor_bytes if measurement.floor_bytes is None else measurement.floor_bytes
         return replace(
             measurement,
-            # libraries of two processes hold different amounts: the charge above its own floor, on the floor of the bytes
-            charged_bytes=timing.step_charged_bytes + measurement.floor_bytes,
+            floor_bytes=floor_bytes,
+            charged_bytes=timing.step_charged_bytes + floor_bytes,
             step_seconds=steps,
             baseline_seconds=beside,
             stall_seconds=timing.stall_seconds,
@@ -302,17 +357,33 @@ class Harness:
             disturbed=self._disturbance(timing),
         )
 
-    def _time(self, plan: Plan | None, role: ChildRole, *, beside_eager: bool, beat: float | None = None) -> PlanTiming:
-        """Time blocks of the plan (None: of eager), with eager's blocks between them if `beside_eager`."""
-        eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)) if beside_eager else None
+    def _time(
+        self,
+        timed: TimedSide,
+        eager: TimedSide | None = None,
+        *,
+        beat: float | None = None,
+        most_bytes: int | None = None,
+        rests: bool = True,
+    ) -> PlanTiming:
+        """Time blocks of one side, with eager's blocks between them if there is another side."""
         return time_beside_eager(
-            TimedSide(partial(self._children.ask, role), plan),
+            timed,
             eager,
             samples=self._spec.samples,
             patience_seconds=self._children.time_limit_seconds / 3,
             beat=beat,
+            most_bytes=most_bytes,
+            rests=rests,
             counters=self._children.counters,
         )
+
+    def _can_keep_memory(self) -> bool:
+        """Return True if the processes of plan and eager can both keep their memory between two steps."""
+        charged_bytes = self.baseline().charged_bytes
+        if self._spec.device_kind != "cpu" or charged_bytes is None:
+            return False
+        return psutil.virtual_memory().available > KEEPING_FACTOR * charged_bytes
 
     def _disturbance(self, timing: PlanTiming) -> str:
         """Explain why other work disturbed the times, compared with the baseline's if that was undisturbed."""

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psutil
 
 from autotune.ir.plan import Plan
-from autotune.measure.early_stop import cannot_beat
+from autotune.measure.early_stop import MIN_STEPS, cannot_beat
 from autotune.measure.machine_counters import MachineCounters, machine_load
 from autotune.measure.messages import (
     Ask,
@@ -28,6 +29,7 @@ from autotune.measure.messages import (
     StopTiming,
     TimeBlock,
     TimedBlock,
+    TimedDigestsRequest,
     TimingEnd,
 )
 from autotune.records.machine_load import MachineLoad
@@ -49,6 +51,8 @@ class TimedSide:
 
     ask: Ask
     plan: Plan | None = None
+    expected: Mapping[str, str] | None = None
+    """Digests of the captured step that the plan's have to equal before it is timed; None to compare nothing."""
     blocks: list[TimedBlock] = field(default_factory=list)
     failure: ChildError | None = None
     """First error of a tolerated action."""
@@ -59,12 +63,18 @@ class TimedSide:
         return [seconds for block in self.blocks for seconds in block.seconds]
 
     def begin(self) -> None:
-        """Make the process ready to be timed."""
+        """Make the process ready to be timed; ChildError where the plan computes other bits than expected."""
         self.ask(BeginTiming(self.plan))
+        if self.expected is not None:
+            digests = self.ask(TimedDigestsRequest()).digests
+            names = [*self.expected, *(name for name in digests if name not in self.expected)]
+            if name := next((name for name in names if digests.get(name) != self.expected.get(name)), ""):
+                self.stop()
+                raise ChildError(Outcome.WRONG_RESULT, f"{name} differs from the captured step's")
 
-    def run_block(self) -> TimedBlock:
-        """Run one block and keep its times."""
-        block = self.ask(TimeBlock())
+    def run_block(self, *, rests: bool = True) -> TimedBlock:
+        """Run one block and keep its times; the process returns its memory after it unless `rests` is false."""
+        block = self.ask(TimeBlock(rests=rests))
         self.blocks.append(block)
         return block
 
@@ -105,6 +115,12 @@ class PlanTiming:
     """Load of the machine beside the blocks; None where it was not read."""
 
     @property
+    def time_ratio(self) -> float:
+        """Median of a step's time over that of the eager step beside it."""
+        pairs = zip(self.step_seconds, self.baseline_seconds, strict=False)
+        return statistics.median(step / eager for step, eager in pairs)
+
+    @property
     def step_charged_bytes(self) -> int:
         """Charge of a step above the floor of its process."""
         return self.last_block.charged_bytes - self.end.floor_bytes
@@ -117,14 +133,18 @@ def time_beside_eager(
     samples: int,
     patience_seconds: float,
     beat: float | None = None,
+    most_bytes: int | None = None,
+    rests: bool = True,
     counters: Callable[[], MachineCounters | None] = lambda: None,
 ) -> PlanTiming:
     """Alternate blocks of eager and of the plan until there are enough samples, or the plan cannot reach `beat`.
 
-    Each side has a process of its own, which rests while the other one runs. In one process the heap that a plan leaves
-    behind made eager's steps on GPT-2 a fifth slower. `beat` is a ratio to eager's time. After `patience_seconds` no
-    further block begins. `counters` reads the machine's load before the first block and after the last one. A failure
-    of eager is recorded, a failure of the plan raises ChildError.
+    Each side has a process of its own. In one process the heap that a plan leaves behind made eager's steps on GPT-2 a
+    fifth slower. With `rests` a process returns its memory while the other one runs, and its next steps are not
+    measured. Without it both keep their memory, a block is one step, and eager's process stays ready for the next plan.
+    `beat` is a ratio to eager's time. A plan whose process is charged more than `most_bytes` is timed no longer than one
+    that cannot reach it. After `patience_seconds` no further block begins. `counters` reads the machine's load before the
+    first block and after the last one. A failure of eager is recorded, a failure of the plan raises ChildError.
     """
     plan.begin()
     if eager is not None:
@@ -135,21 +155,23 @@ def time_beside_eager(
         len(plan.seconds) < samples and time.monotonic() - begin < patience_seconds and not stopped
     ):
         if eager is not None:
-            eager.tolerate(eager.run_block)
-        plan.run_block()
+            eager.tolerate(partial(eager.run_block, rests=rests))
+        block = plan.run_block(rests=rests)
         beside = eager.seconds if eager is not None else []
         stopped = beat is not None and len(plan.seconds) < samples and cannot_beat(plan.seconds, beside, beat)
+        if most_bytes is not None and block.charged_bytes > most_bytes and len(plan.seconds) >= MIN_STEPS:
+            break
     load = machine_load(before, counters())
     failure = eager.failure if eager is not None else None
     eager_side = plan if plan.plan is None else eager
-    if eager is not None:
+    if eager is not None and rests:
         eager.tolerate(eager.stop)
     return PlanTiming(
         step_seconds=tuple(plan.seconds[:samples]),
         baseline_seconds=tuple(eager.seconds[:samples]) if eager is not None else (),
         stall_seconds=statistics.median(stall for block in plan.blocks for stall in block.stalls),
         last_block=plan.blocks[-1],
-        end=plan.finish(verify=not stopped),
+        end=plan.finish(verify=not stopped and plan.expected is None),
         stopped_early=stopped,
         baseline_failure=failure.detail if failure is not None else None,
         eager_blocks=tuple(statistics.fmean(block.seconds) for block in eager_side.blocks) if eager_side else (),

@@ -195,6 +195,8 @@ class TimeBlock(Expects[TimedBlock]):
 
     counts: bool = True
     """False where the block's charge includes a compiler."""
+    rests: bool = True
+    """Return the memory after the block, for other processes; the next block then runs unmeasured steps first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ class StopTiming(Expects[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Hash of each tensor after a few steps from the initial state."""
+    """Hash of each tensor that the last of a few steps from the initial state computes or leaves."""
 
     digests: dict[str, str]
 
@@ -231,6 +233,11 @@ class DigestsRequest(Expects[Digests]):
     """Run a few steps of a plan with its allocator and hash what they leave."""
 
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TimedDigestsRequest(Expects[Digests]):
+    """Run the begun plan to the step whose results `DigestsRequest` hashes, and hash what it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +283,7 @@ Request = (
     | FinishTiming
     | StopTiming
     | DigestsRequest
+    | TimedDigestsRequest
 )
 Reply = (
     WorkloadSurvey

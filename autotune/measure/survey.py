@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from autotune.errors import AutotuneError, CaptureError, InfeasibleError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.records.device import Device
+from autotune.records.measurement import Outcome
+from autotune.workloads.reference import WorkloadRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,18 @@ class PreparedWorkload:
 def plan_tolerance(device_kind: str) -> float:
     """Return the largest `max_error` accepted of a plan: 0 on a CPU, where plans run the same kernels bit for bit."""
     return 1.0 if device_kind == "cuda" else 0.0
+
+
+def explain_survey_failure(
+    workload: WorkloadRef, outcome: Outcome, detail: str, *, seconds: float, limit_bytes: int | None
+) -> AutotuneError:
+    """Return the error for a process that could not capture and profile within `seconds` and the memory limit."""
+    match outcome:
+        case Outcome.OUT_OF_MEMORY:
+            limit = f"a limit of {limit_bytes / 2**20:.1f} MiB" if limit_bytes else "this machine's memory"
+            return InfeasibleError(
+                f"{workload} does not even fit {limit} one operator at a time; make the batch smaller"
+            )
+        case Outcome.TIMEOUT:
+            return CaptureError(f"{workload} took more than {seconds:g} s to capture and profile")
+    return CaptureError(f"cannot capture and profile {workload}: {detail}")

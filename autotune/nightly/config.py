@@ -26,8 +26,9 @@ class NightlyEntry(Config):
 
     @property
     def key(self) -> str:
-        """Name of its directory."""
-        return self.name or re.sub(r"[^A-Za-z0-9]+", "-", self.workload.removesuffix(".py")).strip("-").lower()
+        """Name of its directory; on a class of a fleet it ends with `@CLASS`: each class has its own champion."""
+        name = self.name or re.sub(r"[^A-Za-z0-9]+", "-", self.workload.removesuffix(".py")).strip("-").lower()
+        return name if self.on is None else f"{name}@{self.on}"
 
     def search_config(self, seconds: float, plans: Path, champion: Path | None = None) -> Config:
         """Return the config of a search of `seconds`, seeded from the champion's settings."""
@@ -51,6 +52,8 @@ class NightlyConfig(Section):
     """Relative slowdown of a champion that counts as a regression."""
     gain: float = Field(0.01, ge=0, lt=1)
     """Relative time that a challenger must save, in two nights, to replace the champion."""
+    fleet: str | None = None
+    """File of the fleet for all entries with `on`, which may name one class or a list of classes."""
 
     @property
     def time_seconds(self) -> float:
@@ -66,9 +69,12 @@ class NightlyConfig(Section):
         return text
 
 
-def load_nightly_config(path: Path) -> NightlyConfig:
-    """Read and validate a nightly config; ConfigError names the file, the line and the first error."""
-    document = yamlfile.read(path)
+def load_nightly_config(path: Path, *, fleet: str | None = None, on: str | None = None) -> NightlyConfig:
+    """Read and validate a nightly config; ConfigError names the file, the line and the first error.
+
+    An entry with a list of classes becomes one entry for each. `fleet` and `on` replace those of the file and its entries.
+    """
+    document = expand_classes(yamlfile.read(path), fleet, on)
     options = validate_section(NightlyConfig, document.data, document)
     keys: set[str] = set()
     for number, entry in enumerate(options.entries):
@@ -79,3 +85,27 @@ def load_nightly_config(path: Path) -> NightlyConfig:
             raise ConfigError(f"{where}: two entries are called {entry.key!r}; give one of them another name")
         keys.add(entry.key)
     return options
+
+
+def expand_classes(document: yamlfile.Document, fleet: str | None, on: str | None) -> yamlfile.Document:
+    """Return a document with one entry for each class that an entry names; every entry keeps the line of its origin."""
+    entries = document.data.get("entries")
+    if not isinstance(entries, list):
+        return document
+    fleet = fleet or document.data.get("fleet")
+    expanded: list[object] = []
+    lines = {path: line for path, line in document.lines.items() if path[:1] != ("entries",) or len(path) == 1}
+    for number, entry in enumerate(entries):
+        copies: list[object] = [entry]
+        if isinstance(entry, dict):
+            classes = [on] if on is not None else entry.get("on")
+            shared = {} if fleet is None else {"fleet": fleet}
+            named = classes if isinstance(classes, list) and classes else [classes]
+            copies = [entry if name is None else {**shared, **entry, "on": name} for name in named]
+        for copy in copies:
+            for path, line in document.lines.items():
+                if path[:2] == ("entries", number):
+                    lines["entries", len(expanded), *path[2:]] = line
+            expanded.append(copy)
+    data = {**document.data, "entries": expanded}
+    return yamlfile.Document(document.name, data if fleet is None else {**data, "fleet": fleet}, lines)

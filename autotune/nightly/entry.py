@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autotune.errors import AutotuneError, DeviceLostError, PlanError, StoreError
-from autotune.fleet.device_server import DeviceRunner
+from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
     HistoryComparison,

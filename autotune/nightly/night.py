@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ConfigError
-from autotune.fleet.device_server import DeviceRunner
+from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.nightly.config import RESERVED, NightlyConfig, NightlyEntry
 from autotune.nightly.entry import EntrySession, Search
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict

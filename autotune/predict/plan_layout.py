@@ -38,11 +38,15 @@ def plan_buffers(graph: TrainGraph, plan: Plan, costs: Costs) -> list[PlanBuffer
                 name = f"{graph.ops[instruction.op].name} (scratch)"
                 buffers.append(PlanBuffer(name, scratch, moment, moment + 1))
             reused = begun.pop(ends[0], None) if ends else None
+            size = graph.values[ends[0]].nbytes if ends else -1
         else:
             buffers += [PlanBuffer(*begun.pop(value), moment) for value in ends if value in begun]
         for value in begins:
-            if value not in graph.static:
-                begun[value] = reused or (graph.values[value].name, graph.values[value].nbytes, moment)
+            if value in graph.static:
+                continue
+            begun[value] = (graph.values[value].name, graph.values[value].nbytes, moment)
+            if reused is not None and graph.values[value].nbytes == size:
+                begun[value], reused = reused, None
     end = 2 * len(schedule.instructions)
     buffers += [PlanBuffer(*begun[value], end) for value in begun.keys() - set(graph.outputs)]
     return sorted(

@@ -94,6 +94,10 @@ class Config(Section):
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None
     """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
+    fleet: str | None = None
+    """File of a fleet, such as `fleet.yaml`; default: `$AUTOTUNE_FLEET`. Used with `on`."""
+    on: str | None = None
+    """Class of the fleet's devices that measures, such as `a100`; this machine by default."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
     """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators)."""
@@ -262,10 +266,9 @@ def _has_option(options: object, path: yamlfile.KeyPath) -> bool:
 
 
 def _fields(kind: type[BaseModel], path: yamlfile.KeyPath) -> list[str]:
-    """Return the keys of the section at `path`."""
+    """Return the keys of the section at `path`, through lists and mappings of sections."""
+    place: typing.Any = kind
     for part in path:
-        if isinstance(part, str):
-            annotation = kind.model_fields[part].annotation
-            # in a list of sections, the section's type
-            kind = typing.cast("type[BaseModel]", (typing.get_args(annotation) or (annotation,))[0])
-    return list(kind.model_fields)
+        # the items of a list or of a mapping stand for each of its keys
+        place = typing.get_args(place)[-1] if typing.get_args(place) else place.model_fields[part].annotation
+    return list(place.model_fields)

@@ -134,6 +134,8 @@ def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], fil
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     raise ConfigError(f"{file}:{key.start_mark.line + 1}: a key is a list or a mapping; write a name")
+                if key.tag == "tag:yaml.org,2002:bool":  # YAML 1.1 takes the name `on` for a truth value
+                    key.tag = "tag:yaml.org,2002:str"
                 inner = (*path, key.value)
                 line = key.start_mark.line + 1
                 if inner in lines:

@@ -55,13 +55,16 @@ MAX_SAMPLES, MAX_PARAM, MAX_DETAIL = 500, 5000, 4000
 """Maximum samples logged per trial, and maximum characters of a param and of a failure's detail."""
 
 
-def experiment_name(workload: str, device_key: str) -> str:
-    """Return the experiment of a workload on a device, without slashes: MLflow's pages show only the last part of a path.
+def experiment_name(workload: str, device_key: str, device_class: str | None = None) -> str:
+    """Return the experiment of a workload on a device, and of the class that a fleet has it in.
+
+    It has no slashes: MLflow's pages show only the last part of a path.
 
     >>> experiment_name("models/net.py:tiny", "cpu-x")
     'autotune.models-net.py-tiny.cpu-x'
     """
-    return f"autotune.{re.sub(r'[^A-Za-z0-9_.-]+', '-', workload).strip('-.')}.{device_key}"
+    place = device_key if device_class is None else f"{device_key}@{device_class}"
+    return f"autotune.{re.sub(r'[^A-Za-z0-9_.-]+', '-', workload).strip('-.')}.{place}"
 
 
 class Tracker:
@@ -152,7 +155,7 @@ class _StudyRun:
         self.config, self.run_dir = config, run_dir
         path = RunDir(run_dir).device
         self.device = from_json(Device, json.loads(path.read_text(encoding="utf-8")), where=str(path))
-        self.experiment = experiment_name(config.workload, self.device.key)
+        self.experiment = experiment_name(config.workload, self.device.key, config.on)
         self.client = connect(uri, Path(config.runs))
         self.experiment_id = self._find_experiment(uri)
         self._parent = ""

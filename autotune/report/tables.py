@@ -67,7 +67,7 @@ def trial_verdict(trial: Trial, best: bool = False) -> str:
         return BEST
     if trial.kind == TrialKind.REPEAT:
         return DUPLICATE
-    if outcome is Outcome.OVER_BUDGET and trial.measurement.peak_bytes is None:
+    if outcome is Outcome.OVER_BUDGET and trial.measurement.highest_bytes is None:
         return NOT_RUN
     return outcome.value.replace("_", " ")
 

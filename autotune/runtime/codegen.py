@@ -10,6 +10,8 @@ from autotune.capture.program import Call, Program, View
 from autotune.capture.source_writer import SourceWriter
 from autotune.ir.graph import Op
 from autotune.ir.schedule import Free, Offload, Prefetch, Run, Schedule
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.region_program import overwrite
 
 AT_RUN_TIME: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 """Replacements for views that fail if a kernel's strides differ from the traced ones; eager copies in that case."""
@@ -82,7 +84,8 @@ class StepWriter(SourceWriter):
         if reused is not None and reused == op.alias_of:
             return f"v{op.outputs[0]} = v{reused}; del v{reused}"
         if reused is not None:
-            return f"{self._assignment(write_over(call, reused))}; del v{reused}"
+            over = overwrite if isinstance(call.target, CompiledRegion) else write_over
+            return f"{self._assignment(over(call, reused))}; del v{reused}"
         return self._assignment(call)
 
     def _assignment(self, call: Call) -> str:

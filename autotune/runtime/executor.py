@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.program import Program
 from autotune.ir.schedule import Schedule
+from autotune.kernels.region_program import load_variants
 from autotune.records.measurement import TransferTrace
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
@@ -78,6 +79,7 @@ class Executor:
         scope: dict[str, Any] = {
             **writer.names, "engine": self._engine, "after": after_instruction, "range_of": range_of,
         }  # fmt: skip
+        load_variants(scope.values())
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.errors import PlanError
-from autotune.fleet.device_lock import lock_device
+from autotune.fleet.far_end.device_lock import lock_device
+from autotune.fleet.far_end.serve import serve
 from autotune.fleet.messages import OpenDevice
-from autotune.fleet.serve import serve
 from autotune.testing.fake_runner import FakeRunner
 
 OPENER = "autotune.testing.fake_far_end:open_fake_device"

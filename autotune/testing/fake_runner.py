@@ -110,10 +110,11 @@ class FakeRunner:
         disturbed = "other processes used 50 % of the CPUs" if self.disturbed(len(self.measured)) else ""
         slowdown = self.slowdown_of(plan) * (2 if disturbed else 1)
         result = replace(self._simulate(plan, slowdown=slowdown, error=self.error_of(plan)), disturbed=disturbed)
-        first, baseline = result.step_seconds[:MIN_STEPS], result.baseline_seconds[:MIN_STEPS]
-        if beat is None or not cannot_beat(first, baseline, beat):
-            return result
-        return replace(result, outcome=Outcome.STOPPED_EARLY, step_seconds=first, baseline_seconds=baseline)
+        for count in range(MIN_STEPS, len(result.step_seconds)):
+            steps, eager = result.step_seconds[:count], result.baseline_seconds[:count]
+            if beat is not None and cannot_beat(steps, eager, beat):
+                return replace(result, outcome=Outcome.STOPPED_EARLY, step_seconds=steps, baseline_seconds=eager)
+        return result
 
     def renew(self) -> None:
         """Count the call."""

@@ -162,9 +162,9 @@ def random_graph(rng: random.Random, max_ops: int = 12) -> TrainGraph:
         writes = [rng.choice(static)] if static and rng.random() < 0.15 else []
         makes = [rng.choice([0, 1, 3, 8, 20, 50]) for _ in range(rng.randint(0 if writes else 1, 2))]
         over = [read for read in reads if read not in static]
-        if len(makes) == 1 and over and rng.random() < 0.4:
-            makes = [built.values[built.ids[rng.choice(over)]].nbytes]
-            over = [read for read in over if built.values[built.ids[read]].nbytes == makes[0]]
+        if makes and over and rng.random() < 0.4:
+            makes[-1] = built.values[built.ids[rng.choice(over)]].nbytes
+            over = [read for read in over if built.values[built.ids[read]].nbytes == makes[-1]]
         else:
             over = []
         share = i / count

@@ -8,7 +8,7 @@ from experiments.benchmarks.repeated_tunes.__main__ import is_good, read_ending
 
 
 def document(*, best: str, confirmed: bool = True, disturbed: str = "") -> dict[str, Any]:
-    measurement = {"charged_bytes": 300, "floor_bytes": 100, "outcome": "ok"}
+    measurement = {"charged_bytes": 300, "floor_bytes": 100, "outcome": "ok", "step_seconds": [0.4, 0.5]}
     trials = [
         {"number": 0, "kind": "baseline", "plan": None, "measurement": measurement},
         {"number": 1, "kind": "smallest", "plan": "small", "measurement": measurement},
@@ -32,7 +32,8 @@ def test_a_good_search_ends_with_a_confirmed_plan_that_is_not_the_smallest_or_re
     ending: dict[str, Any], good: bool
 ):
     run = read_ending(ending)
-    assert (run["charged_bytes"], run["over_budget"], run["trials"]) == (200, 1, 4)
+    assert (run["charged_bytes"], run["over_budget"], run["trials"], run["measured"]) == (200, 1, 4, 3)
+    assert run["eager_seconds"] == 0.45
     assert is_good({"code": 0, **run}) is good
 
 

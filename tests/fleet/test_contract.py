@@ -21,6 +21,7 @@ class TestLocal(RunnerContract):
         return ENGINES["local"](Reach("fake", directory, opener=OPENER), report)
 
 
+@pytest.mark.slow
 class TestCommand(RunnerContract):
     def open_channel(self, directory: Path, report: Callable[[str], None]) -> Channel:
         return ENGINES["command"](Reach("fake", directory, command=FAR_END), report)

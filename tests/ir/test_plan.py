@@ -284,8 +284,10 @@ def overwrites_nothing_needed(graph: TrainGraph, plan: Plan) -> bool:
             buffer_of[value] = [value]
         if position in reused:
             overwritten = buffer_of[reused[position]]
-            overwritten[:] = op.outputs
-            buffer_of[op.outputs[0]] = overwritten
+            nbytes = graph.values[reused[position]].nbytes
+            target = next(value for value in op.outputs if graph.values[value].nbytes == nbytes)
+            overwritten[:] = [target]
+            buffer_of[target] = overwritten
     return all(buffer_of[value] == [value] for value in (*graph.inputs, *graph.outputs))
 
 

@@ -24,25 +24,31 @@ def nbytes_of(graph: TrainGraph, values: set[int]) -> int:
 
 
 @settings(max_examples=200)
-@given(graphs(max_ops=10), st.randoms(use_true_random=False))
-def test_no_other_choice_saves_fewer_bytes(graph: TrainGraph, rng: random.Random):
+@given(graphs(max_ops=10), st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 0.3, 1.0]))
+def test_no_other_choice_costs_less_in_saved_bytes_and_rebuilding(graph: TrainGraph, rng: random.Random, price: float):
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     fusible = [op in forward and not op.random and not op.writes and rng.random() < 0.8 for op in graph.ops]
     candidates = [value for op in forward if fusible[op.id] for value in op.outputs]
     assume(0 < len(candidates) <= 8)
-    chosen = rebuilt_values(graph, fusible)
+    chosen = rebuilt_values(graph, fusible, price)
+
+    def cost(rebuilt: frozenset[int]) -> int:
+        ops = {graph.ops[graph.producer[value] or 0] for value in rebuilt}
+        touched = [sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs)) for op in ops]
+        return nbytes_of(graph, saved_values(graph, rebuilt)) + sum(round(price * nbytes) for nbytes in touched)
+
     assert all(fusible[graph.producer[value] or 0] for value in chosen)
     best = min(
-        nbytes_of(graph, saved_values(graph, frozenset(choice)))
+        cost(frozenset(choice))
         for count in range(len(candidates) + 1)
         for choice in itertools.combinations(candidates, count)
     )
-    assert nbytes_of(graph, saved_values(graph, chosen)) == best
+    assert cost(chosen) == best
 
 
 def test_a_price_saves_values_that_are_dear_to_rebuild():
     graph = training_chain(3)
     fusible = [op.phase is Phase.FORWARD for op in graph.ops]
-    free, dear = rebuilt_values(graph, fusible), rebuilt_values(graph, fusible, price=10.0)
+    free, dear = rebuilt_values(graph, fusible), rebuilt_values(graph, fusible, rebuild_price=10.0)
     assert free
     assert not dear

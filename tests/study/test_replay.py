@@ -98,7 +98,7 @@ def test_a_plan_that_cannot_win_is_stopped_early_as_on_the_device(known: Landsca
     runner, plan = recorded(known, samples=8)
     ratio = runner.planning.find_point(plan).measurement.time_ratio
     seen = runner.measure(plan, budget_bytes=0, beat=0.9 * ratio)
-    assert (seen.outcome, len(seen.step_seconds)) == (Outcome.STOPPED_EARLY, 4)
+    assert (seen.outcome, len(seen.step_seconds)) == (Outcome.STOPPED_EARLY, 2)
     assert runner.measure(plan, budget_bytes=0, beat=1.1 * ratio).outcome is Outcome.OK
     assert compute_stop_ratio(None) is None
 

@@ -55,7 +55,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "typer": ("cli",),
     "matplotlib": ("report",),
     "jinja2": ("report",),
-    "pydantic": ("records", "nightly"),
+    "pydantic": ("records", "nightly", "fleet.fleet_file"),
     "cloudpickle": ("workloads",),
     "ray": ("fleet.ray",),
     "transformers": ("workloads.zoo", "integrations.hf"),

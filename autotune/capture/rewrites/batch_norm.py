@@ -27,6 +27,9 @@ EXACT = (torch.float32, torch.float64)
 """Dtypes of parameters with which the kernel rounds in training as in evaluation."""
 MEAN, DEVIATION = 1, 2
 """Positions of the statistics in the kernel's output; the deviation is stored as its inverse."""
+REMADE_BY = "remade_by"
+"""Name of a function's attribute: the function that returned it, with its arguments, for a process that needs it too."""
+
 SAME_BITS = "same_bits"
 """Key in a node's meta: the node whose first output has the same bits."""
 
@@ -58,6 +61,7 @@ def make_normalize(eps: float) -> Callable[..., torch.Tensor]:
         normalized: torch.Tensor = evaluation(data, scale, bias, mean, ones, 0.0, 0.0)[0]
         return normalized
 
+    setattr(normalize, REMADE_BY, (make_normalize, (eps,)))
     return normalize
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autotune.api.launch import run_tracked
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import StudyInterruptedError
-from autotune.fleet.local import LocalRunner, open_harness
+from autotune.fleet.open_runner import StudyRunner, apply_class, open_runner
 from autotune.nightly.config import NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
 from autotune.nightly.night import NightJob, is_complete, latest_night, run_night
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from autotune.study.runner import Runner
 
 
-def run(path: Path, *, resume: bool, json: bool) -> None:
+def run(path: Path, *, resume: bool, fleet: str | None = None, on: str | None = None, json: bool) -> None:
     """Run a new night, or continue the last one, and print its table; then raise the error of its worst entry."""
-    options = load_nightly_config(path)
+    options = load_nightly_config(path, fleet=fleet, on=on)
+    # a class that the fleet lacks is refused before the night
+    options = options.model_copy(update={"entries": [apply_class(entry) for entry in options.entries]})
     night = latest_night(options) if resume else name_night()
     if resume and is_complete(options, night):
         print_note(f"night {night} is complete: every entry has a result; start a new night without --resume")
@@ -51,10 +53,12 @@ def name_night() -> str:
 
 
 @contextlib.contextmanager
-def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[LocalRunner]:
+def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[StudyRunner]:
     print_note(f"{entry.key}: {entry.ref}, budget {entry.budget}")
-    with open_harness(entry, log_dir) as runner:
-        yield LocalRunner(runner)
+    with open_runner(entry, log_dir) as runner:
+        if entry.on is not None:
+            runner.listen(lambda text: print_note(f"{entry.key}: {text}"))
+        yield runner
 
 
 class _TrackedStudies:

@@ -2,21 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from autotune.capture.optimizers.loop_updates import LoopUpdates
-from autotune.capture.program import Program
-from autotune.capture.tracer import capture
-from autotune.errors import ConfigError, StoreError
-from autotune.ir.check import check
 from autotune.ir.plan import Plan
-from autotune.ir.schedule import Schedule, lower
-from autotune.kernels.region_program import compile_regions, with_kernels
 from autotune.measure.limits import limit_data, limit_fraction
 from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
@@ -48,30 +41,25 @@ from autotune.measure.worker.compare import (
     witness_directory,
     write_bounds,
 )
-from autotune.measure.worker.eager import (
-    EagerWorkload,
-    OnGradient,
-    detached_tensors,
-    exclude_from_collections,
-    release_memory,
-)
-from autotune.measure.worker.planned_cycle import run_planned_cycle
+from autotune.measure.worker.eager import EagerWorkload, exclude_from_collections, release_memory
+from autotune.measure.worker.planned_steps import PlannedSteps
 from autotune.measure.worker.reference import Writer, digest
 from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
-from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.op_profiler import profile
-from autotune.runtime.stores import SwapStore, measure_stores, open_store
+from autotune.runtime.stores import measure_stores
 from autotune.runtime.verification.witness import float64, move_weights
 
 _PEAK_READINGS = 3
 """Number of readings of a peak, unless an earlier one is certain."""
 _CERTAIN_BYTES = 2**16
 """Uncertainty in bytes below which a reading is certain."""
-_DIGEST_STEPS = 4
-"""Steps before results are hashed: an arena records two of them and replays two."""
+LAYOUT_STEPS = 3
+"""Steps of an arena until it replays: two are recorded, the third is the first replay."""
+HASHED_STEPS = 4
+"""Steps from the initial state until results are hashed: an arena records two of them and replays two."""
 
 
 @dataclass
@@ -84,6 +72,12 @@ class _Timing:
     executor: Executor | None = None
     arena: StepArena | None = None
     charged: Repeated = field(default_factory=Repeated)
+    steps: int = 0
+    """Number of steps since the initial state."""
+    is_rested: bool = True
+    """True if the process returned its memory after the last step."""
+    unmeasured: int = UNMEASURED_STEPS
+    """Number of steps that the next block runs before it measures."""
 
 
 class Bench:
@@ -92,11 +86,11 @@ class Bench:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self.report: Callable[[WorkProgress], None] = ignore_progress
-        self._store_bytes = _no_bytes
         self._timing: _Timing | None = None
         self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
         self._apply_limit()
         self._eager = EagerWorkload(spec)
+        self._plans = PlannedSteps(spec, self._eager, self._send_progress)
         exclude_from_collections()
 
     def survey(self) -> WorkloadSurvey:
@@ -104,13 +98,16 @@ class Bench:
         from autotune.measure.device.this_device import this_device
 
         self.report(WorkProgress("capturing the step"))
-        program, listen = self._program, lambda done, total: self.report(WorkProgress("profiling ops", done, total))
+        program, listen = (
+            self._plans.program,
+            lambda done, total: self.report(WorkProgress("profiling ops", done, total)),
+        )
         op_costs = profile(program, cache=self._spec.profile_cache, listen=listen)
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
         environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
         device = replace(this_device(self._spec.device_kind), environment=environment)
         loop = str(self._eager.workload.loop)
-        return WorkloadSurvey(self._program.graph, costs, device, self._floor_bytes(), loop)
+        return WorkloadSurvey(self._plans.program.graph, costs, device, self._floor_bytes(), loop)
 
     def write_eager_results(self, results: Path) -> Done:
         """Run plain eager steps and write their results to a directory."""
@@ -132,17 +129,17 @@ class Bench:
         tensors of a few pages. The size of the arena's layout shows in the charge instead.
         """
         comparison = None
-        with self._running(plan) as (step, _):
+        with self._plans.running(plan) as (step, _):
             if reference is not None:
                 comparison = compare(self._eager, step, reference)
                 if comparison.max_error > tolerance:
                     return PlanCheck(comparison)
             else:
                 self._warm_up(step)
-            if (arena := self._arena(plan, replays=False)) is None:
+            if (arena := self._plans.arena(plan, replays=False)) is None:
                 peak_bytes, meter = self._peak(lambda: _drop(step()))
         if arena is not None:
-            with self._running(plan, arena=arena) as (step, _):
+            with self._plans.running(plan, arena=arena) as (step, _):
                 _drop(step())
                 peak_bytes, meter = self._peak(lambda: _drop(step()))
         memory = MemoryPeak(peak_bytes, self._floor_bytes(), meter)
@@ -153,7 +150,7 @@ class Bench:
         """Run the graph as it was traced and write its results to a directory."""
         with (
             contextlib.closing(Writer(results)) as writer,
-            self._running(Plan.traced(self._program.graph)) as (step, _),
+            self._plans.running(Plan.traced(self._plans.program.graph)) as (step, _),
         ):
             record_results(self._eager, step, writer.add)
         return Done()
@@ -181,11 +178,16 @@ class Bench:
 
     def wiring(self) -> Wiring:
         """Describe everything of the graph that a plan depends on."""
-        graph = self._program.graph
+        graph = self._plans.program.graph
         return Wiring(repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops]))
 
     def begin_timing(self, plan: Plan | None) -> Done:
         """Make a plan, or without one plain eager, ready to be timed in blocks; lay out its arena."""
+        timing = self._timing
+        if plan is None and timing is not None and timing.plan is None and not timing.is_rested:
+            self._eager.restore(releases=False)  # eager's heap stays as a training loop's would
+            timing.unmeasured = 1
+            return Done()
         self.stop_timing()
         self._eager.restore()
         stack = contextlib.ExitStack()
@@ -193,29 +195,39 @@ class Bench:
         if plan is None:
             stack.enter_context(self._eager.factory_format())
         else:
-            timing.arena = self._arena(plan)
-            timing.step, timing.executor = stack.enter_context(self._running(plan, arena=timing.arena))
+            timing.arena = self._plans.arena(plan)
+            timing.step, timing.executor = stack.enter_context(self._plans.running(plan, arena=timing.arena))
         if timing.arena is not None:
             release_memory()
             with self._meter(charged=True) as meter:
                 _lay_out(timing.step)
             timing.charged.add(meter, same=False)
+            timing.steps = LAYOUT_STEPS
         return Done()
 
-    def time_block(self, *, counts: bool) -> TimedBlock:
+    def hash_timed(self) -> Digests:
+        """Run the begun plan to its fourth step, on another batch, and hash what that step computes and leaves."""
+        assert self._timing is not None
+        timing = self._timing
+        digests = self._hash_steps(timing.step, done=timing.steps)
+        timing.steps, timing.is_rested, timing.unmeasured = HASHED_STEPS, False, 0
+        self._eager.drop_gradients()
+        release_memory()
+        return Digests(digests)
+
+    def time_block(self, *, counts: bool, rests: bool) -> TimedBlock:
         """Time a few steps of the begun plan; between blocks another process may run."""
         assert self._timing is not None
         timing, executor = self._timing, self._timing.executor
-        release_memory()
+        if timing.is_rested:
+            release_memory()
         with self._meter(charged=True) as meter:
-            steps = self._time_steps(timing.step, executor)
+            steps = self._time_steps(timing.step, executor, timing.unmeasured, BLOCK_STEPS if rests else 1)
         if counts:
             timing.charged.add(meter)
-        # it holds no more memory than it must while other processes run; the next block's first step is not timed
-        self._eager.drop_gradients()
-        if timing.arena is not None:
-            timing.arena.release()
-        release_memory()
+        timing.is_rested, timing.unmeasured = False, 0
+        if rests:
+            self._rest()
         return TimedBlock(
             seconds=tuple(seconds for seconds, _, _ in steps),
             stalls=tuple(stall for _, stall, _ in steps),
@@ -244,7 +256,7 @@ class Bench:
 
     def digests(self, plan: Plan) -> Digests:
         """Hash what a few steps from the initial state leave, with the allocator that the plan names."""
-        digests = self._digests(plan, self._arena(plan))
+        digests = self._digests(plan, self._plans.arena(plan))
         self._eager.forget()
         return Digests(digests)
 
@@ -256,6 +268,18 @@ class Bench:
         self._eager.forget()
         return Done()
 
+    def _send_progress(self, progress: WorkProgress) -> None:
+        self.report(progress)  # it is set later
+
+    def _rest(self) -> None:
+        """Hold no more memory than needed while other processes run; the first steps of the next block are not timed."""
+        assert self._timing is not None
+        self._eager.drop_gradients()
+        if self._timing.arena is not None:
+            self._timing.arena.release()
+        release_memory()
+        self._timing.is_rested, self._timing.unmeasured = True, UNMEASURED_STEPS
+
     def _arena_mismatch(self, plan: Plan) -> str:
         """Return the name of a result that differs between arena and malloc after four steps; empty if none does."""
         in_arena = self._digests(plan, StepArena())
@@ -264,20 +288,30 @@ class Bench:
         return next((name for name in in_arena if in_arena[name] != on_malloc.get(name)), "")
 
     def _digests(self, plan: Plan, arena: StepArena | None) -> dict[str, str]:
-        with self._running(plan, arena=arena) as (step, _):
+        with self._plans.running(plan, arena=arena) as (step, _):
             self._eager.restore()
-            outputs: list[torch.Tensor] = []
-            for _ in range(_DIGEST_STEPS):
-                outputs = step()
-            results = ((f"result {index}", tensor) for index, tensor in enumerate(outputs))
-            return {name: digest(tensor) for name, tensor in (*results, *self._eager.named_tensors())}
+            return self._hash_steps(step)
 
-    @cached_property
-    def _program(self) -> Program:
-        program = with_kernels(capture(self._eager.workload, self._spec.workload.reference), self._spec.kernels)
-        compile_regions(program, lambda done, total: self.report(WorkProgress("compiling regions", done, total)))
-        exclude_from_collections()
-        return program
+    def _hash_steps(self, step: Step, done: int = 0) -> dict[str, str]:
+        """Run the steps that are left of `HASHED_STEPS`, and hash gradients and results of the last, and the state after it.
+
+        The last step has another batch, so that one which remembers the first one's data is detected.
+        """
+        for _ in range(done, HASHED_STEPS - 1):
+            _drop(step())
+        digests: dict[str, str] = {}
+
+        def add(name: str, tensor: torch.Tensor) -> None:
+            digests[name] = digest(tensor)
+
+        with self._eager.other_batch(1):
+            outputs = step(lambda name, gradient: add(f"gradient {name}", gradient))
+        for index, tensor in enumerate(outputs):
+            add(f"result {index}", tensor)
+        del outputs
+        for name, tensor in self._eager.named_tensors():
+            add(name, tensor)
+        return digests
 
     def _apply_limit(self) -> None:
         if self._spec.limit_bytes is None:
@@ -285,61 +319,17 @@ class Bench:
         if self._nvml is not None:
             limit_fraction(self._spec.limit_bytes, self._context_bytes())
         else:
-            limit_data(self._spec.limit_bytes, self._meter().now_bytes())
+            limit_data(self._spec.limit_bytes, best_meter(self._spec.device_kind).now_bytes())
 
     def _meter(self, *, charged: bool = False) -> Meter:
         if self._nvml is not None:
             return CudaMeter(charged=charged, context_bytes=self._context_bytes)
-        return best_meter(self._spec.device_kind, self._store_bytes)
+        return best_meter(self._spec.device_kind, self._plans.store_bytes)
 
     def _context_bytes(self) -> int:
         if self._nvml is None or self._nvml.unavailable_reason():
             return 0
         return self._nvml.context_bytes(torch.cuda.memory_reserved())
-
-    @contextlib.contextmanager
-    def _running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
-        """Make a plan ready to step, with its store open; on malloc unless an arena is passed."""
-        graph = self._program.graph
-        self._spec.refuse_other_capture(plan)
-        check(graph, plan)
-        schedule = lower(graph, plan)
-        store = self._open(schedule) if schedule.store else None
-        executor = Executor(self._program, schedule, store, arena=arena)
-        updates = self._program.updates
-        self._store_bytes = store.held_bytes if store is not None else _no_bytes
-
-        def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
-            if isinstance(updates, LoopUpdates):
-                return run_planned_cycle(self._eager, executor, updates, on_gradient)
-            if updates is not None:
-                updates.on_gradient = on_gradient
-            with updates.step() if updates is not None else contextlib.nullcontext():
-                results, gradients = executor.run(executor.inputs(self._eager.batch()))
-            outputs = detached_tensors(results)
-            if on_gradient is not None:
-                for parameter, gradient in zip(self._program.gradients, gradients, strict=True):
-                    on_gradient(graph.values[parameter].name, gradient)
-            if (
-                executor.problem
-            ):  # the results are right, but the step did not run as planned, so its bytes are not the plan's
-                raise StoreError(executor.problem)
-            return outputs
-
-        try:
-            yield step, executor
-        finally:
-            self._store_bytes = _no_bytes
-            if arena is not None:
-                arena.close()
-            if store is not None:
-                store.close()
-
-    def _open(self, schedule: Schedule) -> SwapStore:
-        name = schedule.store
-        if name not in self._spec.stores:
-            raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
-        return open_store(name, self._spec.stores[name], slot_sizes(self._program, schedule))
 
     def _warm_up(self, step: Step) -> None:
         self._eager.restore()
@@ -363,19 +353,18 @@ class Bench:
         release_memory()
         return self._meter().now_bytes() - self._eager.static_bytes()
 
-    def _arena(self, plan: Plan, *, replays: bool = True) -> StepArena | None:
-        return StepArena(replays) if plan.allocator == "arena" and self._spec.device_kind == "cpu" else None
-
-    def _time_steps(self, step: Step, executor: Executor | None) -> list[tuple[float, float, int]]:
+    def _time_steps(
+        self, step: Step, executor: Executor | None, unmeasured: int, count: int
+    ) -> list[tuple[float, float, int]]:
         """Return (seconds, stalled seconds, minor page faults) of each measured step of a block."""
         steps, share = [], self._eager.workload.loop.accumulate
-        for number in range(UNMEASURED_STEPS + BLOCK_STEPS):
+        for number in range(unmeasured + count):
             self._synchronize()
             faults, start = count_page_faults(), time.perf_counter()
             outputs = step()
             self._synchronize()
             seconds, faults = (time.perf_counter() - start) / share, (count_page_faults() - faults) // share
-            if number >= UNMEASURED_STEPS:
+            if number >= unmeasured:
                 steps.append((seconds, executor.stall_seconds if executor is not None else 0.0, faults))
             del outputs
         return steps
@@ -385,13 +374,8 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def _no_bytes() -> int:
-    return 0
-
-
 def _lay_out(step: Step) -> None:
-    """Run three steps: an arena records a plan's first two and replays from the third on."""
-    for _ in range(3):
+    for _ in range(LAYOUT_STEPS):
         _drop(step())
 
 

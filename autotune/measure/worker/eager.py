@@ -86,6 +86,16 @@ class EagerWorkload:
         finally:
             self._convert(self._spec.memory_format)
 
+    @contextlib.contextmanager
+    def other_batch(self, number: int) -> Iterator[None]:
+        """Use another batch of the same shape inside the context, with micro-batches that differ; 0 is the workload's own."""
+        first = self.workload.batch
+        self.workload.batch, self.varies = map_batch(partial(shifted, by=number), first), True
+        try:
+            yield
+        finally:
+            self.workload.batch, self.varies = first, False
+
     def batch(self, number: int = 0) -> list[torch.Tensor]:
         """Return the tensors of the batch, or of the micro-batch with this number."""
         return batch_tensors(self._micro_batch(number))
@@ -111,9 +121,14 @@ class EagerWorkload:
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == kind}
         return sum(storage.nbytes() for storage in storages.values())
 
-    def restore(self) -> None:
-        """Restore parameters, buffers, optimizer and generators to their state after the factory."""
-        self.forget()
+    def restore(self, *, releases: bool = True) -> None:
+        """Restore parameters, buffers, optimizer and generators to their state after the factory.
+
+        With `releases=False` the allocators keep the memory that is freed.
+        """
+        self._drop_state()
+        if releases:
+            release_memory()
         with torch.no_grad():
             for name, tensor in self._model_tensors():
                 tensor.copy_(self._initial.load(name))
@@ -123,10 +138,13 @@ class EagerWorkload:
 
     def forget(self) -> None:
         """Drop optimizer state and gradients, so that only the factory's memory stays while others are measured."""
+        self._drop_state()
+        release_memory()
+
+    def _drop_state(self) -> None:
         if self._optimizer_start is not None:
             self._optimizer_start.restore()
         self.drop_gradients()
-        release_memory()
 
     def drop_gradients(self) -> None:
         self.workload.model.zero_grad(set_to_none=True)

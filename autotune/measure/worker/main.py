@@ -28,6 +28,7 @@ from autotune.measure.messages import (
     StopTiming,
     SurveyRequest,
     TimeBlock,
+    TimedDigestsRequest,
     TracedResultsRequest,
     WiringRequest,
     WitnessRequest,
@@ -86,14 +87,16 @@ def answer(bench: "Bench", request: Request) -> Reply:
             return bench.wiring()
         case BeginTiming(plan):
             return bench.begin_timing(plan)
-        case TimeBlock(counts):
-            return bench.time_block(counts=counts)
+        case TimeBlock(counts, rests):
+            return bench.time_block(counts=counts, rests=rests)
         case FinishTiming(verify):
             return bench.finish_timing(verify=verify)
         case StopTiming():
             return bench.stop_timing()
         case DigestsRequest(plan):
             return bench.digests(plan)
+        case TimedDigestsRequest():
+            return bench.hash_timed()
     assert_never(request)
 
 

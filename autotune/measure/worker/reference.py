@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -9,10 +10,13 @@ from typing import IO, Any
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
-from autotune.runtime.tensor_bytes import element_bytes
+from autotune.runtime.tensor_bytes import Bytes, element_bytes, storage_bytes
 
 _ALIGNMENT = 64
+_PIECE_BYTES = 2**18
+"""Size of the copies in which a tensor that is not contiguous is hashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +104,36 @@ class Reference:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return the hash of a tensor's elements."""
-    flat = _flat(tensor)
-    return xxhash.xxh3_128_hexdigest(element_bytes(flat).data)
+    """Return the hash of a tensor's elements in their logical order.
+
+    A tensor on the CPU is hashed without a request to PyTorch's allocator, which would shift the slots of an arena's step.
+    """
+    if tensor.device.type != "cpu" or tensor.is_contiguous():
+        flat = _flat(tensor)
+        return xxhash.xxh3_128_hexdigest(element_bytes(flat).data)
+    size = tensor.element_size()
+    elements = np.ndarray(
+        tuple(tensor.shape),
+        f"V{size}",
+        storage_bytes(tensor).data,
+        tensor.storage_offset() * size,
+        tuple(stride * size for stride in tensor.stride()),
+    )
+    state = xxhash.xxh3_128()
+    for piece in _contiguous_pieces(elements):
+        state.update(piece.data)
+    return state.hexdigest()
+
+
+def _contiguous_pieces(elements: NDArray[Any]) -> Iterator[Bytes]:
+    """Yield the bytes of an array in logical order, in copies of at most `_PIECE_BYTES` where rows are that small."""
+    rows = max(1, _PIECE_BYTES // max(1, elements[:1].nbytes))
+    for start in range(0, len(elements), rows):
+        piece = elements[start : start + rows]
+        if rows == 1 and piece[0].ndim and piece.nbytes > _PIECE_BYTES:
+            yield from _contiguous_pieces(piece[0])
+        else:
+            yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ class RecordedPlanning:
     def __post_init__(self) -> None:
         for point in self.landscape.points:
             self.numbers.setdefault(point.plan, len(self.numbers))
-            if point.measurement.outcome is not Outcome.OVER_BUDGET or point.measurement.peak_bytes is not None:
+            if point.measurement.outcome is not Outcome.OVER_BUDGET or point.measurement.highest_bytes is not None:
                 self.unmeasured.add(point.plan)
         self.searched = [point for point in self.landscape.points if point.kind != TrialKind.SMALLEST]
 

@@ -2,13 +2,14 @@
 
 `python -m experiments.benchmarks.repeated_tunes --runs 5 --loaded 2`
 
-Runs that the results do not have yet are measured: run it again to continue.
+Runs that the results do not have yet are measured: run it again to continue. `--fresh` measures all of them again.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,11 +29,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--loaded", type=int, default=2, help="number of runs beside a job that loads one core")
     parser.add_argument("--time", help="time limit of each search; the config's by default")
+    parser.add_argument("--fresh", action="store_true", help="drop the runs that the results have")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**collect_facts(), "runs": []}
+    results = (
+        json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not options.fresh
+        else {**collect_facts(), "runs": []}
+    )
     limits = ["--time", options.time] if options.time else []
     for number in range(len(results["runs"]), options.runs):
         loaded = number >= options.runs - options.loaded
@@ -62,6 +68,7 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
     best, trials = document["best"], document["trials"]
     smallest = next((trial["plan"] for trial in trials if trial["kind"] == "smallest"), None)
     measurement = best["measurement"]
+    measured = [trial for trial in trials if trial["kind"] not in ("baseline", "repeat")]
     row = next((row for row in document["confirmed"] if row["trial"] == best["number"]), None)
     return {
         "best": best["number"],
@@ -72,6 +79,8 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
         "time_ratio": None if row is None else row["time_ratio"],
         "over_budget": sum((trial["measurement"] or {}).get("outcome") == "over_budget" for trial in trials),
         "trials": len(trials),
+        "measured": sum(bool((trial["measurement"] or {}).get("step_seconds")) for trial in measured),
+        "eager_seconds": statistics.median(trials[0]["measurement"]["step_seconds"]),
         "disturbed": document["disturbed"],
     }
 
@@ -101,20 +110,20 @@ def summary(results: dict[str, Any]) -> str:
         f"{sum(map(is_good, runs))} of {len(runs)} searches ended with a confirmed plan other than the smallest one, or reported a "
         "busy machine.",
         "",
-        "| run | beside | best plan | charged MiB | time over eager's | trials over budget | seconds | other work |",
-        "|--:|---|---|--:|---|--:|--:|---|",
+        "| run | beside | best plan | charged MiB | time over eager's | over budget | plans timed | eager's step, ms | seconds | other work |",
+        "|--:|---|---|--:|---|--:|--:|--:|--:|---|",
     ]
     for number, run in enumerate(runs):
         beside = "a busy core" if run["loaded"] else "nothing"
         if run["code"]:
-            lines.append(f"| {number} | {beside} | exit {run['code']}: {run['error']} | | | | {run['seconds']} | |")
+            lines.append(f"| {number} | {beside} | exit {run['code']}: {run['error']} | | | | | | {run['seconds']} | |")
             continue
         ratio = run["time_ratio"]
         interval = "-" if ratio is None else f"{ratio['middle']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
         cells = [
             str(number), beside, f"{run['best']}, {'smallest' if run['is_smallest'] else run['kind']}",
-            f"{run['charged_bytes'] / 2**20:.1f}", interval, f"{run['over_budget']} of {run['trials']}",
-            str(run["seconds"]), run["disturbed"] or "-",
+            f"{run['charged_bytes'] / 2**20:.1f}", interval, str(run["over_budget"]), str(run.get("measured", "-")),
+            f"{1e3 * run['eager_seconds']:.0f}" if "eager_seconds" in run else "-", str(run["seconds"]), run["disturbed"] or "-",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

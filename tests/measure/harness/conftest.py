@@ -15,7 +15,7 @@ from autotune.measure.children import ChildRole
 from autotune.measure.limits import classify_error
 from autotune.measure.messages import ChildError, Expects, ReplyT, decode, encode, ignore_progress
 from autotune.measure.spec import Spec
-from autotune.measure.worker import bench as procedure
+from autotune.measure.worker import planned_steps as procedure
 from autotune.measure.worker.bench import Bench
 from autotune.measure.worker.main import answer
 

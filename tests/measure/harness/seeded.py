@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autotune import Workload
 from autotune.capture.program import Program, reads
 from autotune.capture.tracer import capture
-from autotune.measure.worker import bench as procedure
+from autotune.measure.worker import planned_steps as procedure
 from autotune.workloads.factory import load_workload
 from tests.support.small import make, mlp
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.measure.worker.reference import Reference, Writer
+from autotune.measure.worker.reference import Reference, Writer, digest
+from autotune.runtime.arena import StepArena
 
 
 def cached_bytes(path: Path) -> int:
@@ -33,3 +34,42 @@ def test_an_evicted_file_leaves_the_page_cache_and_its_tensors_come_back(tmp_pat
         pytest.skip("a tmpfs has no disk to drop its pages to")
     assert cached_bytes(tmp_path / "tensors.bin") == 0
     assert torch.equal(reference.load("weight"), tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(64, 512, 3, 3).to(memory_format=torch.channels_last),
+        torch.randn(3000, 500).t(),
+        torch.randn(2, 300_000, 2).permute(2, 1, 0),
+        torch.randn(5, 6, 7).bfloat16().permute(2, 0, 1),
+        torch.randn(10, 20)[2:5, 3:9],
+        torch.randn(4, 1).expand(4, 5),
+        torch.randn(7)[::2],
+        torch.randn(0, 3).t(),
+        torch.tensor(3.0),
+        torch.randn(5, 5, dtype=torch.complex64).t(),
+    ],
+    ids=lambda tensor: f"{tuple(tensor.shape)} {tensor.dtype}",
+)
+def test_the_hash_of_a_tensor_is_that_of_its_elements_in_logical_order_however_they_lie(tensor: torch.Tensor):
+    assert digest(tensor) == digest(tensor.clone(memory_format=torch.contiguous_format))
+    changed = tensor.clone(memory_format=torch.contiguous_format)
+    if changed.numel():
+        changed.view(-1)[-1] += 1
+        assert digest(tensor) != digest(changed)
+
+
+def test_hashing_within_a_step_shifts_no_slot_of_its_arena():
+    arena = StepArena()
+    if not arena.works:
+        pytest.skip("no g++")
+    kept = torch.randn(256, 256).t()
+    for number in range(4):
+        with arena.step():
+            first = torch.empty(1 << 16)
+            if number == 3:
+                digest(kept)
+            second = torch.empty(1 << 18)
+            del first, second
+    assert (arena.bytes > 0, arena.misses) == (True, 0)

@@ -61,7 +61,7 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness
         ("fill memory", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
         pytest.param("fill disk", Outcome.DISK_FULL, "No space left", marks=pytest.mark.slow),
         ("hang", Outcome.TIMEOUT, "no answer within 3 s"),
-        ("wrong", Outcome.WRONG_RESULT, "is off by"),
+        ("wrong", Outcome.WRONG_RESULT, "differs from the captured step's"),
     ],
 )
 def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
@@ -87,7 +87,7 @@ def test_a_plan_in_channels_last_is_compared_with_eager_in_channels_last(tmp_pat
     own = Bench(Spec(WorkloadRef(f"{WORKLOADS}:convolutions"), tmp_path, scratch=tmp_path))
     with harness(tmp_path, "convolutions", memory_format="channels_last") as last:
         graph = last.survey().graph
-        assert graph.digest != own._program.graph.digest
+        assert graph.digest != own._plans.program.graph.digest
         plan = make_plan(graph, SPARING, 0, last.survey().costs)
         for one in (plan, replace(plan, memory_format="channels_last")):
             seen = last.measure(one)
@@ -281,18 +281,62 @@ def test_a_plan_that_loses_plain_eager_beside_it_is_told_as_a_ratio_to_the_basel
     assert seen.detail.startswith("plain eager ended beside it (killed by SIGKILL")
 
 
-def test_a_plan_that_cannot_beat_what_it_has_to_is_given_up_after_four_steps(
+def record_requests(monkeypatch: pytest.MonkeyPatch, runner: Harness) -> list[tuple[str, str]]:
+    """Return a list that receives role and kind of every request."""
+    ask, requests = runner._children.ask, []
+
+    def recording(role: ChildRole, request: Expects[object], **options: object) -> object:
+        requests.append((role.value, type(request).__name__))
+        return ask(role, request, **options)
+
+    monkeypatch.setattr(runner._children, "ask", recording)
+    return requests
+
+
+def test_a_plan_that_cannot_win_costs_a_comparison_and_a_few_steps_and_no_measurement_of_its_bytes(
     tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, _ = tripping
     plan = replace(Plan.traced(runner.prepare().graph), allocator="arena")
     monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=8))
-    seen = runner.measure(plan, beat=1e-6)
-    assert (seen.outcome, len(seen.step_seconds), len(seen.baseline_seconds)) == (Outcome.STOPPED_EARLY, 4, 4)
-    assert seen.detail == "none of 4 steps took less than 0.000 of eager's time: no more were timed"
-    assert seen.charged_bytes is not None
+    requests = record_requests(monkeypatch, runner)
+    hopeless = runner.measure(plan, beat=1e-6)
+    assert (hopeless.outcome, len(hopeless.step_seconds), len(hopeless.baseline_seconds)) == (
+        Outcome.STOPPED_EARLY, 2, 2,
+    )  # fmt: skip
+    assert re.fullmatch(r"2 steps took .* of eager's time, surely more than 0.000: no more were timed", hopeless.detail)
+    assert (hopeless.max_error, hopeless.peak_bytes, hopeless.verified) == (0.0, None, "bit-equal to eager")
+    assert hopeless.step_charged_bytes is not None
+    assert ("bytes", "PlanCheckRequest") not in requests
+    assert [kind for role, kind in requests if role == "seconds"] == [
+        "BeginTiming", "TimedDigestsRequest", "TimeBlock", "TimeBlock", "FinishTiming",
+    ]  # fmt: skip
     whole = runner.measure(plan, beat=1e6)
     assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 8)
+    assert whole.step_charged_bytes == pytest.approx(hopeless.step_charged_bytes, abs=MIB / 2)
+    assert requests[-1] == ("bytes", "PlanCheckRequest")
+    assert ("beside", "StopTiming") not in requests, "eager's process stays ready for the next plan"
+
+
+def test_a_plan_far_over_the_budget_is_timed_no_longer_than_needed(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    plan = Plan.traced(runner.prepare().graph)
+    monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=8))
+    over = runner.measure(plan, budget_bytes=-(2**30))
+    assert (over.outcome, len(over.step_seconds), over.peak_bytes) == (Outcome.OVER_BUDGET, 2, None)
+
+
+def test_where_memory_is_short_processes_return_theirs_between_blocks(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    monkeypatch.setattr("autotune.measure.harness.KEEPING_FACTOR", 1e9)
+    requests = record_requests(monkeypatch, runner)
+    assert runner.measure(Plan.traced(runner.prepare().graph)).outcome is Outcome.OK
+    assert ("beside", "StopTiming") in requests
+    assert requests.count(("seconds", "TimeBlock")) == 1, "a block has two steps then"
 
 
 def test_over_the_budget_is_an_outcome_with_all_numbers(tripping: tuple[Harness, Path]) -> None:

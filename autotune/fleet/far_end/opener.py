@@ -3,7 +3,7 @@
 import importlib
 
 from autotune.errors import ConfigError
-from autotune.fleet.device_server import OpenDeviceRunner
+from autotune.fleet.far_end.device_server import OpenDeviceRunner
 
 OPEN_DEVICE = "autotune.fleet.local:open_device"
 """Name of the function that opens the machine's own device."""

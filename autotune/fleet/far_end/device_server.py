@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Protocol, assert_never
 
 from autotune.errors import ConfigError
+from autotune.fleet.far_end.inspection import inspect_device
 from autotune.fleet.messages import (
     BaselineCall,
     CallFailed,
     ConditionsCall,
     FleetCall,
     FleetReply,
+    InspectDevice,
     MeasureCall,
     OpenDevice,
     PrepareCall,
@@ -64,6 +66,8 @@ class DeviceServer:
             self.close()
             self._runner = self._stack.enter_context(self._open_runner(call, report))
             return read_node_facts()
+        if isinstance(call, InspectDevice):
+            return inspect_device(call.kind, call.stores)
         if self._runner is None:
             raise ConfigError(f"{type(call).__name__} came before a device was open; open one first")
         match call:

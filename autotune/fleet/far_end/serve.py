@@ -13,7 +13,7 @@ import time
 from types import FrameType
 
 from autotune.errors import ConfigError
-from autotune.fleet.device_server import DeviceServer, OpenDeviceRunner
+from autotune.fleet.far_end.device_server import DeviceServer, OpenDeviceRunner
 from autotune.fleet.framing import FrameReader, to_frame
 from autotune.fleet.messages import CallProgress, encode_message
 

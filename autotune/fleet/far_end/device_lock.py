@@ -37,6 +37,22 @@ def lock_device(kind: str, report: Callable[[str], None], directory: Path = LOCK
         yield
 
 
+def is_in_use(kind: str, directory: Path = LOCK_DIR) -> bool:
+    """Return whether another process measures on this process's device now."""
+    for name in name_locks(kind):
+        try:
+            lock = os.open(directory / f"{name}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue  # nobody has measured there yet
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+    return False
+
+
 def _lock(path: Path, stack: contextlib.ExitStack, report: Callable[[str], None]) -> None:
     # another user's file in a directory with the sticky bit opens for reading alone, which suffices for a lock
     try:

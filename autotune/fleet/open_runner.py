@@ -1,0 +1,107 @@
+"""Open the runner of a config: this machine's harness, or a device of the class that the config names."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from autotune.errors import ConfigError
+from autotune.fleet import ENGINES
+from autotune.fleet.channel import Channel, Reach
+from autotune.fleet.far_end.device_server import DeviceRunner
+from autotune.fleet.fleet_file import DeviceClass, FleetConfig, load_fleet
+from autotune.fleet.local import LocalRunner, open_harness
+from autotune.fleet.messages import OpenDevice, code_identity
+from autotune.fleet.remote_runner import RemoteRunner
+from autotune.records.config import Config
+from autotune.records.device import Device
+from autotune.records.measurement import Measurement
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+FLEET_VARIABLE = "AUTOTUNE_FLEET"
+"""Environment variable that names the file of the fleet where neither the config nor an option does."""
+
+
+class StudyRunner(DeviceRunner, Protocol):
+    """Runner that reports its progress, and that reuses a recorded baseline."""
+
+    def listen(self, report: Callable[[str], None]) -> None:
+        """Report lines of progress to a function."""
+        ...
+
+    def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
+        """Use a recorded baseline where the device is the same."""
+        ...
+
+
+def find_class(config: Config) -> tuple[FleetConfig, DeviceClass] | None:
+    """Return the fleet of a config and the class that measures; None for this machine.
+
+    Raises ConfigError for a class without a fleet, a fleet without a class, and an unknown class.
+    """
+    if config.on is None:
+        if config.fleet is not None:
+            raise ConfigError(f"--fleet {config.fleet}: no class is named; add --on CLASS")
+        return None
+    path = config.fleet or os.environ.get(FLEET_VARIABLE)
+    if not path:
+        raise ConfigError(f"--on {config.on}: no fleet is named; add --fleet FILE, or set {FLEET_VARIABLE}")
+    fleet = load_fleet(Path(path))
+    return fleet, fleet.find(config.on)
+
+
+def refuse_fleet(config: Config, command: str) -> None:
+    """Raise ConfigError for a command that profiles this machine and would not use the config's class."""
+    if config.on is not None:
+        raise ConfigError(
+            f"{command} profiles this machine, the config names class {config.on}; remove `on`, or run tune"
+        )
+
+
+def apply_class(config: ConfigT) -> ConfigT:
+    """Return a config with the device, the limit and the stores of the class that it names."""
+    selected = find_class(config)
+    return config if selected is None else selected[1].apply(config)
+
+
+@contextlib.contextmanager
+def open_runner(config: Config, log_dir: Path) -> Iterator[StudyRunner]:
+    """Open the runner of a config for the time of a `with` block; a device of a class is reached at the first request."""
+    selected = find_class(config)
+    if selected is None:
+        with open_harness(config, log_dir) as harness:
+            yield LocalRunner(harness)
+        return
+    (fleet, device_class), name = selected, str(config.on)
+    reach = to_reach(fleet, name, log_dir)
+    document = to_document(device_class.apply(config))
+    request = OpenDevice(code_identity(), name, document, device_class.promise, device_class.environment)
+
+    def open_channel(report: Callable[[str], None]) -> Channel:
+        return ENGINES[device_class.engine](reach, report)
+
+    runner = RemoteRunner(open_channel, request, Path(config.runs) / "fleet" / f"{name}.json")
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def to_reach(fleet: FleetConfig, name: str, log_dir: Path) -> Reach:
+    """Return everything by which a device of a class is reached."""
+    device_class = fleet.find(name)
+    return Reach(
+        device_class=name,
+        log_dir=log_dir,
+        command=tuple(device_class.command),
+        resource=device_class.resource or name,
+        uses_gpu=device_class.device == "cuda",
+        address=fleet.address,
+        code=fleet.code,
+    )
+
+
+def to_document(config: Config) -> dict[str, object]:
+    """Return the JSON of a study's config; keys of a nightly entry alone are left out."""
+    return Config.model_validate({name: getattr(config, name) for name in Config.model_fields}).model_dump(mode="json")

@@ -1,0 +1,151 @@
+"""Compile regions in processes of their own, one for each CPU, whose memory and files do not stay.
+
+What inductor writes lies in a scratch directory that later compilations reuse for its precompiled header. If a process
+was killed while it compiled, the next pool deletes that directory, because a file in it may be incomplete.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import torch
+
+from autotune import errors
+from autotune.errors import CaptureError
+from autotune.kernels.compile_worker import encode_request
+from autotune.kernels.kernel_cache import kernel_directory
+
+if TYPE_CHECKING:
+    from autotune.kernels.compiled_region import CompiledRegion
+
+Listen = Callable[[int, int], None]
+"""Receiver of the number of compiled regions and of all to compile."""
+
+MAX_PROCESSES = 8
+"""Maximum number of compiling processes; each takes about 600 MiB with its compiler."""
+_OF_INDUCTOR = ("TORCHINDUCTOR_", "TORCH_COMPILE_")
+"""Beginnings of variables that change what inductor generates, and that no entry's key contains."""
+
+
+def compile_in_pool(regions: Sequence["CompiledRegion"], listen: Listen | None = None) -> None:
+    """Compile regions and write their entries.
+
+    Raises:
+        CaptureError: Inductor cannot compile a region, or a compiling process was killed.
+        ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
+    """
+    if not regions:
+        return
+    waiting = deque(regions)
+    running: dict[Connection, tuple[_Worker, CompiledRegion]] = {}
+    count = min(len(regions), len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    with _workers(count) as idle:
+        while waiting or running:
+            while waiting and idle:
+                worker, region = idle.pop(), waiting.popleft()
+                worker.begin(region)
+                running[worker.replies] = worker, region
+            if listen is not None:
+                listen(len(regions) - len(waiting) - len(running), len(regions))
+            for replies in wait(list(running)):
+                assert isinstance(replies, Connection)
+                worker, region = running.pop(replies)
+                worker.finish(region)
+                idle.append(worker)
+
+
+class _Worker:
+    """One compiling process, in a session of its own: a terminal's Ctrl-C must not break a compiler."""
+
+    def __init__(self, scratch: Path, log: IO[bytes]) -> None:
+        child_requests, requests = os.pipe()
+        replies, child_replies = os.pipe()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(_OF_INDUCTOR)}
+        try:
+            self._process = subprocess.Popen(
+                # -P: a module of the user's working directory must not replace one of these
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "autotune.kernels.compile_worker",
+                    str(child_requests),
+                    str(child_replies),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(child_requests, child_replies),
+                start_new_session=True,
+                # inductor's precompiled header lies in the directory for temporary files
+                env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(scratch), "TMPDIR": str(scratch)},
+            )
+        finally:
+            os.close(child_requests)
+            os.close(child_replies)
+        self._requests, self.replies = Connection(requests, readable=False), Connection(replies, writable=False)
+        self._log = log
+
+    def begin(self, region: "CompiledRegion") -> None:
+        """Send a region; `replies` is readable once it is compiled."""
+        with contextlib.suppress(BrokenPipeError):  # the missing reply gives the reason
+            self._requests.send_bytes(encode_request(region, torch.get_num_threads()))
+
+    def finish(self, region: "CompiledRegion") -> None:
+        """Read the reply; raise the error of the compiling process."""
+        try:
+            name, message = json.loads(self.replies.recv_bytes())
+        except EOFError:
+            raise CaptureError(f"the process that compiled {region.__name__} ended: {self._explain()}") from None
+        if name:
+            raise getattr(errors, name, CaptureError)(message)
+
+    def end(self) -> None:
+        """End the process and its compiler."""
+        self._requests.close()
+        self.replies.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _explain(self) -> str:
+        code = self._process.wait()
+        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"{reason}: {lines[-1]}" if lines else reason
+
+
+@contextlib.contextmanager
+def _workers(count: int) -> Iterator[list[_Worker]]:
+    """Start compiling processes, and end them after the block."""
+    scratch = kernel_directory() / "inductor"
+    _remove_incomplete(scratch)
+    scratch.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for _ in range(count):
+            worker = _Worker(scratch, stack.enter_context(tempfile.TemporaryFile()))
+            stack.callback(worker.end)
+            workers.append(worker)
+        yield workers
+
+
+def _remove_incomplete(scratch: Path) -> None:
+    """Delete the scratch directory if a process died while it compiled, unless others use the directory."""
+    if not any(scratch.glob("unfinished-*")):
+        return
+    with scratch.with_suffix(".lock").open("w") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(scratch)

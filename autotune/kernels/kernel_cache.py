@@ -1,0 +1,173 @@
+"""Keep compiled regions as files that another process loads without a compiler and without tracing.
+
+An entry is a directory with the generated Python code, the libraries of its C++ kernels, and its constants. It is written
+elsewhere and renamed, so an interrupted compilation leaves no part of an entry.
+"""
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.errors import CaptureError, ConfigError
+
+Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""A compiled region: takes a list of tensors, which it empties, and returns new tensors."""
+
+_FORMAT = 1
+"""Number of the format of entries; another one is another key."""
+_CODE, _CONSTANTS = "region.py", "constants.pt"
+_COMPILER = "async_compile"
+"""Variable of generated code by which it compiles C++ kernels."""
+_POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+"""Variable in which a kernel's library finds the function that returns the address of a tensor's data."""
+
+
+def kernel_directory() -> Path:
+    """Return the directory of compiled kernels, `autotune/kernels` in the user's cache directory; make it private.
+
+    Raises:
+        ConfigError: The directory belongs to another user, or cannot be made.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = base / "autotune" / "kernels"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.stat()
+    except OSError as error:
+        raise ConfigError(f"cannot use {directory} for compiled kernels: {error}; set XDG_CACHE_HOME") from error
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"{directory} can be written by other users, who could run code as you; make it yours alone, or set XDG_CACHE_HOME"
+        )
+    return directory
+
+
+def entry_path(signature: str) -> Path:
+    """Return the directory of a region's entry for this torch, Python, CPU and number of threads.
+
+    `signature` is the digest of the region's ops, wiring, shapes, dtypes and strides.
+    """
+    text = repr((_FORMAT, signature, torch.__version__, sys.version, torch.get_num_threads(), _cpu()))
+    return kernel_directory() / "entries" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _cpu() -> str:
+    """Describe the CPU's instruction sets: the compiler uses all of them."""
+    capabilities = sorted(torch.cpu.get_capabilities().items(), key=str)
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {capabilities}"
+
+
+def write_entry(path: Path, code: str, scope: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> None:
+    """Write an entry from generated code, and from the scope in which the code ran and that contains its kernels."""
+    code, kernels = _separate_kernels(code)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=path.parent))
+    try:
+        (unfinished / _CODE).write_text(code, encoding="utf-8")
+        for name in kernels:
+            shutil.copyfile(scope[name].__self__.__file__, unfinished / f"{name}.so")
+        if constants:
+            torch.save(dict(constants), unfinished / _CONSTANTS)
+        with contextlib.suppress(OSError):  # another process wrote the same entry meanwhile
+            unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def load_entry(path: Path) -> Kernel:
+    """Return the kernel of an entry.
+
+    Raises:
+        ConfigError: The entry's files cannot be loaded.
+    """
+    module = types.ModuleType(f"autotune_region_{path.name}")
+    module.__file__ = str(path / _CODE)
+    try:
+        with _tensor_pointer():
+            for library in sorted(path.glob("*.so")):
+                setattr(module, library.stem, _load_library(library))
+        if (path / _CONSTANTS).exists():
+            vars(module).update(torch.load(path / _CONSTANTS, weights_only=True))
+        code = compile((path / _CODE).read_text(encoding="utf-8"), module.__file__, "exec")
+        exec(code, vars(module))
+    except (OSError, ImportError, SyntaxError, NameError) as error:
+        raise ConfigError(
+            f"cannot load compiled kernels: {error}; delete {path}, and they are compiled again"
+        ) from error
+    kernel: Kernel = module.call
+    return kernel
+
+
+def _load_library(path: Path) -> Callable[..., None]:
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}.{path.stem}.kernel", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[..., None] = module.kernel
+    return function
+
+
+@contextlib.contextmanager
+def _tensor_pointer() -> Iterator[None]:
+    """Set the variable that kernels read when they are loaded."""
+    before = os.environ.get(_POINTER)
+    os.environ[_POINTER] = str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_POINTER, None)
+        else:
+            os.environ[_POINTER] = before
+
+
+def _separate_kernels(code: str) -> tuple[str, list[str]]:
+    """Return generated code without its C++ kernels and benchmark, and the kernels' names.
+
+    Raises:
+        CaptureError: The code compiles something else than C++ kernels.
+    """
+    tree = ast.parse(code)
+    kernels: list[str] = []
+    kept: list[ast.stmt] = []
+    for statement in tree.body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(ast.Name(compiler), "cpp_pybinding"))) if (
+                compiler == _COMPILER
+            ):
+                kernels.append(name)
+            case ast.FunctionDef(name="get_args" | "benchmark_compiled_module") | ast.If():
+                pass
+            case _ if not _mentions_compiler(statement):
+                kept.append(statement)
+            case ast.ImportFrom() | ast.Assign() | ast.Delete() | ast.Expr(ast.Call(ast.Attribute(attr="wait"))):
+                pass
+            case _:
+                raise CaptureError(
+                    f"inductor generated code of another kind: {ast.unparse(statement)}; use --kernels aten"
+                )
+    return ast.unparse(ast.Module(kept, [])), kernels
+
+
+def _mentions_compiler(statement: ast.stmt) -> bool:
+    names = (_COMPILER, "AsyncCompile")
+    return any(
+        (isinstance(node, ast.Name) and node.id in names) or (isinstance(node, ast.alias) and node.name in names)
+        for node in ast.walk(statement)
+    )

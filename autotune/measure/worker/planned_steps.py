@@ -1,0 +1,93 @@
+"""Steps of the workload under a plan, with the plan's store open."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+
+from autotune.capture.optimizers.loop_updates import LoopUpdates
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.errors import ConfigError, StoreError
+from autotune.ir.check import check
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import Schedule, lower
+from autotune.kernels.region_program import compile_regions, with_kernels
+from autotune.measure.messages import WorkProgress
+from autotune.measure.spec import Spec
+from autotune.measure.worker.compare import Step
+from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, exclude_from_collections
+from autotune.measure.worker.planned_cycle import run_planned_cycle
+from autotune.runtime.arena import StepArena
+from autotune.runtime.executor import Executor
+from autotune.runtime.offload.slots import slot_sizes
+from autotune.runtime.stores import SwapStore, open_store
+
+
+class PlannedSteps:
+    """The captured step of a workload in this process; `running` makes a plan of it ready to step."""
+
+    def __init__(self, spec: Spec, eager: EagerWorkload, report: Callable[[WorkProgress], None]) -> None:
+        self._spec, self._eager, self._report = spec, eager, report
+        self._store: SwapStore | None = None
+
+    @cached_property
+    def program(self) -> Program:
+        """The captured step."""
+        program = with_kernels(capture(self._eager.workload, self._spec.workload.reference), self._spec.kernels)
+        compile_regions(program, lambda done, total: self._report(WorkProgress("compiling regions", done, total)))
+        exclude_from_collections()
+        return program
+
+    def store_bytes(self) -> int:
+        """Return the bytes that the open store holds in memory; 0 without one."""
+        store = self._store  # a meter's thread reads it while a step ends
+        return store.held_bytes() if store is not None else 0
+
+    def arena(self, plan: Plan, *, replays: bool = True) -> StepArena | None:
+        """Return a new arena where the plan names one and the device has arenas."""
+        return StepArena(replays) if plan.allocator == "arena" and self._spec.device_kind == "cpu" else None
+
+    @contextlib.contextmanager
+    def running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
+        """Make a plan ready to step, with its store open; on malloc unless an arena is passed."""
+        graph = self.program.graph
+        self._spec.refuse_other_capture(plan)
+        check(graph, plan)
+        schedule = lower(graph, plan)
+        store = self._store = self._open(schedule) if schedule.store else None
+        executor = Executor(self.program, schedule, store, arena=arena)
+        updates = self.program.updates
+
+        def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
+            if isinstance(updates, LoopUpdates):
+                return run_planned_cycle(self._eager, executor, updates, on_gradient)
+            if updates is not None:
+                updates.on_gradient = on_gradient
+            with updates.step() if updates is not None else contextlib.nullcontext():
+                results, gradients = executor.run(executor.inputs(self._eager.batch()))
+            outputs = detached_tensors(results)
+            if on_gradient is not None:
+                for parameter, gradient in zip(self.program.gradients, gradients, strict=True):
+                    on_gradient(graph.values[parameter].name, gradient)
+            if (
+                executor.problem
+            ):  # the results are right, but the step did not run as planned, so its bytes are not the plan's
+                raise StoreError(executor.problem)
+            return outputs
+
+        try:
+            yield step, executor
+        finally:
+            self._store = None
+            if arena is not None:
+                arena.close()
+            if store is not None:
+                store.close()
+
+    def _open(self, schedule: Schedule) -> SwapStore:
+        name = schedule.store
+        if name not in self._spec.stores:
+            raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
+        return open_store(name, self._spec.stores[name], slot_sizes(self.program, schedule))

@@ -1,0 +1,188 @@
+"""Compilation of regions: in processes of its own, once per machine, and without a trace of an interrupted one."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.capture.program import Meta
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError, ConfigError
+from autotune.kernels import compile_pool, compiled_region, kernel_cache
+from autotune.kernels.compile_pool import compile_in_pool
+from autotune.kernels.compile_worker import encode_request
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.region_program import fuse, list_regions
+from autotune.workloads.workload import Workload
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_region, "_KERNELS", {})
+    return tmp_path / "autotune" / "kernels"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Use one cache, whose precompiled header takes 20 s, and a compiler that logs calls and sleeps while `slow` exists."""
+    directory = tmp_path_factory.mktemp("shared")
+    compiler = directory / "bin" / "g++"
+    compiler.parent.mkdir()
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {directory}/calls\n[ -e {directory}/slow ] && exec sleep 60\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+        patch.setenv("XDG_CACHE_HOME", str(directory))
+        patch.setattr(compiled_region, "_KERNELS", {})
+        yield directory
+
+
+def make_regions(width: int = 64) -> list[CompiledRegion]:
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Tanh())
+    workload = Workload(model, lambda model, x: model(x).sin().sum(), None, torch.ones(8, width))
+    return list_regions(fuse(capture(workload)))
+
+
+_ANOTHER_PROCESS = """
+    from tests.kernels.test_compilation import make_regions
+    import torch
+    for region in make_regions():
+        tensors = [torch.ones(meta.shape, dtype=meta.dtype) for meta in region._inputs]
+        print([float(out.double().sum()) for out in region(*tensors)])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_calls_no_compiler_and_computes_the_same(shared: Path):
+    compiler_log = shared / "calls"
+    regions = make_regions()
+    compile_in_pool(regions)
+    assert all(region.is_cached and not region.is_loaded for region in regions)
+    calls = compiler_log.read_text().splitlines()
+    assert any("-shared" in call for call in calls)
+    sums = []
+    for region in regions:
+        tensors = [torch.ones(meta.shape, dtype=meta.dtype) for meta in region._inputs]
+        sums.append(str([float(out.double().sum()) for out in region(*tensors)]))
+        expected = region.region(*tensors)
+        for actual, each in zip(region(*tensors), expected, strict=True):
+            torch.testing.assert_close(actual, each)
+    second = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_ANOTHER_PROCESS)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert second.stdout.splitlines() == sums
+    assert compiler_log.read_text().splitlines() == calls
+    assert not list(shared.rglob("unfinished-*"))
+
+
+@pytest.mark.slow
+def test_a_killed_compiler_leaves_no_entry_and_the_next_process_compiles_it(
+    shared: Path,
+):
+    region, cache, slow = make_regions(48)[0], shared / "autotune" / "kernels", shared / "slow"
+    slow.touch()
+
+    def kill_worker() -> None:
+        while not (markers := list(cache.glob("inductor/unfinished-*"))):
+            time.sleep(0.05)
+        os.killpg(int(markers[0].name.rpartition("-")[2]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_worker)
+    killer.start()
+    with pytest.raises(CaptureError, match="killed by SIGKILL"):
+        compile_in_pool([region])
+    killer.join()
+    slow.unlink()
+    assert not region.is_cached
+    (cache / "inductor" / "incomplete.so").touch()
+    compile_in_pool([region])
+    assert region.is_cached
+    assert not (cache / "inductor" / "incomplete.so").exists(), "files beside a killed compiler may be incomplete"
+
+
+def test_another_number_of_threads_or_another_signature_is_another_entry(cache: Path):
+    threads = torch.get_num_threads()
+    entry = kernel_cache.entry_path("a")
+    assert entry.is_relative_to(cache)
+    try:
+        torch.set_num_threads(threads + 1)
+        other = kernel_cache.entry_path("a")
+    finally:
+        torch.set_num_threads(threads)
+    assert len({entry, other, kernel_cache.entry_path("b")}) == 3
+    assert kernel_cache.entry_path("a") == entry
+
+
+def test_a_damaged_entry_is_named_with_its_remedy(cache: Path):
+    path = kernel_cache.entry_path("a")
+    path.mkdir(parents=True)
+    (path / "kernel.so").write_bytes(b"")
+    with pytest.raises(ConfigError, match=f"delete {path}"):
+        kernel_cache.load_entry(path)
+
+
+def test_generated_code_that_compiles_anything_but_kernels_is_refused(cache: Path):
+    with pytest.raises(CaptureError, match="use --kernels aten"):
+        kernel_cache.write_entry(cache / "entries" / "a", "def call(args):\n    return async_compile.triton()", {}, {})
+    assert not list(cache.glob("entries/*"))
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_error_of_inductor_arrives_with_the_region_s_name(monkeypatch: pytest.MonkeyPatch):
+    region = make_regions()[0]
+    monkeypatch.setattr(CompiledRegion, "_trace", lambda self: (_ for _ in ()).throw(RuntimeError("no kernel")))
+    with pytest.raises(CaptureError, match=r"inductor cannot compile .* no kernel; use --kernels aten"):
+        region.write()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_an_error_in_a_compiling_process_is_raised_in_this_one():
+    region = make_regions(32)[0]
+    device = torch.device("cpu")
+    region._inputs = tuple(Meta((3,), (1,), torch.float32, device) for _ in region._inputs)  # shapes that do not fit
+    with pytest.raises(CaptureError, match="inductor cannot compile fused"):
+        compile_in_pool([region])
+
+
+def test_kernels_that_others_could_write_are_refused(cache: Path):
+    directory = kernel_cache.kernel_directory()
+    assert directory == cache
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by other users"):
+        kernel_cache.kernel_directory()
+
+
+def test_a_region_arrives_in_a_compiling_process_with_the_same_ops():
+    region = make_regions()[0]
+    copied, threads = pickle.loads(compile_pool.encode_request(region, 3))
+    assert threads == 3
+    assert (copied.signature, copied.region.source) == (region.signature, region.region.source)
+    assert copied.region.calls == region.region.calls
+
+
+def test_a_region_with_a_batch_norm_arrives_in_a_compiling_process():
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    workload = Workload(model, lambda model, x: model(x).square().sum(), None, torch.rand(2, 2, 6, 6))
+    for region in list_regions(fuse(capture(workload))):
+        arrived, _ = pickle.loads(encode_request(region, 2))
+        assert (arrived.signature, arrived.region.source) == (region.signature, region.region.source)

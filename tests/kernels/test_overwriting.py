@@ -1,0 +1,104 @@
+"""Regions that write an output over an input: the same bits, in fewer bytes by that output."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autotune.capture.program import Meta, Program
+from autotune.capture.tracer import capture
+from autotune.ir.graph import Op
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.overwriting import find_target
+from autotune.kernels.region_program import fuse
+from autotune.runtime.op_profiler import profile
+from autotune.workloads.workload import Workload
+
+F = torch.nn.functional
+
+
+def step(loss: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]) -> Program:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+    return fuse(capture(Workload(model, loss, None, torch.randn(16, 32))))
+
+
+def attention(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    scores = model[0](x) @ model[1](x).T
+    return (F.softmax(scores * 0.5, 1) @ x).sum()
+
+
+def transposed(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = model[0](x) @ x.T
+    return ((y + y.T).sigmoid() @ model[1](x)).sum()
+
+
+def regions(program: Program) -> list[Op]:
+    return [op for op in program.graph.ops if op.target == "autotune.kernels.fused"]
+
+
+def overwritten(program: Program) -> dict[str, list[str]]:
+    names = [value.name for value in program.graph.values]
+    return {op.name: [names[value] for value in op.inplace] for op in regions(program)}
+
+
+def test_an_output_may_take_the_memory_of_an_input_that_it_is_computed_from_element_by_element():
+    assert any(overwritten(step(attention)).values())
+
+
+def test_no_output_takes_the_memory_of_an_input_that_it_reads_transposed():
+    program = step(transposed)
+    mixed = [op for op in regions(program) if any("sigmoid" in program.graph.values[v].name for v in op.outputs)]
+    assert mixed
+    assert not any(op.inplace for op in mixed)
+
+
+def test_no_region_overwrites_the_users_own_tensors():
+    graph = step(attention).graph
+    assert not any(graph.static & set(op.inplace) for op in graph.ops)
+
+
+def test_only_tensors_that_lie_alike_in_memory_share_it():
+    def meta(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Meta:
+        return Meta(shape, stride, dtype, torch.device("cpu"))
+
+    matrix = meta((4, 6), (6, 1))
+    assert find_target(matrix, [meta((2,), (1,)), meta((2, 2, 6), (12, 6, 1))]) == 1
+    assert find_target(matrix, [meta((4, 6), (1, 4))]) is None
+    assert find_target(matrix, [meta((4, 6), (6, 1), torch.int32)]) is None
+    assert find_target(meta((4, 6), (12, 1)), [meta((4, 6), (12, 1))]) is None, "its memory holds other elements too"
+
+
+def check_overwriting(program: Program, op: Op) -> int:
+    """Compare each variant of a region with the region itself; return the number of variants."""
+    region = program.calls[op.id].target
+    assert isinstance(region, CompiledRegion)
+    for value in op.inplace:
+        number = op.inputs.index(value)
+        tensors = [torch.rand(program.metas[v].shape).to(program.metas[v].dtype) for v in op.inputs]
+        expected = region(*[tensor.clone() for tensor in tensors])
+        results = region.over(number)(*tensors)
+        assert all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
+        assert any(result.data_ptr() == tensors[number].data_ptr() for result in results)
+    return len(op.inplace)
+
+
+@pytest.mark.slow
+def test_a_region_that_overwrites_an_input_gives_the_same_bits():
+    program = step(attention)
+    assert sum(check_overwriting(program, op) for op in regions(program)) >= 2
+
+
+@pytest.mark.slow
+def test_a_region_that_overwrites_an_input_needs_no_second_buffer():
+    program = step(attention)
+    costs = profile(program)
+    for op in regions(program):
+        for value in op.inplace:
+            region = program.calls[op.id].target
+            tensors = [torch.rand(program.metas[v].shape) for v in op.inputs]
+            with torch.profiler.profile(profile_memory=True) as recorded:
+                region.over(op.inputs.index(value))(*tensors)
+            allocated = [e.nbytes() for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+            outputs = sum(program.graph.values[v].nbytes for v in op.outputs) - program.graph.values[value].nbytes
+            assert sum(n for n in allocated if n > 0) <= outputs + costs.scratch_bytes[op.id]
