@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autotune.capture.capture_checks import refuse_gradients_of_the_batch
-from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
+from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork, refuse_wrapped
 from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
@@ -108,6 +108,7 @@ class PlannedLoss(torch.nn.Module):
         check_other_shapes(other_shapes)
         if not callable(loss_fn):
             raise ConfigError(f"loss_fn is {type(loss_fn).__name__}; give a function loss_fn(model, batch)")
+        refuse_wrapped(model)
         self.model = model
         self._loss_fn, self._other_shapes = loss_fn, other_shapes
         self._plan = read_plan(plan)

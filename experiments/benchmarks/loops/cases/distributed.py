@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune import errors
 from autotune.errors import AutotuneError
-from experiments.benchmarks.loops.cases.small import adamw, batches, loss_fn, net, run, state
+from experiments.benchmarks.loops.cases.small import adamw, batches, loss_fn, run, state
 from experiments.benchmarks.loops.ways import Way
 
 Tensors = Iterator[torch.Tensor]
@@ -184,15 +184,15 @@ def ddp_within_a_loss_gloo_2(way: Way) -> Tensors:
 
 
 def _unwrapped_loss(way: Way, rank: int) -> Tensors:
-    wrapped = DistributedDataParallel(net())
-    loss_of = way.loss(wrapped.module if way.is_planned else wrapped, loss_fn)
+    wrapped = DistributedDataParallel(_plain_net())
+    loss_of = way.loss(wrapped.module, loss_fn)
     for batch in batches(6)[rank::RANKS]:
         loss_of(batch).backward()
         yield from (p.grad for p in wrapped.parameters())
 
 
 def ddp_inner_module_passed_to_a_loss_gloo_2(way: Way) -> Tensors:
-    """Pass the module within DistributedDataParallel to a planned loss."""
+    """Compute the loss of the module within DistributedDataParallel, which reduces nothing in either way."""
     yield from _on_ranks(_unwrapped_loss, way)
 
 
