@@ -73,7 +73,8 @@ def tune(
         limit: Memory limit in bytes, or as "900MiB", enforced on every process that runs the step.
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to run plans of a convolution net in that format.
-        kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding.
+        kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding; "any" to
+            measure both, in each memory format, and tune the fastest.
         seed_from: Run directory or plan file whose settings are measured first.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
         runs: Directory of all runs.

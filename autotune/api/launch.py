@@ -4,7 +4,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ def start_study(config: Config, name: str | None, progress: Progress) -> "StudyR
     run_dir = choose_run_dir(config, name)
     is_new = not run_dir.exists()
     try:
-        return run_study(config, run_dir, progress)
+        return run_study(_choose_capture(config, run_dir, progress), run_dir, progress)
     finally:
         if is_new and run_dir.exists():
             remove_empty_run(run_dir)
@@ -85,6 +86,19 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", signal) from None
         message = f"{run_dir}: interrupted before the baseline was measured; nothing is kept"
         raise StudyInterruptedError(message, signal) from None
+
+
+def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config:
+    """Choose kernels and memory format by measuring where the config leaves them open."""
+    from autotune.study.captures import CaptureRunner, choose_capture
+
+    @contextmanager
+    def open_runner(combination: Config) -> Iterator[CaptureRunner]:
+        with open_harness(combination, RunDir(run_dir).logs) as runner:
+            runner.listen(lambda work: progress(Preparing(f"{combination.kernels or 'aten'}: {work}")))
+            yield runner
+
+    return choose_capture(config, run_dir, open_runner, lambda text: progress(Preparing(text)))
 
 
 def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:

@@ -241,13 +241,16 @@ def nightly(
     ] = False,
     fleet: FleetFile = None,
     on: OnClass = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="ENTRY", help="Run one entry: its name, with @CLASS on a fleet.")
+    ] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Verify every entry's champion against plain eager, search for a better plan, and report regressions with their causes."""
     from autotune.cli.commands.nightly import run
 
-    run(config, resume=resume, fleet=fleet, on=on, json=json)
+    run(config, resume=resume, fleet=fleet, on=on, only=only, json=json)
 
 
 @app.command(short_help="Serve this machine's device to a study elsewhere.")

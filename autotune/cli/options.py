@@ -74,7 +74,11 @@ LoopOption = Annotated[
 ]
 Kernels = Annotated[
     str | None,
-    typer.Option("--kernels", metavar="inductor", help="Kernels of the plans: compiled regions; eager's by default."),
+    typer.Option(
+        "--kernels",
+        metavar="aten|inductor|any",
+        help="Kernels of the plans: eager's (default), compiled regions, or the faster, measured.",
+    ),
 ]
 Objective = Annotated[
     str | None,

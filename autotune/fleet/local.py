@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import StoreError
+from autotune.errors import ConfigError, StoreError
 from autotune.fleet.channel import Channel, Reach
 from autotune.fleet.far_end import device_lock
 from autotune.fleet.far_end.device_server import DeviceServer, OpenDeviceRunner
@@ -71,6 +71,8 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
     from autotune.measure.scratch import Scratch
     from autotune.measure.spec import Spec
 
+    if config.kernels == "any":
+        raise ConfigError("kernels: any is for tune, which measures each; name aten or inductor here")
     stores = {str(name): Path(directory) for name, directory in config.stores.items()}
     check_store_directories(stores)
     with contextlib.ExitStack() as stack:

@@ -67,6 +67,11 @@ class Plan:
         return cls(tuple(range(len(graph.ops))))
 
     @property
+    def capture_name(self) -> str:
+        """Kernels and memory format as text: `aten`, or `inductor, channels_last`."""
+        return ", ".join(filter(None, (self.kernels or "aten", self.memory_format)))
+
+    @property
     def recomputed(self) -> int:
         """Number of runs that are recomputations."""
         return len(self.order) - len(set(self.order))

@@ -11,11 +11,11 @@ from autotune.capture.program import Meta
 from autotune.capture.regions import Region
 from autotune.errors import CaptureError, ConfigError
 from autotune.kernels.compile_pool import compile_in_pool
-from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry
+from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry, write_failure
 from autotune.kernels.overwriting import find_target, write_over
 
-_KERNELS: dict[tuple[str, int], Kernel] = {}
-"""Kernels of this process, by region's signature and number of threads: inductor generates code for that number."""
+_KERNELS: dict[tuple[str, int], Kernel | CaptureError] = {}
+"""Kernels of this process, or the reason why there is none, by region's signature and number of threads: inductor generates code for that number."""
 
 
 class CompiledRegion:
@@ -111,17 +111,31 @@ class CompiledRegion:
         key = (self.signature, torch.get_num_threads())
         kernel = _KERNELS.get(key)
         if kernel is None:
-            kernel = _KERNELS[key] = self._load()
+            try:
+                kernel = _KERNELS[key] = self._load()
+            except CaptureError as error:  # or each step would compile again
+                _KERNELS[key] = error
+                raise
+        if isinstance(kernel, CaptureError):
+            raise kernel
         return kernel
 
     def write(self) -> None:
         """Compile the region and write its entry for other processes.
 
+        A region that would write over an input and cannot be compiled gets an entry with the reason: it copies instead.
+
         Raises:
             CaptureError: Inductor cannot compile the region.
             ConfigError: No C++ compiler works.
         """
-        compiled = self._generate()
+        try:
+            compiled = self._generate()
+        except CaptureError as error:
+            if self.overwritten is None:
+                raise
+            write_failure(entry_path(self.signature), str(error))
+            return
         scope = compiled.current_callable.__func__.__globals__
         write_entry(entry_path(self.signature), compiled.source_code, scope, compiled.constants or {})
 

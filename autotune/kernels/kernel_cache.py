@@ -29,7 +29,7 @@ Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 _FORMAT = 1
 """Number of the format of entries; another one is another key."""
-_CODE, _CONSTANTS = "region.py", "constants.pt"
+_CODE, _CONSTANTS, _FAILURE = "region.py", "constants.pt", "failure.txt"
 _COMPILER = "async_compile"
 """Variable of generated code by which it compiles C++ kernels."""
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
@@ -75,14 +75,27 @@ def _cpu() -> str:
 def write_entry(path: Path, code: str, scope: Mapping[str, Any], constants: Mapping[str, torch.Tensor]) -> None:
     """Write an entry from generated code, and from the scope in which the code ran and that contains its kernels."""
     code, kernels = _separate_kernels(code)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=path.parent))
-    try:
+    with _new_entry(path) as unfinished:
         (unfinished / _CODE).write_text(code, encoding="utf-8")
         for name in kernels:
             shutil.copyfile(scope[name].__self__.__file__, unfinished / f"{name}.so")
         if constants:
             torch.save(dict(constants), unfinished / _CONSTANTS)
+
+
+def write_failure(path: Path, reason: str) -> None:
+    """Write an entry that states why there is no kernel, so that no process tries again."""
+    with _new_entry(path) as unfinished:
+        (unfinished / _FAILURE).write_text(reason, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _new_entry(path: Path) -> Iterator[Path]:
+    """Yield an empty directory that becomes the entry after the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=path.parent))
+    try:
+        yield unfinished
         with contextlib.suppress(OSError):  # another process wrote the same entry meanwhile
             unfinished.rename(path)
     finally:
@@ -93,8 +106,11 @@ def load_entry(path: Path) -> Kernel:
     """Return the kernel of an entry.
 
     Raises:
+        CaptureError: Inductor cannot compile the region.
         ConfigError: The entry's files cannot be loaded.
     """
+    if (path / _FAILURE).exists():
+        raise CaptureError((path / _FAILURE).read_text(encoding="utf-8"))
     module = types.ModuleType(f"autotune_region_{path.name}")
     module.__file__ = str(path / _CODE)
     try:

@@ -105,8 +105,11 @@ def compile_regions(program: Program, listen: Listen | None = None) -> None:
 def load_variants(targets: Iterable[object]) -> None:
     """Load the kernels of those targets that are regions which write over an input."""
     variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
-    with contextlib.suppress(CaptureError):  # such a region copies
-        load_kernels(list({variant.signature: variant for variant in variants}.values()))
+    unique = list({variant.signature: variant for variant in variants if not variant.is_loaded}.values())
+    compile_in_pool([variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached])
+    for variant in unique:
+        with contextlib.suppress(CaptureError):  # it copies
+            variant.compile()
 
 
 def load_kernels(regions: Sequence[CompiledRegion], listen: Listen | None = None) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
-
 from autotune.errors import ConfigError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
+from autotune.measure.limits import available_bytes
 from autotune.measure.messages import (
     ChildError,
     DigestsRequest,
@@ -383,7 +382,7 @@ class Harness:
         charged_bytes = self.baseline().charged_bytes
         if self._spec.device_kind != "cpu" or charged_bytes is None:
             return False
-        return psutil.virtual_memory().available > KEEPING_FACTOR * charged_bytes
+        return available_bytes() > KEEPING_FACTOR * charged_bytes
 
     def _disturbance(self, timing: PlanTiming) -> str:
         """Explain why other work disturbed the times, compared with the baseline's if that was undisturbed."""

@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune.measure.meters.cgroup import Cgroup
 from autotune.records.measurement import Outcome
 
@@ -63,6 +65,16 @@ def limit_fraction(nbytes: int, context_bytes: int, cuda: Any = None) -> None:
         cuda = torch.cuda
     total = cuda.get_device_properties(cuda.current_device()).total_memory
     cuda.set_per_process_memory_fraction(min(1.0, max(0, nbytes - context_bytes) / total))
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """Return the bytes that processes may still take: those available on the machine, or left by a container's limit."""
+    available = psutil.virtual_memory().available
+    home = Cgroup.current(root)
+    limit = home.limit_bytes() if home is not None else None
+    if home is None or limit is None:
+        return available
+    return min(available, max(0, limit - home.usage_bytes()))
 
 
 def oom_kills(cgroup: Cgroup | None, root: Path = _ROOT) -> int:

@@ -1,5 +1,6 @@
 """Run one entry's night: verify the champion, measure a pending challenger against it, and search for a faster plan."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ class EntrySession:
     interrupts: Interrupts
     deadline: float
     """End of the entry's time, on the monotonic clock."""
+    latest: float = math.inf
+    """End of the night, which a wait for the device cannot move."""
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
@@ -85,8 +88,9 @@ class EntrySession:
         """
         machine = MachineConditions()
         try:
-            machine = self.runner.conditions()
             with self.interrupts.breakable(patient=False):
+                machine = self.runner.conditions()
+                self.start_clock()
                 self.prepared = self.runner.prepare()
                 baseline = self.runner.baseline() if self.prepared.baseline_fits else None
             seconds = baseline.median_seconds if baseline is not None else None
@@ -105,6 +109,11 @@ class EntrySession:
             conditions=self.conditions,
             seconds=time.monotonic() - self.began,
         )
+
+    def start_clock(self) -> None:
+        """Begin the entry's time now: until its device answered, it waited for others."""
+        self.deadline = min(self.deadline + time.monotonic() - self.began, self.latest)
+        self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
 
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.

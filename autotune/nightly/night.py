@@ -1,17 +1,19 @@
 """Run a night: every entry in turn with its share of the time, with result files after each."""
 
 import contextlib
+import math
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.errors import AutotuneError, ConfigError
+from autotune.errors import AutotuneError, ConfigError, LockedError, nearest
 from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.nightly.config import RESERVED, NightlyConfig, NightlyEntry
 from autotune.nightly.entry import EntrySession, Search
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
+from autotune.nightly.parallel import EntryProcess, EntryTime, run_in_parallel
 from autotune.nightly.result_files import write_results
 from autotune.nightly.results import NightResults
 from autotune.records.run_dir import RunDir, lock_run_dir
@@ -32,6 +34,10 @@ class NightJob:
     search: Search
     on_result: Callable[[NightRecord], None]
     """Callback for every entry's result, called after the result is on disk."""
+    devices: Mapping[str | None, int] = field(default_factory=dict)
+    """Number of devices of each class of a fleet; None is this machine."""
+    start_entry: Callable[[NightlyEntry, EntryTime], EntryProcess] | None = None
+    """Starts an entry in a process of its own; None to run all entries in this one, one after the other."""
 
 
 def run_night(job: NightJob, name: str) -> NightResults:
@@ -44,6 +50,8 @@ def run_night(job: NightJob, name: str) -> NightResults:
     deadline = time.monotonic() + job.options.time_seconds
     with lock_run_dir(home, "give another `directory`"), Interrupts() as interrupts:
         results = _write_results(job, name)
+        if job.start_entry is not None:
+            return _run_in_processes(job, name, interrupts, deadline, results)
         for entry in job.options.entries:
             left = deadline - time.monotonic()
             if entry.key not in results.left or left <= 0:
@@ -61,6 +69,50 @@ def run_night(job: NightJob, name: str) -> NightResults:
         return results
 
 
+def run_entry(job: NightJob, key: str, name: str, entry_time: EntryTime) -> NightRecord | None:
+    """Run one entry of the night `name`, as a process of a night does; None if a signal ended it before its result.
+
+    Raises ConfigError for an unknown entry, and LockedError where another process runs it.
+    """
+    entries = {entry.key: entry for entry in job.options.entries}
+    if key not in entries:
+        raise ConfigError(f"--only {key}: {job.config} has no such entry{nearest(key, entries)}")
+    home = Path(job.options.directory) / key
+    now = time.monotonic()
+    with lock_run_dir(home, "wait for its night"), Interrupts() as interrupts:
+        try:
+            night = _run_entry(
+                job, entries[key], name, interrupts, now + entry_time.seconds, latest=now + entry_time.latest_seconds
+            )
+        except (Stopped, SystemExit):
+            return None
+    job.on_result(night)
+    return night
+
+
+def _run_in_processes(
+    job: NightJob, name: str, interrupts: Interrupts, deadline: float, results: NightResults
+) -> NightResults:
+    """Run every entry that is left in a process of its own; what ended without a result is listed as `left`."""
+    assert job.start_entry is not None
+
+    def finish(entry: NightlyEntry, code: int) -> None:
+        history = EntryDirectory(Path(job.options.directory) / entry.key).history()
+        night = next((night for night in history if night.night == name), None)
+        # a process that was killed, or that could not start; another night's process may still work there
+        if night is None and not interrupts.received and code != LockedError.exit_code:
+            home = EntryDirectory(Path(job.options.directory) / entry.key)
+            night = _failed_night(home, entry, name, f"its process ended with exit code {code}; see its log", 1)
+            home.record(night)
+        _write_results(job, name)
+        if night is not None:
+            job.on_result(night)
+
+    entries = [entry for entry in job.options.entries if entry.key in results.left]
+    run_in_parallel(entries, job.devices, deadline, start=job.start_entry, finish=finish, interrupts=interrupts)
+    return _write_results(job, name, interrupts.received)
+
+
 def latest_night(options: NightlyConfig) -> str:
     """Return the name of the latest night; ConfigError if there is none."""
     names = sorted(path.parent.name for path in (Path(options.directory) / RESERVED).glob("*/nightly.json"))
@@ -75,11 +127,13 @@ def is_complete(options: NightlyConfig, name: str) -> bool:
     return all(any(night.night == name for night in home.history()) for home in homes)
 
 
-def _run_entry(job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float) -> NightRecord:
+def _run_entry(
+    job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float, *, latest: float = math.inf
+) -> NightRecord:
     home = EntryDirectory(Path(job.options.directory) / entry.key)
     try:
         with job.open_runner(entry, RunDir(home.directory).logs) as runner:
-            session = EntrySession(entry, job.options, home, name, runner, job.search, interrupts, until)
+            session = EntrySession(entry, job.options, home, name, runner, job.search, interrupts, until, latest)
             night = session.run()
     except AutotuneError as error:  # the entry could not start: a store, a device or a file is missing
         night = _failed_night(home, entry, name, f"{error}", error.exit_code)

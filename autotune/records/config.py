@@ -88,8 +88,9 @@ class Config(Section):
     """Directory of the resulting plan files."""
     memory_format: Literal["", "channels_last"] = ""
     """Memory format of the plans and of their reference results. Time ratios still refer to the user's own format."""
-    kernels: Literal["", "inductor"] = ""
-    """Kernels of the plans: `inductor` fuses ops into compiled regions, whose results differ from eager's by rounding."""
+    kernels: Literal["", "inductor", "any"] = ""
+    """Kernels of the plans: `aten` (the default) gives eager's bits; `inductor` fuses ops into compiled regions, whose
+    results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest."""
     seed_from: str | None = None
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None
@@ -101,7 +102,7 @@ class Config(Section):
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
     """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators)."""
-    patience: int = Field(20, ge=1)
+    patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends."""
 
     @property
@@ -138,6 +139,11 @@ class Config(Section):
                 "or set the whole address as MLFLOW_TRACKING_URI"
             )
         return uri
+
+    @field_validator("kernels", mode="before")
+    @classmethod
+    def _accept_default_name(cls, kernels: object) -> object:
+        return "" if kernels == "aten" else kernels
 
     @field_validator("loop")
     @classmethod

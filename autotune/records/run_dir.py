@@ -63,6 +63,11 @@ class RunDir:
         return self.path / "study.json"
 
     @property
+    def captures(self) -> Path:
+        """Measurements by which kernels and memory format were chosen."""
+        return self.path / "captures.json"
+
+    @property
     def confirmed(self) -> Path:
         """Table of the re-measured plans."""
         return self.path / "confirmed.json"

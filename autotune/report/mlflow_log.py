@@ -281,6 +281,7 @@ class _StudyRun:
         tags |= {
             "autotune.outcome": measurement.outcome.value,
             "autotune.detail": measurement.detail[:MAX_DETAIL],
+            "autotune.verified": measurement.verified,
             "meter": measurement.meter,
             "mlflow.note.content": describe_trial(trial),
         }

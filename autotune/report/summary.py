@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from autotune.ir.plan import Plan
 from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
@@ -41,6 +42,7 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
             "graph",
             "-" if graph is None else f"{graph.name}, {len(graph.ops)} ops, {len(graph.values)} values, {graph.digest}",
         ),
+        ("kernels", _capture_name(records)),
         ("results of the best plan", _verification(records)),
         ("time over eager's", _format_ratio(records.time_ratio)),
         ("date", _format_date(records)),
@@ -151,6 +153,12 @@ def _format_ratio(ratio: Interval | None) -> str:
 def _format_date(records: RecordedRun) -> str:
     started = records.trials[0].started if records.trials else 0.0
     return datetime.fromtimestamp(started, tz=UTC).strftime("%Y-%m-%d") if started else "-"
+
+
+def _capture_name(records: RecordedRun) -> str:
+    """Return kernels and memory format of the plans."""
+    kernels, memory_format = (str(records.config.get(key, "")) for key in ("kernels", "memory_format"))
+    return Plan((), kernels=kernels, memory_format=memory_format).capture_name
 
 
 def _verification(records: RecordedRun) -> str:

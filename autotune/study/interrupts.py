@@ -1,11 +1,19 @@
 """Stop a study by SIGINT, SIGTERM or SIGHUP."""
 
+import ctypes
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Make the kernel send SIGTERM to this process when the thread that started it ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Stopped(BaseException):

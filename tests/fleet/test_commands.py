@@ -88,6 +88,7 @@ def test_a_device_that_is_not_what_its_class_promises_is_2(call: Call):
     assert "of class other has silicon Fake 9000, the class's first device has Fake 8000; " in err
 
 
+@pytest.mark.slow
 def test_a_night_keeps_a_champion_for_each_class(call: Call):
     entry = STUDY.replace("\n", "\n    ").strip()
     Path("night.yaml").write_text(f"time: 1h\nfleet: fleet.yaml\nentries:\n  - {entry}\n    on: [fake, other]\n")

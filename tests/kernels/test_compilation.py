@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.capture.program import Meta
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
 from autotune.kernels import compile_pool, compiled_region, kernel_cache
@@ -157,10 +156,29 @@ def test_an_error_of_inductor_arrives_with_the_region_s_name(monkeypatch: pytest
 @pytest.mark.usefixtures("shared")
 def test_an_error_in_a_compiling_process_is_raised_in_this_one():
     region = make_regions(32)[0]
-    device = torch.device("cpu")
-    region._inputs = tuple(Meta((3,), (1,), torch.float32, device) for _ in region._inputs)  # shapes that do not fit
+    region._inputs = ()  # fewer than its ops read
     with pytest.raises(CaptureError, match="inductor cannot compile fused"):
         compile_in_pool([region])
+
+
+def test_a_region_that_cannot_write_over_its_input_is_compiled_once_and_copies(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    region, attempts = make_regions()[0].over(0), []
+
+    def generate(region: CompiledRegion) -> None:
+        attempts.append(region.signature)
+        raise CaptureError("a loop reads what it wrote")
+
+    monkeypatch.setattr(CompiledRegion, "_generate", generate)
+    monkeypatch.setattr(compiled_region, "compile_in_pool", lambda regions: [each.write() for each in regions])
+    for kernels in ({}, {}):  # the second time as in another process
+        monkeypatch.setattr(compiled_region, "_KERNELS", kernels)
+        for _ in range(2):
+            with pytest.raises(CaptureError, match="reads what it wrote"):
+                region.compile()
+    assert attempts == [region.signature]
+    assert [path.name for path in cache.glob("entries/*/*")] == ["failure.txt"]
 
 
 def test_kernels_that_others_could_write_are_refused(cache: Path):

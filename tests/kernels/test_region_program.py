@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +15,20 @@ from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
+from autotune.planners import make_plan
 from autotune.runtime.op_profiler import profile
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
-from tests.support.planned import Case, difference, eager_trace, peak_difference, planned_trace, random_plan
+from tests.support.planned import (
+    Case,
+    difference,
+    eager_trace,
+    peak_difference,
+    planned_trace,
+    random_plan,
+    with_stores,
+)
 from tests.support.random_models import draw
 
 
@@ -78,6 +89,34 @@ def test_regions_of_random_models_compute_the_captured_step_under_any_plan(seed:
     expected = eager_trace(case)
     for plan in (Plan.traced(graph), replace(random_plan(graph, costs, random.Random(seed)), kernels="inductor")):
         assert not difference(expected, planned_trace(case, fused_plan(plan), {})), str(source)
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_plan_on_regions_offloads_as_any_other(tmp_path: Path):
+    case = Case("regions", make, lambda number: make().batch)
+    graph = fuse(capture(make())).graph
+    costs = with_stores(Costs.unit(graph), ["ssd"])
+    settings = {"recompute": {"planner": "keep"}, "offload": {"planner": "window", "store": "ssd"}}
+    plan = replace(make_plan(graph, settings, graph.static_bytes + 1, costs), kernels="inductor")
+    assert plan.offload
+    assert not difference(eager_trace(case), planned_trace(case, plan, {"ssd": tmp_path}))
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_planned_loss_on_regions_accumulates_the_gradients_of_eager():
+    eager, planned = make(), make()
+    traced = fused_plan(Plan.traced(fuse(capture(make(), gradients=True)).graph))
+    loss = PlannedLoss(planned.model, planned.loss_fn, traced)
+    for workload, compute in (
+        (eager, lambda: eager.loss_fn(eager.model, eager.batch)),
+        (planned, lambda: loss(planned.batch)),
+    ):
+        torch.manual_seed(7)
+        for _ in range(2):
+            compute().backward()
+        assert workload.model[0].weight.grad is not None
+    for one, other in zip(eager.model.parameters(), planned.model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_rebuilt_values_are_not_saved_for_the_backward_pass():

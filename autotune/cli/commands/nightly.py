@@ -1,20 +1,27 @@
 """`autotune nightly`: run every entry of a config, print one table and exit with one code."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.api.launch import run_tracked
 from autotune.cli.output import answer_stream, print_json, print_note
-from autotune.errors import StudyInterruptedError
-from autotune.fleet.open_runner import StudyRunner, apply_class, open_runner
-from autotune.nightly.config import NightlyEntry, load_nightly_config
+from autotune.errors import ConfigError, StudyInterruptedError, nearest
+from autotune.fleet.open_runner import StudyRunner, apply_class, find_class, open_runner
+from autotune.nightly.config import NightlyConfig, NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
-from autotune.nightly.night import NightJob, is_complete, latest_night, run_night
+from autotune.nightly.night import NightJob, is_complete, latest_night, run_entry, run_night
+from autotune.nightly.parallel import EntryTime
 from autotune.nightly.result_files import format_text, to_document
 from autotune.nightly.results import worst_error
+from autotune.records.run_dir import RunDir
+from autotune.study.interrupts import end_with_parent
 
 if TYPE_CHECKING:
     from autotune.records.config import Config
@@ -22,18 +29,35 @@ if TYPE_CHECKING:
     from autotune.study.outcome import StudyResult
     from autotune.study.runner import Runner
 
+NIGHT_VARIABLE = "AUTOTUNE_NIGHT"
+"""Environment variable by which a night tells the process of an entry its name, and the entry's seconds."""
 
-def run(path: Path, *, resume: bool, fleet: str | None = None, on: str | None = None, json: bool) -> None:
+
+def run(
+    path: Path, *, resume: bool, fleet: str | None = None, on: str | None = None, only: str | None = None, json: bool
+) -> None:
     """Run a new night, or continue the last one, and print its table; then raise the error of its worst entry."""
     options = load_nightly_config(path, fleet=fleet, on=on)
     # a class that the fleet lacks is refused before the night
     options = options.model_copy(update={"entries": [apply_class(entry) for entry in options.entries]})
+    studies = _TrackedStudies()
+    if only is not None and NIGHT_VARIABLE in os.environ:  # a process that the night itself has started
+        end_with_parent()
+        name, seconds, latest = os.environ[NIGHT_VARIABLE].split()
+        job = NightJob(options, path, _open_runner, studies.search, studies.report)
+        run_entry(job, only, name, EntryTime(float(seconds), float(latest)))
+        return
+    if only is not None:
+        options = _select(options, only, path)
     night = latest_night(options) if resume else name_night()
     if resume and is_complete(options, night):
         print_note(f"night {night} is complete: every entry has a result; start a new night without --resume")
-    studies = _TrackedStudies()
+    job = NightJob(options, path, _open_runner, studies.search, studies.report)
+    if any(entry.on is not None for entry in options.entries) and len(options.entries) > 1:
+        start = _start_entry(path, night, Path(options.directory), fleet, on)
+        job = replace(job, devices=_count_devices(options), start_entry=start, on_result=_print_result)
     with answer_stream() as out:
-        results = run_night(NightJob(options, path, _open_runner, studies.search, studies.report), night)
+        results = run_night(job, night)
         if json:
             print_json(to_document(results), out)
         else:
@@ -50,6 +74,53 @@ def run(path: Path, *, resume: bool, fleet: str | None = None, on: str | None = 
 def name_night() -> str:
     """Return the name of a night that starts now."""
     return time.strftime("%Y-%m-%d_%H%M%S")
+
+
+def _select(options: NightlyConfig, only: str, path: Path) -> NightlyConfig:
+    """Return the config of one entry; ConfigError for an unknown one."""
+    entries = [entry for entry in options.entries if entry.key == only]
+    if not entries:
+        raise ConfigError(f"--only {only}: {path} has no such entry{nearest(only, [e.key for e in options.entries])}")
+    return options.model_copy(update={"entries": entries})
+
+
+def _count_devices(options: NightlyConfig) -> dict[str | None, int]:
+    """Return the number of devices of each class; this machine is one."""
+    devices: dict[str | None, int] = {None: 1}
+    for entry in options.entries:
+        if (selected := find_class(entry)) is not None:
+            devices[entry.on] = selected[1].devices
+    return devices
+
+
+def _start_entry(
+    path: Path, night: str, directory: Path, fleet: str | None, on: str | None
+) -> Callable[[NightlyEntry, EntryTime], "subprocess.Popen[bytes]"]:
+    """Return a function that runs an entry of a night in a process of its own, with a log beside its records."""
+
+    def start(entry: NightlyEntry, entry_time: EntryTime) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "autotune", "nightly", str(path), "--only", entry.key]
+        for option, value in (("--fleet", fleet), ("--on", on)):
+            command += [option, value] if value is not None else []
+        log = RunDir(directory / entry.key).logs / f"{night}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        print_note(f"{entry.key}: {entry.ref}, budget {entry.budget}, log {log}")
+        environment = {NIGHT_VARIABLE: f"{night} {entry_time.seconds} {entry_time.latest_seconds}"}
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the night, which passes it on
+                env=os.environ | environment,
+            )
+
+    return start
+
+
+def _print_result(night: NightRecord) -> None:
+    print_note(f"{night.entry}: {night.verdict}{': ' if night.detail else ''}{night.detail}")
 
 
 @contextlib.contextmanager
@@ -79,7 +150,7 @@ class _TrackedStudies:
 
     def report(self, night: NightRecord) -> None:
         """Print the verdict of an entry, and tag its logged study with it."""
-        print_note(f"{night.entry}: {night.verdict}{': ' if night.detail else ''}{night.detail}")
+        _print_result(night)
         if night.entry in self.trackers:
             tags = {"night": night.night, "verdict": night.verdict.value, "cause": ", ".join(night.causes)}
             self.trackers[night.entry].tag({f"autotune.nightly.{key}": value for key, value in tags.items() if value})

@@ -48,6 +48,8 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
                 f"go on with: autotune resume {result.run_dir} --time 5m\n"
             )
         if result.best is not None and result.best.measurement is not None:
+            if (file := result.plan) is not None:
+                out.write(f"kernels {file.plan.capture_name}\n")
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     else:

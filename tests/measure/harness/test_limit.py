@@ -13,6 +13,7 @@ import pytest
 
 from autotune.errors import StoreError
 from autotune.measure.limits import (
+    available_bytes,
     classify_error,
     limit_cgroup,
     limit_data,
@@ -152,3 +153,19 @@ def test_an_error_is_the_outcome_that_it_says(error: Exception, outcome: Outcome
 def test_a_c_librarys_last_words_tell_too() -> None:
     assert reports_no_memory("terminate called after throwing an instance of 'std::bad_alloc'")
     assert not reports_no_memory("Segmentation fault")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max", 900 * MIB), (str(400 * MIB), 100 * MIB), (str(4000 * MIB), 900 * MIB)]
+)
+def test_what_processes_may_still_take_is_what_machine_and_container_both_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, expected: int
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=900 * MIB))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/box\n")
+    box = tmp_path / "sys/fs/cgroup/box"
+    box.mkdir(parents=True)
+    for name, text in {"cgroup.procs": "", "memory.max": limit, "memory.current": str(300 * MIB)}.items():
+        (box / name).write_text(text)
+    assert available_bytes(tmp_path) == expected

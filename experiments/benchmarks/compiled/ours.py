@@ -1,0 +1,119 @@
+"""Plans of this project on one capture of a model: eager's kernels or compiled regions, in one memory format."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from autotune.ir.plan import Plan
+from autotune.measure.children import Children, ChildRole
+from autotune.measure.messages import EagerPeakRequest, PlanCheckRequest, SurveyRequest, WiringRequest
+from autotune.measure.numerics import find_expected_results
+from autotune.measure.spec import Spec
+from autotune.planners import KINDS
+from autotune.planners.auto import best_plan
+from autotune.planners.space import build_space
+from autotune.predict.bounds import peak_lower_bound
+from autotune.records.json_codec import to_json
+from autotune.workloads.reference import WorkloadRef
+
+SECONDS = 1800.0
+SLACK = 1.005
+"""Ratio to a peer's bytes up to which a plan of ours is compared with it."""
+TRIES = 3
+"""Number of plans for one budget; each aims lower by the excess of the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Kernels and memory format of a capture."""
+
+    kernels: str = ""
+    memory_format: str = ""
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, ("ours", self.kernels or "aten", self.memory_format)))
+
+    def spec(self, workload: WorkloadRef, scratch: Path) -> Spec:
+        """Return the specification of a child process that runs plans on this capture."""
+        return Spec(workload, scratch, scratch=scratch, kernels=self.kernels, memory_format=self.memory_format)
+
+
+class PlanBench:
+    """Plans on one capture, each compared bit for bit with the capture's traced step, and that with eager by the gate."""
+
+    def __init__(self, capture: Capture, workload: WorkloadRef, scratch: Path, planning_seconds: float) -> None:
+        self.capture, self.planning_seconds = capture, planning_seconds
+        self.spec = capture.spec(workload, scratch)
+        self.children = Children(self.spec)
+
+    def __enter__(self) -> Self:
+        ask = self.children.ask
+        if self.capture.kernels:
+            ask(ChildRole.KERNELS, WiringRequest(), seconds=SECONDS)
+            self.children.end(ChildRole.KERNELS)
+        surveyed = ask(ChildRole.SURVEY, SurveyRequest(), seconds=SECONDS)
+        self.children.end(ChildRole.SURVEY)
+        self.graph, self.costs = surveyed.graph, surveyed.costs
+        # without stores, which no peer has either; in the arena and in place, as a plan on a CPU is by default
+        settled = {"allocator": "arena", "inplace": "greedy"}
+        self.space = build_space({**KINDS, **{kind: {name: KINDS[kind][name]} for kind, name in settled.items()}}, ())
+        results = self.children.scratch / "eager"
+        ask(ChildRole.EAGER, EagerPeakRequest(results), seconds=SECONDS)
+        self.children.end(ChildRole.EAGER)
+        traced = Plan.traced(self.graph)
+        expected, _ = find_expected_results(self.children, self.spec, traced, results)
+        assert expected is not None
+        self.expected = expected
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.children.close()
+
+    def summary(self) -> dict[str, Any]:
+        """Describe the graph, the proved lower bound of any plan's peak, and the comparison with eager."""
+        return {
+            "digest": self.graph.digest,
+            "ops": len(self.graph.ops),
+            "bound_bytes": peak_lower_bound(self.graph, self.costs)[0],
+            "gate": self.expected.method,
+            "share_of_bound": self.expected.capture_error,
+        }
+
+    def fit(self, budget: int) -> tuple[Plan, dict[str, Any]]:
+        """Return the fastest plan by estimate for a budget (0: the lowest peak), with its measured peak."""
+        aim = budget
+        for _ in range(TRIES):
+            candidate = best_plan(self.graph, self.costs, aim, self.space, seconds=self.planning_seconds)
+            plan = replace(candidate.plan, kernels=self.capture.kernels, memory_format=self.capture.memory_format)
+            measured = self.measure_peak(plan)
+            if not budget or measured["step_peak_bytes"] <= SLACK * budget:
+                break
+            aim = int(aim * budget / measured["step_peak_bytes"])
+        return plan, measured | {
+            "budget_bytes": budget,
+            "settings": candidate.settings,
+            "estimate": to_json(candidate.estimate),
+            "recomputed_ops": candidate.plan.recomputed,
+        }
+
+    def traced(self) -> tuple[Plan, dict[str, Any]]:
+        """Return the traced order in the arena, which no planner changed, with its measured peak."""
+        plan = replace(
+            Plan(Plan.traced(self.graph).order, allocator="arena"),
+            kernels=self.capture.kernels,
+            memory_format=self.capture.memory_format,
+        )
+        return plan, self.measure_peak(plan)
+
+    def measure_peak(self, plan: Plan) -> dict[str, Any]:
+        """Measure the step's peak above the floor, after a comparison with the traced step."""
+        request = PlanCheckRequest(plan, self.expected.directory, tolerance=float("inf"))
+        check = self.children.ask(ChildRole.PLAN_BYTES, request, seconds=SECONDS)
+        assert check.comparison is not None
+        assert check.memory is not None
+        return {
+            "step_peak_bytes": check.memory.peak_bytes - check.memory.floor_bytes,
+            "equal_to_traced": check.comparison.max_error == 0.0,
+            "differs": check.comparison.detail,
+        }

@@ -1,0 +1,133 @@
+"""Tracking in a real PostgreSQL, which the test starts: several studies at once, and a server that goes away meanwhile."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+STUDY = """
+import sys
+from pathlib import Path
+from autotune.api.launch import run_tracked
+from autotune.testing.fake_runner import FakeRunner
+from autotune.testing.runner_contract import make_config
+name = sys.argv[2]
+config = make_config(Path(sys.argv[1]), tracking_uri=sys.argv[3], trials=3)
+run_tracked(config, FakeRunner(), Path(sys.argv[1]) / name, lambda event: print(event, file=sys.stderr))
+"""
+
+
+def find_programs() -> Path | None:
+    """Return the directory of PostgreSQL's programs; Debian keeps them off the PATH."""
+    if (path := shutil.which("initdb")) is not None:
+        return Path(path).parent
+    return next((path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None)
+
+
+class Postgres:
+    """A cluster in a directory, on a free port of this machine; as root it runs as the user `postgres`."""
+
+    def __init__(self, programs: Path, directory: Path) -> None:
+        self.programs, self.directory = programs, directory
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.data = directory / "data"
+        self.data.mkdir()
+        if os.geteuid() == 0:
+            for path in (self.data, *self.data.parents):
+                if path.is_relative_to(directory):
+                    shutil.chown(path, "postgres")
+        self.run("initdb", "-D", self.data, "-U", "autotune", "-A", "trust", "--no-sync")
+        self.start()
+
+    @property
+    def uri(self) -> str:
+        return f"postgresql://autotune@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        self.run("pg_ctl", "-D", self.data, "-w", "-l", self.directory / "log", "-o", options, "start")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-D", self.data, "-w", "-m", "immediate", "stop")
+
+    def run(self, program: str, *arguments: object) -> None:
+        command = [str(self.programs / program), *map(str, arguments)]
+        if os.geteuid() == 0:
+            command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autotune-training[postgres]'")
+    directory = Path("/tmp") / f"autotune-postgres-{os.getpid()}"  # the user postgres cannot enter pytest's directories
+    directory.mkdir(mode=0o755)
+    server = Postgres(programs, directory)
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(directory)
+
+
+def start_study(directory: Path, name: str, uri: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", STUDY, str(directory), name, uri]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def logged(uri: str, directory: Path) -> dict[str, int]:
+    """Return the number of logged trials of each study, by the study's name."""
+    from autotune.report.mlflow_store import connect
+
+    client = connect(uri, directory)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(experiments)
+    parents = {
+        run.info.run_id: run.info.run_name.split()[0] for run in runs if "mlflow.parentRunId" not in run.data.tags
+    }
+    counts = dict.fromkeys(parents.values(), 0)
+    for run in runs:
+        if (parent := run.data.tags.get("mlflow.parentRunId")) is not None:
+            counts[parents[parent]] += 1
+    return counts
+
+
+def test_studies_of_several_processes_share_a_database_and_survive_its_restart(postgres: Postgres, tmp_path: Path):
+    first = start_study(tmp_path, "first", postgres.uri)  # creates the tables
+    _, told = first.communicate(timeout=300)
+    assert first.returncode == 0, told
+    both = [start_study(tmp_path, name, postgres.uri) for name in ("second", "third")]
+    for study in both:
+        _, told = study.communicate(timeout=300)
+        assert study.returncode == 0, told
+    counts = logged(postgres.uri, tmp_path)
+    assert set(counts) == {"first", "second", "third"}
+    assert len(set(counts.values())) == 1
+    assert min(counts.values()) >= 3
+
+    postgres.stop()
+    alone = start_study(tmp_path, "fourth", postgres.uri)
+    _, told = alone.communicate(timeout=300)
+    assert alone.returncode == 0, told
+    assert "not logged to postgresql://autotune@127.0.0.1" in told
+    postgres.start()
+    time.sleep(0.1)
+    command = [sys.executable, "-m", "autotune", "report", str(tmp_path / "fourth"), "--log"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = logged(postgres.uri, tmp_path)
+    assert counts["fourth"] == counts["first"]
