@@ -470,7 +470,7 @@ def loops_page() -> str:
     path = EXPERIMENTS / "benchmarks" / "loops" / "results" / "results.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     origin, found = origin_of(path, document), loops.counts(document)
-    total = ", ".join(f"{found[verdict]} {verdict}" for verdict in loops.Verdict)
+    total = ", ".join(f"{found[verdict]} {verdict}" for verdict in loops.Verdict if found[verdict])
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     parts = [
         f"{HEADER}# Loops",

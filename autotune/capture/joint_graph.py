@@ -81,14 +81,7 @@ class JointTrace:
         """Op that is being read, with its module, for error messages; empty between ops."""
 
     def program(
-        self,
-        name: str,
-        spec: pytree.TreeSpec,
-        device: torch.device,
-        guards: StepGuards,
-        *,
-        attached: tuple[bool, ...],
-        recorded: bool,
+        self, name: str, spec: pytree.TreeSpec, device: torch.device, guards: StepGuards, *, recorded: bool
     ) -> Program:
         """Return the captured step. `spec` is the structure of its result."""
         grouped = self._builder.group(tuple(reads(self._results)))
@@ -116,7 +109,6 @@ class JointTrace:
             self._updates,
             device,
             guards,
-            attached,
             recorded,
         )
 

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -98,15 +99,8 @@ def capture(
         # a batch may have lengths and the like on the CPU while the model is elsewhere
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
         with _name_errors(name, "the graph", reader):
-            program = reader.program(
-                name,
-                trace.joint.out_spec,
-                device,
-                trace.make_guards(),
-                attached=trace.attached,
-                recorded=trace.recorded,
-            )
-            program = apply_loop(program, workload.loop)
+            program = reader.program(name, trace.joint.out_spec, device, trace.make_guards(), recorded=trace.recorded)
+            program = replace(apply_loop(program, workload.loop), attached=trace.attached)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for changed, line in trace.unrepeated:

@@ -94,10 +94,10 @@ class BackgroundShapes:
         """Return True if a call differs from the first one in the batch's shapes alone, and the other process works."""
         self._receive()
         first = self._first_call
-        same = (call.structure, call.tensors, call.modes, call.keeps_gradients) == (
+        is_same = (call.structure, call.tensors, call.modes, call.keeps_gradients) == (
             first.structure, first.tensors, first.modes, first.keeps_gradients,
         )  # fmt: skip
-        return same and not self._failure
+        return is_same and not self._failure
 
     def take(self, call: Signature, batch: Any) -> Answer | None:
         """Return the answer for a call's shape, once; None while the other process works on it. The first call requests it."""

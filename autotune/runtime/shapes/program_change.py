@@ -103,12 +103,15 @@ def describe_change(first: Program, other: Program) -> ProgramChange | str:
         return "the step has guards of another kind"
     if first.guards.conditions != other.guards.conditions:
         return "the step reads other Python values for this shape"
-    if any(_target(first, one) != _target(other, two) for one, two in zip(first.calls, other.calls, strict=True)):
+    if any(
+        _target(first, call) != _target(other, other_call)
+        for call, other_call in zip(first.calls, other.calls, strict=True)
+    ):
         return "the step runs other kernels for this shape"
     calls = {
-        op: (two.args, two.kwargs, two.outputs)
-        for op, (one, two) in enumerate(zip(first.calls, other.calls, strict=True))
-        if (one.args, one.kwargs, one.outputs) != (two.args, two.kwargs, two.outputs)
+        op: (changed.args, changed.kwargs, changed.outputs)
+        for op, (call, changed) in enumerate(zip(first.calls, other.calls, strict=True))
+        if (call.args, call.kwargs, call.outputs) != (changed.args, changed.kwargs, changed.outputs)
     }
     constants = {value: tensor for value, tensor in other.tensors.items() if tensor is not first.tensors.get(value)}
     if any(isinstance(tensor, torch.nn.Parameter) for tensor in constants.values()):

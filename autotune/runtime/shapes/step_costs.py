@@ -29,14 +29,16 @@ class StepCosts:
         return costs
 
 
-def has_same_structure(one: TrainGraph, other: TrainGraph) -> bool:
+def has_same_structure(graph: TrainGraph, other: TrainGraph) -> bool:
     """Return True if two graphs have the same ops on the same values, whatever the values' sizes.
 
     >>> from autotune.testing.graphs import training_chain
     >>> has_same_structure(training_chain(3), training_chain(3)), has_same_structure(training_chain(3), training_chain(4))
     (True, False)
     """
-    return len(one.values) == len(other.values) and list(map(_structure, one.ops)) == list(map(_structure, other.ops))
+    return len(graph.values) == len(other.values) and list(map(_structure, graph.ops)) == list(
+        map(_structure, other.ops)
+    )
 
 
 def scale_costs(costs: Costs, measured: TrainGraph, graph: TrainGraph) -> Costs:
