@@ -42,6 +42,7 @@ page = st.navigation(
         st.Page(PAGES / "study.py", title="Study", icon=":material/monitoring:"),
         st.Page(PAGES / "compare.py", title="Compare plans", icon=":material/compare_arrows:"),
         st.Page(PAGES / "nightly.py", title="Nights", icon=":material/bedtime:"),
+        st.Page(PAGES / "fleet.py", title="Fleet", icon=":material/lan:"),
         st.Page(PAGES / "published.py", title="Published claims", icon=":material/menu_book:"),
     ]
 )

@@ -304,15 +304,13 @@ class JointTrace:
 
     def _add_op(self, node: fx.Node, args: Any, kwargs: tuple[tuple[str, Any], ...], result: Any) -> None:
         """Add an op for a node; `result` is a tensor, or a list of the parts of a returned tuple."""
-        target: Any = node.target
+        target, result = lstm.with_workspace(node, result)
         self._builder.layer = layer_path(node) or self._builder.layer
         name = f"{self._builder.layer}.{node.name}"
         region = node.meta.get(recurrent.REGION)
         in_place = None if region is None else recurrent.inplace_kernel(node)
         if region is not None:
             self._builder.join_region(region)
-        if target is lstm.LAYER:
-            target, result = lstm.run_layer, [*result[:3], lstm.workspace(node)]
         if in_place is not None:
             target, outputs = in_place, None
             self._arguments[node] = args[0]

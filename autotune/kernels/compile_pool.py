@@ -7,6 +7,7 @@ was killed while it compiled, the next pool deletes that directory, because a fi
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -28,6 +29,8 @@ from autotune.kernels.kernel_cache import kernel_directory
 
 if TYPE_CHECKING:
     from autotune.kernels.compiled_region import CompiledRegion
+
+_log = logging.getLogger(__name__)
 
 Listen = Callable[[int, int], None]
 """Receiver of the number of compiled regions and of all to compile."""
@@ -56,8 +59,10 @@ def compile_in_pool(regions: Sequence["CompiledRegion"], listen: Listen | None =
                 worker, region = idle.pop(), waiting.popleft()
                 worker.begin(region)
                 running[worker.replies] = worker, region
+            done = len(regions) - len(waiting) - len(running)
+            _log.info("compiled %d of %d regions", done, len(regions))
             if listen is not None:
-                listen(len(regions) - len(waiting) - len(running), len(regions))
+                listen(done, len(regions))
             for replies in wait(list(running)):
                 assert isinstance(replies, Connection)
                 worker, region = running.pop(replies)

@@ -21,9 +21,10 @@ from autotune.measure.messages import (
     SurveyRequest,
     WiringRequest,
     WorkProgress,
+    record_failure,
 )
 from autotune.measure.meters.cgroup import remove_stale
-from autotune.measure.numerics import ExpectedResults, find_expected_results
+from autotune.measure.numerics import ExpectedResults, describe_comparison, find_expected_results
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, explain_survey_failure, plan_tolerance
 from autotune.records.device import Device
@@ -55,6 +56,7 @@ class Harness:
         self._prepared: PreparedWorkload | None = None
         self._expected: ExpectedResults | None = None
         self._digests: Mapping[str, str] | None = None
+        self._bytes: dict[Plan, Measurement] = {}
         remove_stale()
 
     def __enter__(self) -> Self:
@@ -121,27 +123,42 @@ class Harness:
             if measurement.outcome is Outcome.OK:
                 measurement = apply_budget(self._measure_seconds(plan, measurement, beat), budget_bytes)
         except ChildError as error:
-            return _failed(measurement, error)
+            return record_failure(measurement, error)
         return measurement
 
     def _measure_seconds_first(
         self, plan: Plan, digests: Mapping[str, str], budget_bytes: int | None, beat: float | None
     ) -> Measurement:
-        """Compare the plan's bits in the process that times it, and measure the bytes only of a plan that may lead."""
-        measurement = Measurement(Outcome.OK, max_error=0.0, verified=self._describe_comparison(0.0))
+        """Compare the plan's bits in the process that times it; measure the bytes once, of a plan that may lead."""
+        measurement = Measurement(
+            Outcome.OK, max_error=0.0, verified=describe_comparison(self._expected, self._spec, 0.0)
+        )
         try:
             measurement = self._measure_seconds(plan, measurement, beat, digests, budget_bytes)
         except ChildError as error:
             if error.outcome is not Outcome.WRONG_RESULT:
                 raise
             checked = self._check_results_and_bytes(plan, Measurement(Outcome.OK))  # it knows by how much
-            return checked if checked.outcome is not Outcome.OK else _failed(replace(checked, verified=""), error)
+            return (
+                checked if checked.outcome is not Outcome.OK else record_failure(replace(checked, verified=""), error)
+            )
         measurement = apply_budget(measurement, budget_bytes)
         if measurement.outcome is not Outcome.OK:
             return measurement
-        checked = self._check_results_and_bytes(plan, measurement)
-        assert checked.floor_bytes is not None
-        return replace(checked, charged_bytes=(measurement.step_charged_bytes or 0) + checked.floor_bytes)
+        checked = self._bytes.get(plan) or self._check_results_and_bytes(plan, Measurement(Outcome.OK))
+        if checked.outcome is Outcome.OK:
+            self._bytes[plan] = checked
+        assert checked.floor_bytes is not None or checked.outcome is not Outcome.OK
+        return replace(
+            measurement,
+            outcome=checked.outcome,
+            detail="; ".join(filter(None, (measurement.detail, checked.detail))),
+            max_error=checked.max_error,
+            verified=checked.verified,
+            peak_bytes=checked.peak_bytes,
+            floor_bytes=checked.floor_bytes,
+            charged_bytes=(measurement.step_charged_bytes or 0) + (checked.floor_bytes or 0),
+        )
 
     def _hash_traced(self, traced: Plan, *, baseline_fits: bool) -> Mapping[str, str] | None:
         """Return the hashes of the captured step that every plan has to equal; None where plans need not be bit-equal.
@@ -191,7 +208,7 @@ class Harness:
                 timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)))
         except ChildError as error:
             self._refuse_killed(error, "the baseline")
-            return _failed(measurement, error)
+            return record_failure(measurement, error)
         charges = (timing.step_charged_bytes, *self._repeat_charge())
         return replace(
             measurement,
@@ -236,7 +253,7 @@ class Harness:
             floor_bytes=surveyed.floor_bytes if floor is None else floor,
             baseline_fits=baseline_fits,
             capture_error=self._expected.capture_error if self._expected is not None else None,
-            verified=self._describe_comparison(0.0),
+            verified=describe_comparison(self._expected, self._spec, 0.0),
             loop=surveyed.loop,
         )
 
@@ -296,21 +313,7 @@ class Harness:
         )
         if measurement.max_error is None:
             return measurement
-        return replace(measurement, verified=self._describe_comparison(measurement.max_error))
-
-    def _describe_comparison(self, error: float) -> str:
-        """Describe how a plan whose error is within the gate was compared; empty where nothing could be."""
-        expected = self._expected
-        if expected is None:
-            return ""
-        method = expected.method
-        if self._spec.device_kind == "cuda" and error:
-            method = f"{expected.gate}, worst {error:.2g} of the bound"
-        elif self._spec.device_kind == "cpu" and expected.capture_error:
-            method = f"bit-equal to the captured step, and that within the {method}"
-        if expected.arguments == self._spec.workload.arguments:
-            return method
-        return f"{method}; compared at batch {expected.arguments['batch']}"
+        return replace(measurement, verified=describe_comparison(self._expected, self._spec, measurement.max_error))
 
     def _measure_seconds(
         self,
@@ -390,10 +393,3 @@ class Harness:
         undisturbed = baseline is not None and not baseline.disturbed
         reference = baseline.median_seconds if baseline is not None and undisturbed else None
         return explain_disturbance(timing.load, timing.eager_blocks, reference)
-
-
-def _failed(measurement: Measurement, error: ChildError) -> Measurement:
-    """Record the outcome of a failed request; raise the child's error if it is one of autotune's own."""
-    if (raised := error.as_autotune_error()) is not None:
-        raise raised from None
-    return replace(measurement, outcome=error.outcome, detail=error.detail)

@@ -29,6 +29,12 @@ _NO_MEMORY_TEXTS = (
     "out of memory",
     "bad_alloc",
     "cublas_status_alloc_failed",
+    "cublas_status_not_initialized",  # cuBLAS on a full GPU, where its handle finds no memory
+    "cudnn_status_alloc_failed",
+    "cudnn_status_internal_error_device_allocation_failed",
+    "cudnn_status_internal_error_host_allocation_failed",
+    "cusolver_status_alloc_failed",
+    "cufft_alloc_failed",
 )
 
 
@@ -58,13 +64,29 @@ def limit_data(
 
 
 def limit_fraction(nbytes: int, context_bytes: int, cuda: Any = None) -> None:
-    """Limit the caching allocator to `nbytes` less the bytes of the context; `cuda` replaces `torch.cuda` in tests."""
+    """Limit the caching allocator to `nbytes` less the bytes of the context; `cuda` replaces `torch.cuda` in tests.
+
+    The context grows with every library and kernel that is loaded, so the limit is set again after first steps.
+    """
     if cuda is None:
         import torch
 
         cuda = torch.cuda
     total = cuda.get_device_properties(cuda.current_device()).total_memory
     cuda.set_per_process_memory_fraction(min(1.0, max(0, nbytes - context_bytes) / total))
+
+
+def create_context(torch: Any) -> None:
+    """Create the process's context on the GPU, with the handles of cuBLAS and cuDNN.
+
+    The driver lists a process, and its context's bytes, only then. `torch` is the module, or its replacement in tests.
+    """
+    torch.cuda.init()
+    product = torch.ones(16, 16, device="cuda")
+    torch.mm(product, product)
+    torch.nn.functional.conv2d(product.view(1, 1, 16, 16), product[:3, :3].reshape(1, 1, 3, 3))
+    del product
+    torch.cuda.synchronize()
 
 
 def available_bytes(root: Path = _ROOT) -> int:

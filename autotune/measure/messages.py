@@ -5,7 +5,7 @@ A message is one line of JSON with the name of its class. The first line that a 
 
 import json
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ from autotune.ir.plan import Plan
 from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
 from autotune.records.json_codec import from_json, to_json
-from autotune.records.measurement import Outcome, TransferTrace
+from autotune.records.measurement import Measurement, Outcome, TransferTrace
 
 UNMEASURED_STEPS = 2
 """Steps at the start of a block that are not measured. While other processes ran, this one returned its memory, and plain
@@ -331,6 +331,13 @@ class ChildError(Exception):
         """Return outcome and detail in one line."""
         text = self.detail if self.as_autotune_error() else f"{self.outcome}: {self.detail}"
         return text.splitlines()[0]
+
+
+def record_failure(measurement: Measurement, error: ChildError) -> Measurement:
+    """Record the outcome of a failed request; raise the child's error if it is one of autotune's own."""
+    if (raised := error.as_autotune_error()) is not None:
+        raise raised from None
+    return replace(measurement, outcome=error.outcome, detail=error.detail)
 
 
 def encode(message: Spec | Expects[Any] | Reply) -> bytes:

@@ -75,6 +75,20 @@ def find_expected_results(
     return None, None
 
 
+def describe_comparison(expected: ExpectedResults | None, spec: Spec, error: float) -> str:
+    """Describe how a plan whose error is within the gate was compared; empty where nothing could be."""
+    if expected is None:
+        return ""
+    method = expected.method
+    if spec.device_kind == "cuda" and error:
+        method = f"{expected.gate}, worst {error:.2g} of the bound"
+    elif spec.device_kind == "cpu" and expected.capture_error:
+        method = f"bit-equal to the captured step, and that within the {method}"
+    if expected.arguments == spec.workload.arguments:
+        return method
+    return f"{method}; compared at batch {expected.arguments['batch']}"
+
+
 def _compare_traced(
     children: Children, spec: Spec, traced: Plan, expected: ExpectedResults, role: ChildRole
 ) -> tuple[ExpectedResults, int]:

@@ -70,7 +70,8 @@ class Executor:
         if static and arena is not None and arena.works and program.device.type == "cpu":
             # static tensors lie outside of the arena: bytes that one of the two holds the other must not hold too
             self._memory = SharedBudget(arena, peak_step_bytes(program.graph, schedule))
-        self._engine = None if store is None else OffloadEngine(store, static, len(program.graph.values), self._memory)
+        count = len(program.graph.values)
+        self._engine = OffloadEngine(store, static, count, self._memory, program.device) if store is not None else None
         self.tangent = seed_gradient(program)
         self.is_whole = True
         """False for a step that skips its update, as in an accumulation: an arena is laid out for a step with one."""
@@ -112,8 +113,13 @@ class Executor:
 
     @property
     def transfer_trace(self) -> TransferTrace:
-        """Transfers of the last step, and the times at which the step waited for them."""
+        """Transfers of the last step, and the times at which it waited for them. On a GPU this waits for the step's end."""
         return self._engine.transfer_trace if self._engine else TransferTrace()
+
+    @property
+    def pending_trace(self) -> Callable[[], TransferTrace]:
+        """Function that returns the last step's transfers, also after later steps; on a GPU it waits for that step alone."""
+        return self._engine.pending_trace if self._engine else TransferTrace
 
     @property
     def stall_seconds(self) -> float:

@@ -26,6 +26,8 @@ from autotune.records.run_dir import write_json
 from autotune.records.speed_environment import speed_variables
 from autotune.runtime.arena import kept_memory
 from autotune.runtime.arena.build import library
+from autotune.runtime.gpu.event_timing import describe_kernels, kernel_seconds
+from autotune.runtime.gpu.index_values import spread_indices
 
 ROUNDS = 5
 """Number of samples of each op."""
@@ -208,7 +210,10 @@ def _synthesize_call(program: Program, op: Op) -> tuple[Callable[..., Any], tupl
         if trial is not None:
             return trial, (), {}
     kwargs = {key: _synthesize(program, tensors, part) for key, part in call.kwargs}
-    return call.target, _synthesize(program, tensors, call.args), kwargs
+    args = _synthesize(program, tensors, call.args)
+    if program.device.type == "cuda":
+        spread_indices(call.target, args)
+    return call.target, args, kwargs
 
 
 def _synthesize(program: Program, tensors: dict[int, torch.Tensor], argument: Any) -> Any:
@@ -240,11 +245,14 @@ def _is_update(program: Program, op: Op) -> bool:
 def _synthetic_tensor(meta: Meta | None, nbytes: int) -> torch.Tensor:
     """Return a tensor with this layout, with values that are valid for every kernel.
 
-    Floats lie between 0.1 and 1, integers are 0 to be valid indices, and bools are True so that assertions hold.
+    Floats lie between 0.1 and 1, integers are 0 to be valid indices, and bools are True so that assertions hold. On a GPU
+    `spread_indices` gives indices other values.
     """
     assert meta is not None
     storage = torch.empty(nbytes // meta.dtype.itemsize, dtype=meta.dtype, device=meta.device)
-    if meta.dtype.is_floating_point:
+    if meta.dtype.is_floating_point and meta.dtype.itemsize == 1:  # torch draws no numbers of eight bits
+        storage.copy_(torch.empty(len(storage), device=meta.device).uniform_(0.1, 1.0))
+    elif meta.dtype.is_floating_point:
         storage.uniform_(0.1, 1.0)
     elif meta.dtype == torch.bool:
         storage.fill_(True)
@@ -255,11 +263,9 @@ def _synthetic_tensor(meta: Meta | None, nbytes: int) -> torch.Tensor:
 
 def _time_call(device: torch.device, target: Callable[..., Any], args: Any, kwargs: Any) -> float:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        return kernel_seconds(partial(target, *args, **kwargs), device)
     start = time.perf_counter()
     target(*args, **kwargs)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
     return time.perf_counter() - start
 
 
@@ -351,7 +357,7 @@ def _planned_bytes(program: Program, op: Op) -> int:
 
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return f"{torch.cuda.get_device_name(device)} {describe_kernels()}"
     with Path("/proc/cpuinfo").open() as lines:
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 

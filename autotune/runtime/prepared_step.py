@@ -23,10 +23,12 @@ from autotune.kernels.region_program import compile_regions, with_kernels
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
+from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
+from autotune.runtime.gpu.segments import grow_segments
 from autotune.runtime.loop_plan import transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
@@ -85,6 +87,8 @@ class PreparedStep:
     open_store: Callable[[], SwapStore] | None
     """Opens the store again; None without offload, and after `close`."""
     adapter: WindowAdapter | None
+    earlier_trace: Callable[[], TransferTrace] | None = None
+    """Transfers of the step before the last, on a GPU."""
 
     @property
     def executor(self) -> Executor:
@@ -113,14 +117,22 @@ class PreparedStep:
                 executor.replace_store(self.store)
 
     def adapt(self) -> None:
-        """Choose the window of the next step from the transfers of the last one."""
+        """Choose the window of the next step from the transfers of the last one; on a GPU of the one before it.
+
+        The GPU may still run the last one, and a wait for it would leave the GPU idle until the next step is queued.
+        """
         if self.adapter is None:
             return
-        self.adapter.record(self.executor.transfer_trace)
+        trace: Callable[[], TransferTrace] | None = self.executor.pending_trace
+        if self.program.device.type == "cuda":
+            trace, self.earlier_trace = self.earlier_trace, trace
+        if trace is None:
+            return
+        self.adapter.record(trace())
         if self.adapter.current.plan != self.plan:
             if self.arena is not None:
                 self.arena.release()
-            self.plan = self.adapter.current.plan
+            self.plan, self.earlier_trace = self.adapter.current.plan, None
 
     def close(self) -> None:
         """Release the store's space and the arenas permanently."""
@@ -237,6 +249,8 @@ class StepPreparer:
             StoreError: A store cannot be opened.
         """
         check(program.graph, plan)
+        if plan.allocator == "arena" and program.device.type == "cuda":
+            grow_segments()
         compile_regions(program)
         adapter = self._make_adapter(program, plan) if self._adapts and plan.offload else None
         plans = [variant.plan for variant in adapter.variants] if adapter is not None else [plan]

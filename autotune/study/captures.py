@@ -106,7 +106,10 @@ def _measure_all(
 ) -> list[MeasuredCapture]:
     measured: list[MeasuredCapture] = []
     baseline: tuple[Measurement, Device] | None = None
+    refused: set[str] = set()
     for combination in _combinations(config):
+        if combination.memory_format in refused:
+            continue
         began = time.monotonic()
         try:
             with open_runner(combination) as runner:
@@ -118,6 +121,8 @@ def _measure_all(
         except (CaptureError, ConfigError, NumericsError, InfeasibleError) as error:
             if not measured:
                 raise
+            if isinstance(error, ConfigError):  # a model without four-dimensional weights
+                refused.add(combination.memory_format)
             result = _describe(combination, Measurement(Outcome.CRASHED, str(error)))
         measured.append(replace(result, seconds=time.monotonic() - began))
         notify(str(measured[-1]))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.integrations.hf import AutotuneTrainer, PlannedTrainerMixin
 from autotune.ir.plan import Plan
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.region_program import fuse
 from autotune.workloads.live_workload import load_live_workload, save_workload
 from tests.integrations.hf_runs import (
     Kind,
@@ -90,6 +93,21 @@ def test_a_setting_of_the_trainer_has_its_effect_under_a_plan(name: str, tmp_pat
     assert differences(plain, under_plan) == []
     has_effect = bool(differences(plain, train(partial(make_trainer, Trainer, tmp_path))))
     assert has_effect == (name != "gradient checkpointing")
+
+
+@pytest.mark.slow
+def test_a_plan_on_regions_trains_as_the_plain_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CompiledRegion, "is_loaded", True)  # the regions' ops one by one: then every bit is eager's
+    monkeypatch.setattr(CompiledRegion, "compile", lambda self: lambda tensors: self.region(*tensors))
+    make = partial(make_trainer, folder=tmp_path)
+    graph = fuse(capture(make(planned(Trainer)).workload())).graph
+    plan = replace(Plan.traced(graph), kernels="inductor", allocator="arena")
+
+    def under_plan(*args: Any, **kwargs: Any) -> Trainer:
+        return planned(Trainer)(*args, plan=plan, **kwargs)
+
+    assert any(op.target == "autotune.kernels.fused" for op in graph.ops)
+    assert differences(train(lambda: make(Trainer)), train(lambda: make(under_plan))) == []
 
 
 class Weighted(Trainer):

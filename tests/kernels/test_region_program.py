@@ -12,6 +12,7 @@ from autotune.capture.program import Program
 from autotune.capture.tracer import capture
 from autotune.errors import PlanError
 from autotune.ir.costs import Costs
+from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
@@ -125,6 +126,23 @@ def test_rebuilt_values_are_not_saved_for_the_backward_pass():
     kept = [value for value in after.values if value.name == before.values[gelu].name]
     assert before.consumers[gelu]
     assert not kept, "GELU's result lives inside of regions only"
+
+
+def test_at_a_high_price_every_value_is_saved_and_planners_decide_what_is_recomputed():
+    captured = capture(make())
+    free, dear = (fuse(captured, rebuild_price=price).graph for price in (0.0, 100.0))
+    saved = [sum(value.nbytes for value in graph.values if _crosses(graph, value.id)) for graph in (free, dear)]
+    assert saved[0] < saved[1] == sum(v.nbytes for v in captured.graph.values if _crosses(captured.graph, v.id))
+
+
+def _crosses(graph: TrainGraph, value: int) -> bool:
+    """Return whether a value is created in the forward pass and read in the backward pass."""
+    producer = graph.producer[value]
+    return (
+        producer is not None
+        and graph.ops[producer].phase is Phase.FORWARD
+        and any(graph.ops[reader].phase is Phase.BACKWARD for reader in graph.consumers[value])
+    )
 
 
 def test_dropout_draws_outside_of_regions_so_that_masks_are_those_of_eager():

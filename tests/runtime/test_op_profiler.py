@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.capture.program import Program
+from autotune.capture.program import Meta, Program
 from autotune.capture.tracer import capture
 from autotune.runtime import op_profiler as profiling
 from autotune.runtime.op_profiler import profile
@@ -257,3 +257,9 @@ def test_seconds_are_those_of_memory_that_has_its_pages(monkeypatch):
     assert profiling._time_op(program, op) > 0
     first, second = places
     assert first == second
+
+
+def test_values_of_eight_bit_floats_are_made_though_torch_draws_none():
+    meta = Meta((4, 8), (8, 1), torch.float8_e4m3fn, torch.device("cpu"))
+    tensor = profiling._synthetic_tensor(meta, 32).float()
+    assert bool(((tensor > 0.05) & (tensor <= 1.0)).all())

@@ -77,6 +77,7 @@ def test_a_plan_that_fails_or_exceeds_the_budget_does_not_win(tmp_path: Path):
 def test_a_model_without_another_format_is_tuned_in_its_own(tmp_path: Path):
     runners = Runners(refused=(("", "channels_last"), ("inductor", "channels_last")))
     assert choose(runners, tmp_path) == ("inductor", "")
+    assert ("inductor", "channels_last") not in runners.opened, "a format that was refused is not tried again"
 
 
 def test_a_format_that_the_user_names_is_kept(tmp_path: Path):

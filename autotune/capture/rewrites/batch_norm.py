@@ -1,8 +1,10 @@
-"""Split batch normalization on a CPU into two ops: the statistics, and the result, which can be recomputed from them.
+"""Split batch normalization into two ops: the statistics, and the result, which can be recomputed from them.
 
 ATen's kernel computes mean and deviation in double precision, scales and shifts, and returns all of it. Backward keeps the
 statistics, a few numbers for each channel. From them the result is recomputed in a tenth of the kernel's time. The op of
 the statistics computes the result, too: where the second op runs directly after it, that result is reused.
+
+On a GPU, the training kernel and `batch_norm_elemt` compute the result by one function (Normalization.cu).
 """
 
 import operator
@@ -115,23 +117,28 @@ def _set_outputs(node: fx.Node, parts: tuple[Any, ...]) -> None:
 
 
 def split_batch_norm(graph: fx.Graph) -> None:
-    """Let every reader of a training batch norm's result on a CPU read the output of `normalize` instead."""
+    """Let every reader of a training batch norm's result read the output of an op that computes it from the statistics."""
     for node in graph.find_nodes(op="call_function", target=WHOLE):
         parts = {part.args[1]: part for part in node.users if part.target is operator.getitem}
         result, mean = node.meta["val"][:2]
         training, saved = node.args[5], MEAN in parts and DEVIATION in parts  # for a backward
-        if training and saved and 0 in parts and result.device.type == "cpu" and result.dtype == mean.dtype in EXACT:
-            _split(graph, node, parts)
+        if not (training and saved and 0 in parts):
+            continue
+        if result.device.type == "cpu" and result.dtype == mean.dtype in EXACT:
+            _split(graph, node, parts, make_normalize(node.args[7]), ())
+        elif result.device.type == "cuda" and node.args[0].meta["val"].is_contiguous() and result.is_contiguous():
+            _split(graph, node, parts, aten.batch_norm_elemt.default, (node.args[7],))
 
 
-def _split(graph: fx.Graph, node: fx.Node, parts: dict[Any, fx.Node]) -> None:
+def _split(
+    graph: fx.Graph, node: fx.Node, parts: dict[Any, fx.Node], normalize: Callable[..., Any], options: tuple[Any, ...]
+) -> None:
     data, weight, bias = node.args[:3]
-    eps: Any = node.args[7]
     result = parts[0]
     with graph.inserting_before(result):
         # the trace may select the statistics only further down
         mean, inverse = (graph.node_copy(parts[part]) for part in (MEAN, DEVIATION))
-        normalized = graph.call_function(make_normalize(eps), (data, weight, bias, mean, inverse))
+        normalized = graph.call_function(normalize, (data, weight, bias, mean, inverse, *options))
     normalized.meta = {**result.meta, SAME_BITS: node}
     result.replace_all_uses_with(normalized)
     graph.erase_node(result)

@@ -1,15 +1,18 @@
-"""Split dropout on a CPU into two ops: the mask, which is drawn once and kept, and its product, which can be recomputed.
+"""Split dropout into two ops: the mask, which is drawn once and kept, and its product, which can be recomputed.
 
 ATen's kernel returns both. As one op its product, four times the bytes of the mask, could never be recomputed. The two ops
 have the bits of eager in both directions; ATen's backward kernel rounds another scale.
 """
 
+import operator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
 from autotune.capture.eager_kernels import IN_PLACE
+from autotune.capture.rewrites.batch_norm import SAME_BITS
 
 aten = torch.ops.aten
 WHOLE = aten.native_dropout.default
@@ -42,11 +45,37 @@ def keep(data: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def split_dropout(graph: fx.Graph) -> None:
-    """Replace each dropout on a CPU, and its backward, by `draw_mask` and `keep`."""
+    """Replace each dropout on a CPU, and its backward, by `draw_mask` and `keep`; on a GPU add an op for the product."""
     for node in graph.find_nodes(op="call_function", target=WHOLE):
         data, p, train = node.args
-        if train and 0 < p < 1 and data.meta["val"].device.type == "cpu":
+        if not (train and 0 < p < 1):
+            continue
+        if data.meta["val"].device.type == "cpu":
             _split(graph, node)
+        elif data.meta["val"].device.type == "cuda" and data.meta["val"].is_contiguous():
+            _recompute_product(graph, node)
+
+
+def gpu_scale(p: float, dtype: torch.dtype) -> float:
+    """Return the factor of elements that stay, rounded as the GPU's forward kernel does: via `1 - p` in single precision."""
+    if dtype == torch.float64:
+        return 1.0 / (1.0 - p)
+    return float(np.float32(1.0 / float(np.float32(1.0 - p))))
+
+
+def _recompute_product(graph: fx.Graph, node: fx.Node) -> None:
+    """Let the readers of the product read an op that computes it from data and mask; where nothing is saved, do nothing."""
+    data, p, _ = node.args
+    parts = {part.args[1]: part for part in node.users if part.target is operator.getitem}
+    if 0 not in parts or 1 not in parts:
+        return
+    product, scale = parts[0], gpu_scale(p, data.meta["val"].dtype)  # type: ignore[arg-type, union-attr]
+    with graph.inserting_before(product):
+        mask = graph.node_copy(parts[1])
+        again = graph.call_function(BACKWARD, (data, mask, scale))
+    again.meta = {**product.meta, SAME_BITS: node}
+    product.replace_all_uses_with(again)
+    graph.erase_node(product)
 
 
 def _split(graph: fx.Graph, node: fx.Node) -> None:

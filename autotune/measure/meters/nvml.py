@@ -5,20 +5,21 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
+from autotune.measure.meters.nvml_device import find_handle
 from autotune.measure.meters.sampling import SampledPeak
 
 
 class NvmlMeter:
-    """The driver's total for this process, sampled by a thread.
+    """The driver's total for this process on torch's current GPU, sampled by a thread.
 
     In many containers the driver lists no processes, or lists them by numbers of another namespace. Then the meter
-    reads the whole device, and its name contains `whole device`. `nvml` has the functions of the module `pynvml`.
+    reads the whole device, and its name contains `whole device`. `nvml` has the functions of the module `pynvml`, and
+    `cuda` those of `torch.cuda`.
     """
 
     unsure_bytes = 0
 
-    def __init__(self, index: int = 0, *, nvml: Any = None, pid: int | None = None) -> None:
-        self._index = index
+    def __init__(self, *, nvml: Any = None, pid: int | None = None, cuda: Any = None) -> None:
         self._nvml = nvml
         self._pid = os.getpid() if pid is None else pid
         self._handle: Any = None
@@ -27,7 +28,7 @@ class NvmlMeter:
         try:
             self._nvml = nvml or importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            self._handle = find_handle(self._nvml, cuda or _torch_cuda(), os.environ)
         except ImportError:
             self._problem = "nvidia-ml-py is not installed"
         except self._nvml.NVMLError as error:
@@ -73,3 +74,10 @@ class NvmlMeter:
             if process.pid == self._pid and process.usedGpuMemory is not None:
                 return int(process.usedGpuMemory)
         return None
+
+
+def _torch_cuda() -> Any:
+    """Return `torch.cuda`; None where it sees no GPU."""
+    import torch
+
+    return torch.cuda if torch.cuda.is_available() else None

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from autotune.ir.plan import Plan
-from autotune.measure.limits import limit_data, limit_fraction
+from autotune.measure.limits import limit_data
 from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
     BLOCK_STEPS,
@@ -29,8 +29,6 @@ from autotune.measure.messages import (
     ignore_progress,
 )
 from autotune.measure.meters import Meter, Repeated, best_meter
-from autotune.measure.meters.cuda import CudaMeter
-from autotune.measure.meters.nvml import NvmlMeter
 from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
 from autotune.measure.worker.compare import (
@@ -42,6 +40,7 @@ from autotune.measure.worker.compare import (
     write_bounds,
 )
 from autotune.measure.worker.eager import EagerWorkload, exclude_from_collections, release_memory
+from autotune.measure.worker.gpu_process import GpuProcess
 from autotune.measure.worker.planned_steps import PlannedSteps
 from autotune.measure.worker.reference import Writer, digest
 from autotune.records.speed_environment import read_speed_environment
@@ -87,11 +86,25 @@ class Bench:
         self._spec = spec
         self.report: Callable[[WorkProgress], None] = ignore_progress
         self._timing: _Timing | None = None
-        self._nvml = NvmlMeter() if spec.device_kind == "cuda" else None
+        self._gpu = GpuProcess() if spec.device_kind == "cuda" else None
         self._apply_limit()
         self._eager = EagerWorkload(spec)
         self._plans = PlannedSteps(spec, self._eager, self._send_progress)
         exclude_from_collections()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Hold the workload's tensors on a GPU inside the context only: meanwhile other processes may need all of it."""
+        if self._gpu is None:
+            yield
+            return
+        self._gpu.parking.unpark()
+        self._gpu.limit(self._spec.limit_bytes)  # the last request may have loaded kernels into the context
+        try:
+            yield
+        finally:
+            self._gpu.parking.park([*self._eager.static_tensors(), *self._plans.captured_tensors()])
+            release_memory()
 
     def survey(self) -> WorkloadSurvey:
         """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
@@ -314,22 +327,15 @@ class Bench:
         return digests
 
     def _apply_limit(self) -> None:
-        if self._spec.limit_bytes is None:
-            return
-        if self._nvml is not None:
-            limit_fraction(self._spec.limit_bytes, self._context_bytes())
-        else:
+        if self._gpu is not None:
+            self._gpu.limit(self._spec.limit_bytes)
+        elif self._spec.limit_bytes is not None:
             limit_data(self._spec.limit_bytes, best_meter(self._spec.device_kind).now_bytes())
 
     def _meter(self, *, charged: bool = False) -> Meter:
-        if self._nvml is not None:
-            return CudaMeter(charged=charged, context_bytes=self._context_bytes)
+        if self._gpu is not None:
+            return self._gpu.meter(charged=charged)
         return best_meter(self._spec.device_kind, self._plans.store_bytes)
-
-    def _context_bytes(self) -> int:
-        if self._nvml is None or self._nvml.unavailable_reason():
-            return 0
-        return self._nvml.context_bytes(torch.cuda.memory_reserved())
 
     def _warm_up(self, step: Step) -> None:
         self._eager.restore()
@@ -370,7 +376,7 @@ class Bench:
         return steps
 
     def _synchronize(self) -> None:
-        if self._nvml is not None:
+        if self._gpu is not None:
             torch.cuda.synchronize()
 
 

@@ -112,13 +112,16 @@ class EagerWorkload:
                 if isinstance(leaf, torch.Tensor):
                     yield f"state.{name}{pytree.keystr(path)}", leaf
 
-    def static_bytes(self) -> int:
-        """Return the bytes of everything that is live between two steps."""
+    def static_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the device that are live between two steps."""
         tensors = [*(tensor for _, tensor in self.named_tensors()), *self.batch()]
         if self.workload.optimizer is not None:  # inner optimizers and slow weights, too
             tensors += collect_state_tensors(self.workload.optimizer)
-        kind = self._spec.device_kind
-        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == kind}
+        return [tensor for tensor in tensors if tensor.device.type == self._spec.device_kind]
+
+    def static_bytes(self) -> int:
+        """Return the bytes of everything that is live between two steps."""
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in self.static_tensors()}
         return sum(storage.nbytes() for storage in storages.values())
 
     def restore(self, *, releases: bool = True) -> None:

@@ -57,7 +57,8 @@ def main() -> None:
                 if bench is None:
                     bench = _open_bench(spec)
                     bench.report = partial(_send, replies)
-                reply = answer(bench, decode(line))
+                with bench.awake():
+                    reply = answer(bench, decode(line))
             except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
                 traceback.print_exc()
                 reply = _failure(error)

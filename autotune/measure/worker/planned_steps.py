@@ -40,6 +40,11 @@ class PlannedSteps:
         exclude_from_collections()
         return program
 
+    def captured_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that the captured step reads from outside; none before the capture."""
+        captured: Program | None = self.__dict__.get("program")
+        return list(captured.tensors.values()) if captured is not None else []
+
     def store_bytes(self) -> int:
         """Return the bytes that the open store holds in memory; 0 without one."""
         store = self._store  # a meter's thread reads it while a step ends

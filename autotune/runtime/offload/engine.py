@@ -10,9 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -22,6 +23,7 @@ from autotune.runtime import malloc
 from autotune.runtime.stores import Direction
 
 _log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
 
 
 class Residence(StrEnum):
@@ -50,6 +52,23 @@ class Store(Protocol):
     def fetch(self, key: int, into: torch.Tensor | None = None) -> "Future[torch.Tensor]": ...
 
     def transfers(self) -> list[tuple[Direction, float, float]]: ...
+
+
+class EventLog(Protocol):
+    """Events of one step on a GPU; see `autotune.runtime.stores.step_events.StepEvents`."""
+
+    def waiting(self, direction: Direction) -> AbstractContextManager[None]: ...
+
+    def end(self) -> None: ...
+
+    def trace(self) -> TransferTrace: ...
+
+
+@runtime_checkable
+class QueuesCopies(Protocol):
+    """A store that only queues its copies, so that the host's clock shows neither them nor the waits for them."""
+
+    def begin_step(self, device: torch.device) -> EventLog: ...
 
 
 class StaticMemory(Protocol):
@@ -86,6 +105,7 @@ class OffloadEngine:
         static: For each static value (parameter or optimizer state), a function that returns its tensors.
         value_count: Number of values in the graph.
         memory: Allocator of static tensors that return; malloc if None.
+        device: Device of the values.
 
     A value that cannot be written stays in memory. The step then continues with more bytes than planned, and `problem`
     holds the reason. A value that cannot be read back raises StoreError. `abort` then restores all static tensors,
@@ -98,13 +118,14 @@ class OffloadEngine:
         static: Mapping[int, Callable[[], list[torch.Tensor]]],
         value_count: int,
         memory: StaticMemory | None = None,
+        device: torch.device = _CPU,
     ) -> None:
         self.store = store
         """Store in use; between steps it may be replaced by another with the same slots."""
         self._static, self._value_count = static, value_count
         self._memory = memory
-        self.transfer_trace = TransferTrace()
-        """Transfers and stalls of the last completed step."""
+        self._device = device
+        self._trace: TransferTrace | EventLog = TransferTrace()
         self.transfer_bytes = 0
         """Bytes written and read by the last step."""
         self.problem = ""
@@ -112,16 +133,30 @@ class OffloadEngine:
         self._start_seconds, self._has_run = 0.0, False
         self._offloaded_static_bytes = 0
         self._values: dict[int, _Value] = {}
-        self._write_stalls: list[Span] = []
-        self._read_stalls: list[Span] = []
+        self._stalls: dict[Direction, list[Span]] = {direction: [] for direction in Direction}
+        self._events: EventLog | None = None
+
+    @property
+    def transfer_trace(self) -> TransferTrace:
+        """Transfers and stalls of the last completed step. On a GPU this waits until the step has run."""
+        if not isinstance(self._trace, TransferTrace):
+            self._trace = self._trace.trace()
+        return self._trace
+
+    @property
+    def pending_trace(self) -> Callable[[], TransferTrace]:
+        """Function that returns the trace of the last completed step, also after later steps have begun."""
+        trace = self._trace
+        return (lambda: trace) if isinstance(trace, TransferTrace) else trace.trace
 
     def begin(self) -> None:
         """Start a step."""
         self._values = {}
-        self._write_stalls, self._read_stalls = [], []
+        self._stalls = {direction: [] for direction in Direction}
         self.transfer_bytes, self.problem = 0, ""
         self._add_offloaded(-self._offloaded_static_bytes)
         self.store.transfers()  # drops those of an aborted step
+        self._events = self.store.begin_step(self._device) if isinstance(self.store, QueuesCopies) else None
         self._start_seconds = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -141,15 +176,19 @@ class OffloadEngine:
         for key, value in self._values.items():
             if value.residence is not Residence.MEMORY:
                 raise PlanError(f"value {key} is {value.residence} at the end of the step")
+        if self._events is not None:
+            self._events.end()
+            self._trace = self._events
+            return
         spans: dict[Direction, list[Span]] = {Direction.WRITE: [], Direction.READ: []}
         for direction, start, stop in self.store.transfers():
             spans[direction].append((start - self._start_seconds, stop - self._start_seconds))
-        self.transfer_trace = TransferTrace(
+        self._trace = TransferTrace(
             seconds,
             tuple(spans[Direction.WRITE]),
             tuple(spans[Direction.READ]),
-            tuple(self._write_stalls),
-            tuple(self._read_stalls),
+            tuple(self._stalls[Direction.WRITE]),
+            tuple(self._stalls[Direction.READ]),
         )
 
     def start_write(self, key: int, tensor: torch.Tensor | None = None) -> None:
@@ -170,7 +209,7 @@ class OffloadEngine:
     def finish_write(self, key: int) -> None:
         """Wait for a value's write, then release its memory if it is static; the caller drops any other value."""
         value = self._values[key]
-        problem = self._wait(value, self._write_stalls)
+        problem = self._wait(value, Direction.WRITE)
         self._enter(key, Residence.STORE)
         if problem is not None:
             value.stays = True
@@ -206,7 +245,7 @@ class OffloadEngine:
         """Wait until a value is back; return its tensor, or None for a static value. Raises StoreError if a read failed."""
         value = self._values[key]
         if not value.stays:
-            problem = self._wait(value, self._read_stalls)
+            problem = self._wait(value, Direction.READ)
             if problem is not None:
                 raise problem
         self._enter(key, Residence.MEMORY)
@@ -224,7 +263,7 @@ class OffloadEngine:
         problems = []
         self._add_offloaded(-self._offloaded_static_bytes)
         for key, value in self._values.items():
-            self._wait(value, [])
+            self._wait(value)
             in_memory = value.residence in (Residence.MEMORY, Residence.WRITING)
             if key not in self._static or value.stays or in_memory:
                 continue
@@ -272,13 +311,14 @@ class OffloadEngine:
             )
         value.residence = residence
 
-    def _wait(self, value: _Value, stalls: list[Span]) -> BaseException | None:
-        """Wait for all pending transfers of a value; return the first error, or None."""
-        waits = not all(future.done() for future in value.pending)
+    def _wait(self, value: _Value, direction: Direction | None = None) -> BaseException | None:
+        """Wait for all pending transfers of a value; return the first error, or None. No direction: not a stall."""
+        waits = direction is not None and not all(future.done() for future in value.pending)
         start = time.perf_counter()
-        errors = [error for future in value.pending if (error := future.exception()) is not None]
-        if waits:
-            stalls.append((start - self._start_seconds, time.perf_counter() - self._start_seconds))
+        with self._events.waiting(direction) if self._events and waits and direction else nullcontext():
+            errors = [error for future in value.pending if (error := future.exception()) is not None]
+        if waits and direction is not None:
+            self._stalls[direction].append((start - self._start_seconds, time.perf_counter() - self._start_seconds))
         return errors[0] if errors else None
 
 

@@ -5,6 +5,7 @@ stream waits for the copy's event. The caching allocator reuses memory in the or
 freed after such a wait is not overwritten too early.
 """
 
+import contextlib
 import mmap
 import threading
 import time
@@ -21,8 +22,12 @@ from torch import Tensor
 from autotune.errors import StoreError
 from autotune.runtime.stores import Direction
 from autotune.runtime.stores.slots import Slots, slot_offsets
+from autotune.runtime.stores.step_events import StepEvents
 from autotune.runtime.stores.tensor_meta import TensorMeta, storage_tensor
 from autotune.units import fmt_bytes
+
+_NO_MEMORY = 2
+"""CUDA's error for memory that cannot be allocated or locked (cudaErrorMemoryAllocation)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,25 +45,25 @@ class _Slot:
 class _Copy(Future[Any]):
     """A running copy. To ask for its result makes the current stream wait for it."""
 
-    def __init__(self, cuda: Any, event: Any, result: Any) -> None:
+    def __init__(self, cuda: Any, device: Any, event: Any, result: Any) -> None:
         super().__init__()
-        self._cuda, self._event = cuda, event
+        self._cuda, self._device, self._event = cuda, device, event
         self.set_result(result)
 
     def done(self) -> bool:
         return bool(self._event.query())
 
     def result(self, timeout: float | None = None) -> Any:
-        self._cuda.current_stream().wait_event(self._event)
+        self._cuda.current_stream(self._device).wait_event(self._event)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._cuda.current_stream().wait_event(self._event)
+        self._cuda.current_stream(self._device).wait_event(self._event)
         return super().exception(timeout)
 
 
 class HostStore:
-    """A `SwapStore` for tensors of the current GPU.
+    """A `SwapStore` for tensors of one GPU, that of the first tensor it is given.
 
     Args:
         name: Name of the store, for messages.
@@ -80,12 +85,13 @@ class HostStore:
         self.written_bytes = self.read_bytes = 0
         offsets, end = slot_offsets(slots)
         self._slab, unpin = _pinned(self._cuda, name, end)
-        self._streams = {direction: self._cuda.Stream() for direction in Direction}
+        self._device: Any = None
+        self._streams: dict[Direction, Any] = {}
         self._lock = threading.Lock()
         self._transfers: list[tuple[Direction, Any, Any]] = []
-        self._start_event = self._record(self._cuda.current_stream())
-        self._cuda.synchronize()
-        self._start_seconds = time.perf_counter()
+        self._start_event: Any = None
+        self._start_seconds = 0.0
+        self._step: StepEvents | None = None
         self._finish = weakref.finalize(self, unpin)
         self._slots = Slots(name, {key: _Slot(offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish)
 
@@ -93,6 +99,7 @@ class HostStore:
         """Start to copy the tensor's whole storage, behind the work queued on the computing stream."""
         with self._lock:
             slot = self._slots[key]
+            self._use_device(tensor.device)
             meta = TensorMeta.from_tensor(tensor)
             if meta.nbytes > slot.nbytes:
                 raise StoreError(
@@ -103,7 +110,7 @@ class HostStore:
                 Direction.WRITE, self._slab_part(slot), storage_tensor(tensor), slot.read_event
             )
             self.written_bytes += meta.nbytes
-            return _Copy(self._cuda, slot.write_event, None)
+            return _Copy(self._cuda, self._device, slot.write_event, None)
 
     def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
         """Start to copy back, into `into` or a tensor allocated on the computing stream."""
@@ -116,7 +123,14 @@ class HostStore:
                 Direction.READ, storage_tensor(tensor), self._slab_part(slot), slot.write_event
             )
             self.read_bytes += slot.meta.nbytes
-            return _Copy(self._cuda, slot.read_event, tensor)
+            return _Copy(self._cuda, self._device, slot.read_event, tensor)
+
+    def begin_step(self, device: Any) -> StepEvents:
+        """Return the events of a step that begins now; the copies that are queued until the next call belong to it."""
+        with self._lock:
+            self._use_device(device)
+            self._step = StepEvents(self._cuda, device)
+            return self._step
 
     def transfers(self) -> list[tuple[Direction, float, float]]:
         """Return (direction, start, end) of the transfers that ended since the last call, by the clock of the GPU."""
@@ -133,7 +147,8 @@ class HostStore:
         """Wait for running copies and release the slab. A second call does nothing."""
         with self._lock:
             if self._finish.alive:
-                self._cuda.synchronize()
+                if self._device is not None:
+                    self._cuda.synchronize(self._device)
                 self._finish()
 
     def __enter__(self) -> Self:
@@ -149,7 +164,7 @@ class HostStore:
     def _copy(self, direction: Direction, to: Tensor, source: Tensor, after: Any) -> Any:
         """Copy on the stream of this direction, behind all work queued on the computing stream and behind the event `after`."""
         stream = self._streams[direction]
-        stream.wait_event(self._record(self._cuda.current_stream()))
+        stream.wait_event(self._record(self._cuda.current_stream(self._device)))
         if after is not None:
             stream.wait_event(after)
         with self._cuda.stream(stream):
@@ -157,7 +172,24 @@ class HostStore:
             to.copy_(source, non_blocking=True)
             end = self._record(stream)
         self._transfers.append((direction, start, end))
+        if self._step is not None:
+            self._step.add_copy(direction, start, end)
         return end
+
+    def _use_device(self, device: Any) -> None:
+        """Make the copying streams on the device of the first tensor: copies of another device's would not overlap."""
+        if self._device is not None:
+            if device != self._device:
+                raise StoreError(
+                    f"{self.name} store: it holds values of {self._device}, not of {device}; put model and batch on one GPU"
+                )
+            return
+        self._device = device
+        with self._cuda.device(device):
+            self._streams = {direction: self._cuda.Stream(device) for direction in Direction}
+            self._start_event = self._record(self._cuda.current_stream(device))
+            self._start_event.synchronize()
+        self._start_seconds = time.perf_counter()
 
     def _record(self, stream: Any) -> Any:
         event = self._cuda.Event(enable_timing=True)
@@ -171,15 +203,23 @@ class HostStore:
 def _pinned(cuda: Any, name: str, nbytes: int) -> tuple[Tensor, Any]:
     """Return a slab of pinned host memory, and a function that unpins it.
 
-    It is registered, because `pin_memory` rounds every block up to a power of two.
+    It is registered, because `pin_memory` rounds every block up to a power of two. Huge pages make that 500 times fewer
+    pages to pin. A forked data loader gets none of it: the child's copy-on-write would move pages under a running copy.
     """
     pages = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     slab = torch.frombuffer(pages, dtype=torch.uint8)
     status = int(cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
     if status:
+        advice = (
+            "the host's memory or the process's limit is too small: free memory, raise ulimit -l, or offload less"
+            if status == _NO_MEMORY
+            else "check the driver with nvidia-smi, or use another store"
+        )
         raise StoreError(
-            f"{name} store: {fmt_bytes(nbytes)} of host memory cannot be pinned (CUDA error {status}); raise the limit of"
-            " locked memory (ulimit -l), or offload less"
+            f"{name} store: {fmt_bytes(nbytes)} of host memory cannot be pinned (CUDA error {status}); {advice}"
         )
     address = slab.data_ptr()
 

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 _PIECES = 32
 _SMALL = range(_PIECES, _PIECES + 8)
 """Slots of one byte, which measure the latency of a transfer."""
+_PRODUCT_SIDE = {"cpu": 512, "cuda": 2048}
+"""Rows of the square matrices whose product runs beside transfers; on a GPU it must be longer than its launch."""
 _PASS_SECONDS = 0.5
 """Maximum seconds of a pass, after which two pieces may still be in flight."""
 _ENOUGH_SECONDS = 4.0
 """Seconds after which no further repeat starts."""
 
 
-def measure_speed(name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: int = 3) -> StoreCost:
+def measure_speed(
+    name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: int = 3, *, cuda: Any = None
+) -> StoreCost:
     """Measure bandwidth of writes and reads, alone and at once, and latency, as medians of `repeats` passes.
 
     At most `nbytes` and half of the free space are used. It takes one or two seconds on a fast disk and at most 8 s at
@@ -40,14 +44,16 @@ def measure_speed(name: str, directory: str | Path, nbytes: int = 256 * 2**20, r
     """
     import torch
 
-    room = free_bytes(Path(directory))
+    cuda = cuda or _cuda_of(name)
+    room = _room(name, Path(directory))
     usable = min(nbytes, nbytes if room is None else room // 2) - len(_SMALL) * PAGE_BYTES
     piece = max(0, usable // _PIECES // PAGE_BYTES * PAGE_BYTES)
     slots = dict.fromkeys(range(_PIECES), piece) | dict.fromkeys(_SMALL, 1)
     with open_store(name, directory, slots) as store:
         if piece == 0:
             raise StoreError(
-                f"{name} store: {fmt_bytes(room or 0)} free in {directory} are too few to measure it; free space there"
+                f"{name} store: {fmt_bytes(room or 0)} free in {_place(name, directory)} are too few to measure it; "
+                "free space there"
             )
         tensor, into = _memory(piece, DEVICE_KINDS[name]), _memory(piece, DEVICE_KINDS[name])
         byte = torch.zeros(1, dtype=torch.uint8, device=DEVICE_KINDS[name])
@@ -60,9 +66,9 @@ def measure_speed(name: str, directory: str | Path, nbytes: int = 256 * 2**20, r
             latency.append(1 / _transfer(_put(store, byte), islice(cycle(_SMALL), 64)))
             alone_write.append(piece * write(keys))
             alone_read.append(piece * read(keys))
-            with _running(read, back):
+            with _running(read, back, cuda):
                 beside_write.append(piece * write(front))
-            with _running(write, front):
+            with _running(write, front, cuda):
                 beside_read.append(piece * read(back))
             if time.perf_counter() - start > _ENOUGH_SECONDS:
                 break
@@ -91,7 +97,7 @@ def _fill_slots(store: SwapStore, tensor: "Tensor") -> list[int]:
 
 
 def measure_contention(
-    name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4
+    name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4, *, cuda: Any = None
 ) -> tuple[float, float]:
     """Return the slowdown of a matrix product by concurrent transfers, and of the transfers by the product.
 
@@ -100,14 +106,17 @@ def measure_contention(
     import torch
 
     piece = 8 * 2**20
-    left = torch.randn(512, 512, device=DEVICE_KINDS[name])
+    cuda = cuda or _cuda_of(name)
+    side = _PRODUCT_SIDE[DEVICE_KINDS[name]]
+    left = torch.randn(side, side, device=DEVICE_KINDS[name])
     tensor, into = _memory(piece, DEVICE_KINDS[name]), _memory(piece, DEVICE_KINDS[name])
 
     def product_seconds() -> float:
         begin, count = time.perf_counter(), 0
         while (spent := time.perf_counter() - begin) < seconds:
             torch.mm(left, left)
-            _synchronize(left)
+            if cuda is not None:  # a wait for the whole device would include the transfers
+                cuda.current_stream().synchronize()
             count += 1
         return spent / count
 
@@ -118,21 +127,33 @@ def measure_contention(
         contended, slowed = [], []
         for transfer in (_put(store, tensor), _fetch(store, into)) * (repeats // 2):
             before = product_seconds()
-            with _running(partial(_transfer, transfer), (0, 1)) as transfers:
+            with _running(partial(_transfer, transfer), (0, 1), cuda) as transfers:
                 during = product_seconds()
-            with _running(partial(_transfer, transfer), (0, 1)) as transfers_alone:
+            with _running(partial(_transfer, transfer), (0, 1), cuda) as transfers_alone:
                 time.sleep(seconds)
             contended.append(during / ((before + product_seconds()) / 2))
             slowed.append(transfers_alone.result() / transfers.result())
     return max(1.0, statistics.median(contended)), max(1.0, statistics.median(slowed))
 
 
-def _synchronize(tensor: "Tensor") -> None:
-    """Wait for a GPU's queued work, so that the host's clock includes it."""
+def _cuda_of(name: str) -> Any:
+    """Return `torch.cuda` for a store of a GPU's values, else None."""
     import torch
 
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+    return torch.cuda if DEVICE_KINDS[name] == "cuda" else None
+
+
+def _room(name: str, directory: Path) -> int | None:
+    """Return the free bytes where a store puts its slots: in the host's memory, or in its directory."""
+    if DEVICE_KINDS[name] == "cuda":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    return free_bytes(directory)
+
+
+def _place(name: str, directory: str | Path) -> str | Path:
+    return "the host's memory" if DEVICE_KINDS[name] == "cuda" else directory
 
 
 def _put(store: SwapStore, tensor: "Tensor") -> Callable[[int], "Future[Any]"]:
@@ -182,12 +203,21 @@ def _wait(transfer: "Future[Any]") -> None:
 
 @contextlib.contextmanager
 def _running(
-    transfer: Callable[[Iterable[int], Callable[[], bool]], float], keys: Sequence[int]
+    transfer: Callable[[Iterable[int], Callable[[], bool]], float], keys: Sequence[int], cuda: Any
 ) -> Iterator["Future[float]"]:
-    """Repeat transfers of these keys while the context is open; the future's result is their number per second."""
+    """Repeat transfers of these keys while the context is open; the future's result is their number per second.
+
+    On a GPU the driver has a stream of its own: a copy waits for the stream that asks for it, and that stream for the copy.
+    """
     enough = threading.Event()
+    beside = cuda.stream(cuda.Stream()) if cuda is not None else contextlib.nullcontext()
+
+    def drive() -> float:
+        with beside:
+            return transfer(cycle(keys), enough.is_set)
+
     with ThreadPoolExecutor(1) as driver:
-        busy = driver.submit(transfer, cycle(keys), enough.is_set)
+        busy = driver.submit(drive)
         try:
             yield busy
         finally:

@@ -22,7 +22,9 @@ from autotune.measure.limits import (
     reports_no_memory,
 )
 from autotune.measure.meters.cgroup import Cgroup, OwnCgroup
+from autotune.measure.meters.nvml import NvmlMeter
 from autotune.records.measurement import Outcome
+from tests.support.fake_nvml import FakeNvml, Gpu, fake_torch_cuda
 
 MIB = 2**20
 
@@ -138,6 +140,13 @@ def chained(error: Exception, cause: Exception) -> Exception:
             Outcome.OUT_OF_MEMORY,
         ),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), Outcome.OUT_OF_MEMORY),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+            Outcome.OUT_OF_MEMORY,
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Outcome.OUT_OF_MEMORY),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), Outcome.OUT_OF_MEMORY),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), Outcome.CRASHED),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.OUT_OF_MEMORY),
         (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
         (chained(StoreError("ssd store: full"), OSError(errno.ENOSPC, "No space left")), Outcome.DISK_FULL),
@@ -153,6 +162,24 @@ def test_an_error_is_the_outcome_that_it_says(error: Exception, outcome: Outcome
 def test_a_c_librarys_last_words_tell_too() -> None:
     assert reports_no_memory("terminate called after throwing an instance of 'std::bad_alloc'")
     assert not reports_no_memory("Segmentation fault")
+
+
+def test_the_context_exists_before_its_bytes_are_taken_off_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.measure.worker import gpu_process
+
+    gpu, order = Gpu("GPU-a"), []
+
+    def create_context(_: object) -> None:
+        order.append("context")
+        gpu.processes[os.getpid()] = 300 * MIB  # the driver lists a process from here on
+
+    monkeypatch.setattr(gpu_process, "create_context", create_context)
+    monkeypatch.setattr(gpu_process.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_process.torch.cuda, "memory_reserved", lambda: 0)
+    nvml = FakeNvml([gpu])
+    monkeypatch.setattr(gpu_process, "NvmlMeter", lambda: NvmlMeter(nvml=nvml, cuda=fake_torch_cuda("a")))
+    assert gpu_process.GpuProcess().context_bytes() == 300 * MIB
+    assert order == ["context"]
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,13 @@ def test_a_plan_that_cannot_win_costs_a_comparison_and_a_few_steps_and_no_measur
     assert whole.step_charged_bytes == pytest.approx(hopeless.step_charged_bytes, abs=MIB / 2)
     assert requests[-1] == ("bytes", "PlanCheckRequest")
     assert ("beside", "StopTiming") not in requests, "eager's process stays ready for the next plan"
+    requests.clear()
+    runner.renew()
+    again = runner.measure(plan)
+    assert ("bytes", "PlanCheckRequest") not in requests, "the bytes of a plan are measured once"
+    assert (again.outcome, again.step_peak_bytes, again.max_error) == (Outcome.OK, whole.step_peak_bytes, 0.0)
+    assert ("seconds", "TimedDigestsRequest") in requests
+    assert again.step_charged_bytes == pytest.approx(whole.step_charged_bytes, abs=MIB / 2)
 
 
 def test_a_plan_far_over_the_budget_is_timed_no_longer_than_needed(

@@ -20,6 +20,7 @@ from autotune.measure.meters.rss import RssMeter
 from autotune.measure.meters.store_bytes import StoreBytesMeter
 from autotune.testing.meter_contract import MIB, FakeMachine, MeterContract
 from tests.measure.harness.test_limit import needs_cgroup
+from tests.support.fake_nvml import FakeNvml, Gpu, fake_torch_cuda
 
 CREATE: dict[str, Callable[[FakeMachine], Meter]] = {
     "cgroup v1": lambda machine: CgroupMeter(machine.cgroup_v1),
@@ -267,3 +268,36 @@ def test_an_own_cgroup_is_gone_afterwards() -> None:
     script = "from autotune.measure.meters.cgroup import OwnCgroup\nwith OwnCgroup() as own: print(own.path)"
     seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not Path(seen.stdout.strip()).exists()
+
+
+ENVIRONMENTS = {
+    "all are visible, CUDA puts the second first": ({}, ("b", "a"), 0, "GPU-b"),
+    "an index of another order": ({"CUDA_VISIBLE_DEVICES": "1"}, ("a",), 0, "GPU-a"),
+    "a UUID": ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, ("b",), 0, "GPU-b"),
+    "the second of two that are visible is current": ({"CUDA_VISIBLE_DEVICES": "1,0"}, ("b", "a"), 1, "GPU-a"),
+    "a slice by its UUID": ({"CUDA_VISIBLE_DEVICES": "MIG-2"}, ("c",), 0, "MIG-2"),
+    "the first slice where none is named": ({}, ("c",), 0, "MIG-1"),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_bytes_are_those_on_the_gpu_or_slice_that_torch_uses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables, visible, current, expected = ENVIRONMENTS[name]
+    sizes = {"GPU-a": 1, "GPU-b": 2, "MIG-1": 3, "MIG-2": 4}
+    slices = [Gpu(uuid, {42: sizes[uuid] * MIB}) for uuid in ("MIG-1", "MIG-2")]
+    gpus = [
+        *(Gpu(uuid, {42: sizes[uuid] * MIB, 7: 9 * MIB}) for uuid in ("GPU-a", "GPU-b")),
+        Gpu("GPU-c", slices=slices),
+    ]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    meter = NvmlMeter(nvml=FakeNvml(gpus), pid=42, cuda=fake_torch_cuda(*visible, current=current))
+    assert meter.unavailable_reason() == ""
+    assert meter.name == "nvml"
+    assert meter.context_bytes(0) == sizes[expected] * MIB
+
+
+def test_a_gpu_that_nvml_does_not_know_is_told() -> None:
+    meter = NvmlMeter(nvml=FakeNvml([Gpu("GPU-a")]), pid=42, cuda=fake_torch_cuda("z"))
+    assert "Not Found" in meter.unavailable_reason()

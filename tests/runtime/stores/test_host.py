@@ -1,7 +1,7 @@
 """The slab of pinned host memory: what it gives back, and which stream waits for what, on a GPU that is made up."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,80 +13,15 @@ from autotune.ir.costs import Costs
 from autotune.runtime.offload.engine import OffloadEngine
 from autotune.runtime.stores import DEVICE_KINDS, STORES, measure_stores, open_store
 from autotune.runtime.stores.pinned_host import HostStore
-
-
-class FakeStream:
-    def __init__(self, cuda: "FakeCuda", name: str) -> None:
-        self.cuda, self.name = cuda, name
-
-    def wait_event(self, event: "FakeEvent") -> None:
-        self.cuda.log.append(f"{self.name} waits for {event.name}")
-
-
-class FakeEvent:
-    def __init__(self, cuda: "FakeCuda") -> None:
-        self.cuda, self.name, self.at = cuda, "", 0.0
-
-    def record(self, stream: FakeStream) -> None:
-        self.cuda.clock += 1.0
-        self.at = self.cuda.clock
-        self.name = f"{stream.name}@{self.at:g}"
-
-    def query(self) -> bool:
-        return self.at <= self.cuda.reached
-
-    def elapsed_time(self, other: "FakeEvent") -> float:
-        return 1e3 * (other.at - self.at)
-
-
-class FakeCuda:
-    """Streams and events that say what they were asked for; copies happen at once, on the CPU."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.clock, self.reached = 0.0, float("inf")
-        self.compute = FakeStream(self, "compute")
-        self.made = iter(("out", "back"))
-        self.registered: dict[int, int] = {}
-        self.error = 0
-
-    def is_available(self) -> bool:
-        return True
-
-    def Stream(self) -> FakeStream:
-        return FakeStream(self, next(self.made))
-
-    def Event(self, *, enable_timing: bool) -> FakeEvent:
-        assert enable_timing
-        return FakeEvent(self)
-
-    def current_stream(self) -> FakeStream:
-        return self.compute
-
-    @contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.compute = self.compute, stream
-        yield
-        self.compute = before
-
-    def synchronize(self) -> None:
-        self.log.append("synchronize")
-
-    def cudart(self) -> "FakeCuda":
-        return self
-
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
-        self.registered[address] = nbytes
-        return self.error
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.registered[address]
-        return 0
+from autotune.runtime.stores.probe import measure_contention, measure_speed
+from tests.support.fake_cuda import COPY_BYTES_PER_SECOND, FakeCuda
 
 
 @pytest.fixture
-def cuda() -> FakeCuda:
-    return FakeCuda()
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
 
 
 def opened(cuda: FakeCuda, **slots: int) -> HostStore:
@@ -98,11 +33,14 @@ def test_what_was_put_comes_back_in_fresh_memory_or_into_a_tensor(cuda: FakeCuda
     with opened(cuda, s0=60, s7=100) as store:
         store.put(7, tensor).result()
         back = store.fetch(7).result()
+        cuda.synchronize()
         assert torch.equal(back, tensor)
         assert back.stride() == tensor.stride()
         assert back.data_ptr() != tensor.data_ptr()
         into = torch.zeros(15)
         assert store.fetch(7, into).result() is into
+        assert not into.any()  # it is only queued
+        cuda.synchronize()
         assert torch.equal(into.view(3, 5).t(), tensor)
         assert (store.written_bytes, store.read_bytes) == (60, 120)
 
@@ -117,15 +55,31 @@ def test_the_slab_is_pinned_in_whole_pages_and_given_back_once(cuda: FakeCuda):
         store.put(0, torch.zeros(1))
 
 
+def logged(cuda: FakeCuda) -> list[str]:
+    """Each wait as `waiter < event's stream`; the two copying streams are made when the first tensor comes."""
+    names = {"stream 1": "out", "stream 2": "back", "compute": "compute"}
+    parts = [line.split(" waits for ") for line in cuda.log if " waits for " in line]
+    return [f"{names[waiter]} < {names[event.partition('@')[0]]}" for waiter, event in parts]
+
+
 def test_a_copy_out_waits_for_what_made_the_tensor_and_its_memory_is_free_only_behind_the_copy(cuda: FakeCuda):
     with opened(cuda, s0=40) as store:
-        cuda.log.clear()
         future = store.put(0, torch.zeros(10))
-        first, *rest = cuda.log
-        assert first.startswith("out waits for compute@")
-        assert rest == []
+        assert logged(cuda) == ["out < compute"]
         future.exception()
-        assert cuda.log[-1].startswith("compute waits for out@")
+        assert logged(cuda)[-1] == "compute < out"
+
+
+def test_a_copy_out_has_what_the_computing_stream_writes_before_it_and_nothing_later(cuda: FakeCuda):
+    with opened(cuda, s0=40) as store:
+        value = torch.zeros(10)
+        cuda.current_stream().run(1e-3, lambda: value.fill_(7.0))
+        written = store.put(0, value)
+        written.exception()  # the memory may be used again behind this
+        cuda.current_stream().run(1e-3, lambda: value.fill_(8.0))
+        back = store.fetch(0).result()
+        cuda.synchronize()
+        assert torch.equal(back, torch.full((10,), 7.0))
 
 
 def test_a_copy_back_waits_for_its_memory_and_for_the_copy_out_and_the_next_copy_out_for_it(cuda: FakeCuda):
@@ -133,24 +87,21 @@ def test_a_copy_back_waits_for_its_memory_and_for_the_copy_out_and_the_next_copy
         store.put(0, torch.zeros(10))
         cuda.log.clear()
         store.fetch(0).result()
-        assert [line.partition("@")[0] for line in cuda.log] == [
-            "back waits for compute", "back waits for out", "compute waits for back",
-        ]  # fmt: skip
+        assert logged(cuda) == ["back < compute", "back < out", "compute < back"]
         cuda.log.clear()
         store.put(0, torch.zeros(10))
-        assert [line.partition("@")[0] for line in cuda.log] == ["out waits for compute", "out waits for back"]
+        assert logged(cuda) == ["out < compute", "out < back"]
 
 
 def test_a_transfer_is_done_and_told_when_the_gpu_got_there(cuda: FakeCuda):
-    with opened(cuda, s0=40) as store:
-        cuda.reached = cuda.clock + 2
-        future = store.put(0, torch.zeros(10))
+    with opened(cuda, s0=4000) as store:
+        future = store.put(0, torch.zeros(1000))
         assert not future.done()
         assert store.transfers() == []
-        cuda.reached = float("inf")
+        cuda.synchronize()
         assert future.done()
         ((verb, start, end),) = store.transfers()
-        assert (verb, end - start) == ("write", pytest.approx(1.0))
+        assert (verb, end - start) == ("write", pytest.approx(4000 / COPY_BYTES_PER_SECOND))
         assert store.transfers() == []
 
 
@@ -161,15 +112,88 @@ def test_a_step_through_it_ends_right(cuda: FakeCuda):
         with engine:
             engine.start_write(0)
             engine.start_write(1, value)
+            cuda.synchronize()
             engine.finish_write(0)
             engine.finish_write(1)
             assert weight.untyped_storage().nbytes() == 0
             engine.start_read(0)
             engine.start_read(1)
             engine.finish_read(0)
-            assert torch.equal(engine.finish_read(1), value)
+            back = engine.finish_read(1)
+        cuda.synchronize()
+    assert back is not None
+    assert torch.equal(back, value)
     assert torch.equal(weight, torch.arange(10.0))
     assert engine.transfer_bytes == 2 * 68
+
+
+def queue_step(cuda: FakeCuda, engine: OffloadEngine, value: torch.Tensor, beside_seconds: float) -> None:
+    """Offload a value and fetch it back, with computing beside the copy out."""
+    with engine:
+        engine.start_write(0, value)
+        cuda.current_stream().run(beside_seconds)
+        engine.finish_write(0)
+        engine.start_read(0)
+        engine.finish_read(0)
+
+
+def test_stalls_are_what_the_gpu_waited_though_the_host_only_queued_the_step(cuda: FakeCuda):
+    copy = 4_000_000 / COPY_BYTES_PER_SECOND
+    with opened(cuda, s0=4_000_000) as store:
+        engine = OffloadEngine(store, {}, 1)
+        queue_step(cuda, engine, torch.zeros(1_000_000), beside_seconds=copy / 4)
+        assert cuda.now == 0.0  # nothing has run yet
+        trace = engine.transfer_trace
+    ((write_start, write_end),), ((read_start, read_end),) = trace.saves, trace.loads
+    assert (write_start, write_end) == pytest.approx((0.0, copy))
+    assert (read_start, read_end) == pytest.approx((copy, 2 * copy))
+    assert trace.stall_seconds == pytest.approx(copy * 3 / 4 + copy)
+    assert trace.seconds == pytest.approx(2 * copy)
+
+
+def test_the_transfers_of_a_step_are_its_own_though_the_next_one_is_queued_first(cuda: FakeCuda):
+    with opened(cuda, s0=4000) as store:
+        engine = OffloadEngine(store, {}, 1)
+        queue_step(cuda, engine, torch.zeros(1000), beside_seconds=0.0)
+        first = engine.pending_trace
+        queue_step(cuda, engine, torch.zeros(10), beside_seconds=0.0)
+        assert [end - start for start, end in first().saves] == pytest.approx([4000 / COPY_BYTES_PER_SECOND])
+        assert [end - start for start, end in engine.transfer_trace.saves] == pytest.approx(
+            [40 / COPY_BYTES_PER_SECOND]
+        )
+
+
+def test_copies_are_queued_on_streams_of_the_tensors_gpu_and_another_gpu_is_refused(cuda: FakeCuda):
+    cuda = FakeCuda(devices=2)
+    with opened(cuda, s0=40) as store:
+        store._use_device(torch.device("cuda", 1))
+        assert {stream.device for stream in store._streams.values()} == {1}
+        with pytest.raises(StoreError, match="holds values of cuda:1, not of cpu; put model and batch on one GPU"):
+            store.put(0, torch.zeros(10))
+
+
+@pytest.fixture
+def host_store(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the probe open the store of the made-up GPU, with tensors that are on the CPU."""
+    monkeypatch.setitem(STORES, "host", partial(STORES["host"], cuda=cuda))
+    monkeypatch.setitem(DEVICE_KINDS, "host", "cpu")
+    compute = cuda.default[0]
+    monkeypatch.setattr(torch, "mm", lambda left, right: compute.run(20e-6))
+
+
+@pytest.mark.usefixtures("host_store")
+def test_the_product_beside_transfers_waits_for_none_of_them(cuda: FakeCuda):
+    measure_contention("host", "/", seconds=1e-3, repeats=2, cuda=cuda)
+    waits = [line for line in cuda.log if line.startswith("compute waits for")]
+    assert len(waits) == 2  # each slot is filled once before anything is measured
+    assert cuda.log.count("synchronize") == 1  # when the store closes
+
+
+@pytest.mark.usefixtures("host_store")
+def test_the_probe_of_pinned_memory_measures_the_copies_and_looks_at_no_directory(cuda: FakeCuda):
+    cost = measure_speed("host", "/nowhere", nbytes=64 * 2**20, repeats=1, cuda=cuda)
+    assert cost.write_bytes_per_second == pytest.approx(COPY_BYTES_PER_SECOND, rel=0.2)
+    assert cost.read_bytes_per_second == pytest.approx(COPY_BYTES_PER_SECOND, rel=0.2)
 
 
 def test_what_does_not_fit_or_was_never_put_is_refused(cuda: FakeCuda):
@@ -185,9 +209,27 @@ def test_what_does_not_fit_or_was_never_put_is_refused(cuda: FakeCuda):
             store.fetch(0, torch.zeros(11))
 
 
+def test_a_fork_leaves_the_pinned_memory_out(cuda: FakeCuda):
+    with opened(cuda, s0=2 * 2**20):
+        (address,) = cuda.registered
+        maps = Path("/proc/self/smaps").read_text().split("\n")
+        start = next(i for i, line in enumerate(maps) if re.match(r"[0-9a-f]+-", line) and contains(line, address))
+        flags = next(line for line in maps[start:] if line.startswith("VmFlags"))
+        assert " dc" in flags  # not copied on fork
+        assert " hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+
+
+def contains(line: str, address: int) -> bool:
+    first, _, last = line.split(maxsplit=1)[0].partition("-")
+    return int(first, 16) <= address < int(last, 16)
+
+
 def test_memory_that_cannot_be_pinned_is_told_with_the_way_out(cuda: FakeCuda):
     cuda.error = 2
-    with pytest.raises(StoreError, match=r"4096 B of host memory cannot be pinned \(CUDA error 2\); raise the limit"):
+    with pytest.raises(StoreError, match=r"4096 B of host memory cannot be pinned \(CUDA error 2\); the host's memory"):
+        opened(cuda, s0=40)
+    cuda.error = 999
+    with pytest.raises(StoreError, match=r"\(CUDA error 999\); check the driver with nvidia-smi"):
         opened(cuda, s0=40)
 
 

@@ -1,0 +1,107 @@
+"""Measure what a fleet adds to a trial: time until a device is up, and time of a request beyond the runner's own, by engine."""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.fleet import ENGINES
+from autotune.fleet.channel import Reach
+from autotune.fleet.messages import MeasureCall, NodeFacts, OpenDevice, code_identity, encode_message
+from autotune.ir.plan import Plan
+from autotune.records.run_dir import write_text
+from autotune.study.verdicts.statistics import median_interval
+from autotune.testing.fake_far_end import OPENER
+from autotune.testing.fake_runner import FakeRunner
+from autotune.testing.runner_contract import make_config
+from experiments.common.facts import collect_facts
+
+HERE = Path(__file__).parent
+FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
+LARGE_BYTES = 1_000_000
+"""Size of the large request, whose reply is as large."""
+
+
+@contextlib.contextmanager
+def start_cluster() -> Iterator[None]:
+    """Run a cluster of Ray on this machine, with one device."""
+    import ray
+
+    ray.init(
+        num_cpus=1, resources={"fake": 1}, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
+        _system_config={"worker_niceness": 0},
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def time_call(work: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure_engine(engine: str, directory: Path, repeats: int) -> dict[str, Any]:
+    """Return the seconds until a device is up, and those of small and large requests beyond the runner's own."""
+    config = make_config(directory).model_dump(mode="json")
+    request = OpenDevice(code_identity(), "fake", config)
+    reach = Reach("fake", directory, command=FAR_END, resource="fake", opener=OPENER)
+    runner = FakeRunner()
+    plan = Plan.traced(runner.graph)
+    call = MeasureCall(plan, 10**9)
+    large = dataclasses.replace(request, device_class="x" * LARGE_BYTES)
+    up, small, own, round_trip = [], [], [], []
+    for _ in range(5):
+        began = time.perf_counter()
+        channel = ENGINES[engine](reach, _ignore)
+        assert isinstance(channel.ask(request, _ignore), NodeFacts)
+        up.append(time.perf_counter() - began)
+        for _ in range(repeats):
+            own.append(time_call(partial(runner.measure, plan, budget_bytes=10**9)))
+            small.append(time_call(partial(channel.ask, call, _ignore)))
+        for _ in range(5):
+            round_trip.append(time_call(partial(channel.ask, large, _ignore)))
+        channel.close()
+    overhead = [there - here for there, here in zip(small, own, strict=True)]
+    interval = median_interval(overhead)
+    return {
+        "device_up_seconds": up,
+        "request_bytes": len(encode_message(call)),
+        "overhead_seconds": dataclasses.asdict(interval),
+        "large_bytes": LARGE_BYTES,
+        "large_request_seconds": statistics.median(round_trip),
+        "large_seconds_per_100_kB": max(0.0, statistics.median(round_trip) - interval.middle) * 1e5 / LARGE_BYTES,
+    }
+
+
+def _ignore(text: str) -> None:
+    del text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40, help="Requests to each of five far ends.")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    document = collect_facts()
+    with tempfile.TemporaryDirectory(prefix="autotune-fleet-") as directory, start_cluster():
+        for engine in ENGINES:
+            document[engine] = measure_engine(engine, Path(directory), options.repeats)
+            print(engine, json.dumps(document[engine]), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_text(options.out / "overhead.json", json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The steps of a first hour on a GPU, in order of value."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.planners import KINDS, make_plan
+from autotune.planners.auto import best_plan
+from autotune.planners.space import build_space, preset_settings
+from autotune.predict.simulate import simulate
+from autotune.records.config import load_config
+from autotune.records.measurement import Measurement, Outcome
+from autotune.study.session import tune
+from autotune.workloads.reference import WorkloadRef
+from experiments.gpu.machine import ROOT, Machine, Runner, opened
+
+Data = dict[str, Any]
+HERE = Path(__file__).parent
+ZOO: dict[str, Data] = {
+    "gpt2": {"batch": 16},
+    "resnet50": {"batch": 64},
+    "bert": {"batch": 16},
+    "vit": {"batch": 32},
+    "mobilenet_v2": {"batch": 64},
+    "lstm_fused": {"batch": 32},
+    "resnet18": {"batch": 64},
+    "resnet152": {"batch": 32},
+    "segformer": {"batch": 8},
+    "lstm": {"batch": 32},
+}
+"""Arguments of each zoo workload, the most valuable first."""
+TUNED = ("gpt2", "resnet50")
+DTYPES = ("bfloat16", "float32")
+BUDGET = "65%"
+"""Budget of a tuned plan, as a share of eager's step bytes."""
+SHARES = (0.8, 0.65, 0.5, 0.35)
+"""Budgets of the frontier, as shares of the traced step's bytes."""
+PEERS = (
+    "inductor 1", "inductor 0.5", "inductor 0.1", "checkpoint", "save_on_cpu", "selective", "aot_eager 0.5",
+)  # fmt: skip
+"""PyTorch's own ways to save memory; an inductor with budget 1 is plain torch.compile."""
+WINDOWS = (1, 2, 4, 8, 3, 6, 5, 7)
+"""Offload windows N, the most different first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the script."""
+
+    name: str
+    seconds: float
+    """Time that it may take: it starts only where that much is left."""
+    run: Callable[[Machine, float], Data]
+    """Runs it within the given seconds and returns its data."""
+
+
+def all_steps() -> list[Step]:
+    """Return every step, the most valuable first."""
+    return [
+        Step("doctor", 60, run_doctor),
+        Step("tests", 240, run_tests),
+        *(Step(f"check {model}", 100, partial(check_workload, model, {})) for model in TUNED),
+        *(
+            Step(f"check {model} bfloat16", 100, partial(check_workload, model, {"dtype": "bfloat16"}))
+            for model in TUNED
+        ),
+        *(Step(f"check {model}", 100, partial(check_workload, model, {})) for model in ZOO if model not in TUNED),
+        *(
+            Step(f"tune {model} {dtype}", 200, partial(tune_workload, model, dtype))
+            for model in TUNED
+            for dtype in DTYPES
+        ),
+        *(Step(f"frontier {model} ours", 240, partial(measure_ours, model)) for model in TUNED),
+        *(
+            Step(f"frontier {model} {peer}", 100, partial(measure_peer, model, peer))
+            for peer in PEERS
+            for model in TUNED
+        ),
+        *(Step(f"offload {window}", 100, partial(measure_window, "gpt2", window)) for window in WINDOWS),
+    ]
+
+
+def run_doctor(machine: Machine, seconds: float) -> Data:
+    """Check what this machine can measure."""
+    code, output = machine.execute(("autotune", "doctor", "--json"), seconds)
+    return {"exit": code, "output": output[-8000:]}
+
+
+def run_tests(machine: Machine, seconds: float) -> Data:
+    """Run the tests that need a GPU; modules without one may import packages that a bare machine lacks."""
+    modules = [
+        path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu\n" in path.read_text(encoding="utf-8")
+    ]
+    names = [str(path.relative_to(ROOT)) for path in modules]
+    code, output = machine.execute(("pytest", "-m", "gpu", "-q", "-n", "0", *names), seconds)
+    return {"exit": code, "output": output[-8000:]}
+
+
+def check_workload(model: str, arguments: Data, machine: Machine, seconds: float) -> Data:
+    """Compare the captured step with eager, predicted with measured peaks, and profiled ops with a step."""
+    del seconds
+    with opened(machine.runner(WorkloadRef(model, ZOO[model] | arguments))) as runner:
+        prepared = runner.prepare()
+        traced = Plan.traced(prepared.graph)
+        peak = simulate(prepared.graph, lower(prepared.graph, traced), prepared.costs).peak_bytes
+        planned = best_plan(prepared.graph, prepared.costs, int(0.7 * peak), accept_first=True).plan
+        eager = runner.baseline()
+        return {
+            "verified": prepared.verified,
+            "capture_error": prepared.capture_error,
+            "ops": len(prepared.graph.ops),
+            "profiled_seconds": sum(prepared.costs.seconds),
+            "eager": summary(eager),
+            "traced": compare_plan(runner, traced),
+            "planned": compare_plan(runner, planned),
+        }
+
+
+def compare_plan(runner: Runner, plan: Plan) -> Data:
+    """Return a plan's predicted and measured bytes and seconds."""
+    prepared = runner.prepare()
+    estimate = simulate(prepared.graph, lower(prepared.graph, plan), prepared.costs)
+    predicted = {"predicted_peak_bytes": estimate.peak_bytes, "predicted_seconds": estimate.seconds}
+    return predicted | summary(runner.measure(plan, budget_bytes=2**62))
+
+
+def summary(measurement: Measurement) -> Data:
+    """Return the figures of a measurement; bytes are above the floor of the idle process."""
+    figures: Data = {"outcome": str(measurement.outcome), "detail": measurement.detail}
+    if measurement.outcome is not Outcome.OK:
+        return figures
+    floor = measurement.floor_bytes or 0
+    return figures | {
+        "floor_bytes": floor,
+        "peak_bytes": (measurement.peak_bytes or floor) - floor,
+        "charged_bytes": (measurement.charged_bytes or floor) - floor,
+        "step_seconds": statistics.median(measurement.step_seconds),
+        "time_ratio": measurement.time_ratio,
+        "stall_seconds": measurement.stall_seconds,
+        "transfer_bytes": measurement.transfer_bytes,
+        "max_error": measurement.max_error,
+        "verified": measurement.verified,
+        "meter": measurement.meter,
+    }
+
+
+def tune_workload(model: str, dtype: str, machine: Machine, seconds: float) -> Data:
+    """Tune a workload; the run's directory stays beside the results, and a later slice resumes it."""
+    overrides: dict[str, object] = {"device": "cuda", "budget": BUDGET, "time": f"{int(seconds * 0.8)}s"}
+    overrides |= {"plans": str(machine.scratch), "trials": machine.trials}
+    arguments = {**ZOO[model], "dtype": dtype}
+    config = load_config(model, overrides=overrides, arguments={key: str(value) for key, value in arguments.items()})
+    with opened(machine.runner(WorkloadRef(model, arguments))) as runner:
+        result = tune(config, runner, machine.scratch / f"tune-{model}-{dtype}", lasting=False)
+    return {
+        "budget": BUDGET,
+        "eager": summary(result.baseline.measurement),
+        "best": summary(result.best.measurement) if result.best is not None else None,
+        "trials": len(result.trials),
+    }
+
+
+def measure_ours(model: str, machine: Machine, seconds: float) -> Data:
+    """Measure plans for shares of the traced step's bytes, on ATen's kernels and on regions that Triton runs."""
+    del seconds
+    figures: Data = {}
+    for kernels in ("", "inductor"):
+        with opened(machine.runner(WorkloadRef(model, ZOO[model]), kernels=kernels)) as runner:
+            prepared = runner.prepare()
+            graph, costs = prepared.graph, prepared.costs
+            peak = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
+            for share in (1.0, *SHARES):
+                plan = best_plan(graph, costs, int(share * peak), accept_first=True).plan
+                figures[f"{kernels or 'eager'} {share}"] = compare_plan(runner, plan)
+    return figures
+
+
+def measure_peer(model: str, peer: str, machine: Machine, seconds: float) -> Data:
+    """Measure eager and one of PyTorch's own ways to save memory, each in processes of its own."""
+    del seconds
+    with opened(machine.runner(WorkloadRef(model, ZOO[model]))) as runner:
+        eager = runner.baseline()
+    arguments = {"peer": peer, "model": model, **ZOO[model]}
+    with opened(machine.runner(WorkloadRef(f"{HERE / 'peers.py'}:workload", arguments))) as runner:
+        other = runner.baseline()
+    figures = {"eager": summary(eager), "peer": summary(other)}
+    if eager.outcome is Outcome.OK and other.outcome is Outcome.OK:
+        figures["time_ratio"] = figures["peer"]["step_seconds"] / figures["eager"]["step_seconds"]
+    return figures
+
+
+def measure_window(model: str, window: int, machine: Machine, seconds: float) -> Data:
+    """Measure a plan that offloads all that leaves the window of N layers."""
+    del seconds
+    with opened(machine.runner(WorkloadRef(model, ZOO[model]), offloads=True)) as runner:
+        prepared = runner.prepare()
+        graph, costs = prepared.graph, prepared.costs
+        peak = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
+        settings = preset_settings(KINDS, build_space(KINDS, costs.stores), {"offload": "window"})
+        settings["offload"] |= {"window": window, "store": machine.store}
+        plan = make_plan(graph, settings, peak // 2, costs)
+        figures = {"swaps": len(plan.offload), "budget_bytes": peak // 2}
+        store = costs.stores[machine.store]
+        return figures | {"contention": store.contention, "slowed": store.slowed} | compare_plan(runner, plan)

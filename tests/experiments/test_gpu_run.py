@@ -1,0 +1,92 @@
+"""The script of a first hour on a GPU: it saves each step, goes on where it stopped, and mixes no devices."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.gpu import run
+from experiments.gpu.machine import FakeMachine
+from experiments.gpu.steps import Step, all_steps
+
+
+def document(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    kinds = ["doctor", "tests", "check vit", "tune gpt2 bfloat16", "frontier gpt2 save_on_cpu", "offload 2"]
+    assert {kind.split()[0] for kind in kinds} == {step.name.split()[0] for step in all_steps()}
+    for kind in kinds:
+        assert run.main(["--fake", "--out", str(out), "--only", *kind.split()]) == 0
+    steps = document(out)["steps"]
+    assert list(steps) == kinds
+    assert all(step["facts"]["device"]["silicon"] == "Fake GPU 9000" for step in steps.values())
+    checked = steps["check vit"]["data"]
+    assert checked["traced"]["peak_bytes"] == checked["traced"]["predicted_peak_bytes"]
+    assert checked["planned"]["peak_bytes"] <= 0.7 * checked["traced"]["peak_bytes"]
+    assert steps["tune gpt2 bfloat16"]["data"]["best"]["outcome"] == "ok"
+    assert "tests/runtime/stores/test_host.py" in steps["tests"]["data"]["output"]
+    assert steps["offload 2"]["data"]["transfer_bytes"] > 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_step_that_does_not_fit_waits_for_the_next_run_and_a_failed_one_is_last(tmp_path: Path) -> None:
+    clock, ran = Clock(), []
+
+    def step(name: str, *, fails: bool = False) -> Step:
+        def work(machine: object, seconds: float) -> dict[str, Any]:
+            ran.append(name)
+            clock.now += 50
+            if fails:
+                raise RuntimeError("no kernel image")
+            return {"name": name}
+
+        return Step(name, 60, work)
+
+    def go(*steps: Step) -> int:
+        known = document(out) if out.exists() else {"steps": {}}
+        return run.run_steps(steps, FakeMachine(tmp_path), known, out, 130, clock=clock)
+
+    out = tmp_path / "gpu.json"
+    assert go(step("a", fails=True), step("b"), step("c")) == 1
+    assert ran == ["a", "b"]
+    assert document(out)["steps"]["a"]["error"] == "RuntimeError: no kernel image"
+    ran.clear()
+    assert go(step("a"), step("b"), step("c")) == 0
+    assert ran == ["c", "a"]
+    assert [document(out)["steps"][name]["ok"] for name in "abc"] == [True] * 3
+
+
+def test_results_of_two_gpus_are_not_mixed(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    assert run.main(["--fake", "--out", str(out), "--only", "doctor"]) == 0
+    results = document(out)
+    results["steps"]["doctor"]["facts"]["device"]["silicon"] = "Other GPU"
+    out.write_text(json.dumps(results))
+    with pytest.raises(SystemExit, match="the results are of Other GPU, this is Fake GPU 9000: pass another --out"):
+        run.main(["--fake", "--out", str(out), "--only", "tests"])
+
+
+def test_a_run_on_a_new_machine_goes_on_from_earlier_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    run.main(["--fake", "--out", str(first), "--only", "doctor"])
+    run.main(["--fake", "--out", str(second), "--start", str(first), "--only", "tests"])
+    assert list(document(second)["steps"]) == ["doctor", "tests"]
+    capsys.readouterr()
+    run.main(["--fake", "--out", str(second), "--list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "done" in lines[0]
+    assert sum("missing" in line for line in lines) == len(all_steps()) - 2

@@ -1,0 +1,48 @@
+"""A resting process leaves the GPU to the others, and has every bit back when it goes on."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.measure.worker.gpu_process import Parking
+
+
+def test_parked_tensors_hold_no_memory_and_come_back_with_their_views_and_bits() -> None:
+    model = torch.nn.Linear(30, 20)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 30)).sum().backward()
+    optimizer.step()
+    state = optimizer.state[model.weight]["exp_avg"]
+    row, copies = model.weight.detach()[3], [model.weight.detach().clone(), state.clone()]
+    parking = Parking()
+    parking.park([model.weight, row, model.bias, state])
+    assert [part.untyped_storage().nbytes() for part in (model.weight, model.bias, state)] == [0, 0, 0]
+    parking.unpark()
+    parking.unpark()
+    assert torch.equal(model.weight, copies[0])
+    assert torch.equal(state, copies[1])
+    assert row.data_ptr() == model.weight.data_ptr() + 3 * 30 * 4
+    assert torch.equal(row, copies[0][3])
+
+
+def test_what_cannot_come_back_for_want_of_memory_comes_back_at_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = [torch.arange(10.0), torch.arange(10.0, 20.0)]
+    parking = Parking()
+    parking.park(tensors)
+    resize = torch.UntypedStorage.resize_
+    attempts = []
+
+    def refuse_second(storage: torch.UntypedStorage, nbytes: int) -> Any:
+        attempts.append(nbytes)
+        if len(attempts) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return resize(storage, nbytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", refuse_second)
+    with pytest.raises(torch.OutOfMemoryError):
+        parking.unpark()
+    parking.unpark()
+    assert torch.equal(torch.cat(tensors), torch.arange(20.0))
