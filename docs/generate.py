@@ -35,6 +35,7 @@ from autotune.records.config import Config
 from autotune.report import claims
 from autotune.workloads.zoo import ZOO
 from experiments.benchmarks.coverage import summary as coverage
+from experiments.benchmarks.loops import summary as loops
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -464,6 +465,25 @@ def coverage_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def loops_page() -> str:
+    """Return the table of training loops that were tried, from the results of the loop suite."""
+    path = EXPERIMENTS / "benchmarks" / "loops" / "results" / "results.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    origin, found = origin_of(path, document), loops.counts(document)
+    total = ", ".join(f"{found[verdict]} {verdict}" for verdict in loops.Verdict if found[verdict])
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    parts = [
+        f"{HEADER}# Loops",
+        f"{len(document['loops'])} training loops: {total}. Each runs twice from one seed, in plain PyTorch and with a `TrainStep` or a "
+        "`PlannedLoss` under a plan that recomputes. *Equal* means every bit: losses, gradients, norms, logs, weights, buffers, "
+        "optimizer state, and the random generator at the end. *Refused* is an error that names the cause, with equal bits until then. "
+        "*Warned* is a Python change in forward that a plan does not repeat; a warning names it with its line.",
+        "\n".join(loops.tables(document)).rstrip(),
+        f"Measured on {origin.machine} with {versions}, {origin.date}: `{document['command']}`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "config.md": config_page,
@@ -473,6 +493,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "claims.md": claims_page,
     "results.md": results_page,
     "coverage.md": coverage_page,
+    "loops.md": loops_page,
 }
 """Generated pages by file name."""
 

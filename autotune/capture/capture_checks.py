@@ -38,6 +38,39 @@ def refuse_two_gradients(names: list[str]) -> None:
         )
 
 
+def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:
+    """Raise CaptureError for a checkpoint that changes a buffer: eager changes it once more as it recomputes."""
+    from torch._higher_order_ops.wrap import tag_activation_checkpoint
+
+    for node in forward.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
+        body: fx.GraphModule = getattr(forward, str(node.args[0].target))
+        writers = [_target_name(inner) for inner in body.graph.nodes if _writes_input(inner)]
+        if writers:
+            name = "batch_norm" if "batch_norm" in writers else writers[0]
+            raise CaptureError(
+                f"a checkpoint contains {name}, which changes a buffer: eager changes it again as it recomputes, and a captured "
+                "step does not. Leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out of it"
+            )
+
+
+def _writes_input(node: fx.Node) -> bool:
+    """Return whether an op of a checkpoint's body changes a tensor from outside of it."""
+    written = node.args[0] if node.args else None
+    if node.target is torch.nn.functional.batch_norm:
+        written, trains = (
+            [*node.args, None, None][1],
+            node.args[5] if len(node.args) > 5 else node.kwargs.get("training"),
+        )
+        return bool(trains) and isinstance(written, fx.Node)
+    name = _target_name(node)
+    in_place = node.op in ("call_method", "call_function") and name.endswith("_") and not name.endswith("__")
+    return in_place and isinstance(written, fx.Node) and written.op == "placeholder"
+
+
+def _target_name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
 def refuse_reentrant_checkpoints(forward: fx.GraphModule) -> None:
     """Raise CaptureError for a reentrant checkpoint without an input that requires a gradient; eager trains nothing in it."""
     from torch._higher_order_ops.wrap import tag_activation_checkpoint

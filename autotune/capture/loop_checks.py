@@ -59,6 +59,15 @@ def refuse_unreduced(model: torch.nn.Module, *, reduces: bool) -> None:
     )
 
 
+def refuse_wrapped(model: torch.nn.Module) -> None:
+    """Raise ConfigError for a planned loss of a model in a wrapper of `torch.distributed`, which a plan would leave out."""
+    if (wrapper := _wrapper(model)) is not None:
+        raise ConfigError(
+            f"the model is wrapped in {wrapper}, whose communication a captured loss never runs: make the PlannedLoss of the "
+            "module within it, and wrap that loss, as DistributedDataParallel(PlannedLoss(module, loss_fn))"
+        )
+
+
 def refuse_no_gradient(program: Program, name: str) -> None:
     """Raise CaptureError for a loss that has no gradient, so that `backward` would fail."""
     if program.tangent is None:

@@ -78,6 +78,8 @@ class Program:
     """Conditions on the user's Python values. While they hold, the program computes the user's step."""
     recorded: bool
     """The step's Python ran once on fake tensors, because Dynamo refused to trace it."""
+    attached: tuple[bool, ...] = ()
+    """For each leaf of the step's result: it has a gradient in eager, which a captured step does not give."""
 
     def share_of_steps(self, op: Op) -> float:
         """Return the share of steps in which an op does its work: an accumulating loop updates in one of several."""

@@ -9,13 +9,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from autotune.capture import autocast
 from autotune.capture.capture_checks import (
+    refuse_checkpoints_that_write,
     refuse_gradients_of_the_batch,
     refuse_parameter_hooks,
     refuse_reentrant_checkpoints,
@@ -97,7 +100,7 @@ def capture(
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
         with _name_errors(name, "the graph", reader):
             program = reader.program(name, trace.joint.out_spec, device, trace.make_guards(), recorded=trace.recorded)
-            program = apply_loop(program, workload.loop)
+            program = replace(apply_loop(program, workload.loop), attached=trace.attached)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for changed, line in trace.unrepeated:
@@ -239,6 +242,7 @@ def _trace_with_dynamo(
         python_trace = trace(dynamic)
     python_trace = settle(python_trace, lambda: trace(dynamic))
     refuse_reentrant_checkpoints(python_trace.forward)
+    refuse_checkpoints_that_write(python_trace.forward)
     unrepeated = refuse_read_side_effects(python_trace, trace)
     recurrent.mark_calls(python_trace.forward)
     inputs = (*tensors, *(free.example for free in python_trace.free))
@@ -259,8 +263,23 @@ def _trace_with_dynamo(
             if effect.line or effect.is_on_loss_function  # libraries keep caches and the like, but not there
         ),
         make_guards=lambda: python_trace.guards_without(frozenset(effect.source for effect in unrepeated)),
+        attached=_find_attached(python_trace.forward),
         recorded=False,
     )
+
+
+def _find_attached(forward: fx.GraphModule) -> tuple[bool, ...]:
+    """Return for each leaf of the step's result whether the step detached it from a graph of gradients."""
+    (returned,) = forward.graph.output_node().args
+    return tuple(_is_detached(leaf) for leaf in pytree.tree_leaves(returned))
+
+
+def _is_detached(leaf: object) -> bool:
+    if not isinstance(leaf, fx.Node) or leaf.target != "detach":
+        return False
+    before = leaf.args[0]
+    example = before.meta.get("example_value") if isinstance(before, fx.Node) else None
+    return isinstance(example, torch.Tensor) and example.requires_grad
 
 
 def _install_late_hooks(step: torch.nn.Module) -> bool:

@@ -42,7 +42,8 @@ class PlannedTrainerMixin:
             first step for `budget`; an `AutoPlan` does so with its own limits. None runs the step as traced.
         budget: Budget of the plan "auto", as of `AutoPlan`: bytes, or a share such as "65%".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
-        other_shapes: Action for a batch of another shape, such as the last one: "replan", "eager" or "error".
+        other_shapes: Action for a batch of another shape, such as the last one: "replan", "background", "eager" or "error";
+            see `TrainStep`.
         buckets: Sizes to pad batches of many lengths to; see `autotune.Buckets`.
 
     Raises:

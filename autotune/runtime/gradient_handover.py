@@ -1,14 +1,17 @@
 """Hand the gradients of a planned call over to autograd, and predict the gradient of the loss that they start from."""
 
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autotune.capture.program import Program
+from autotune.errors import ConfigError
 from autotune.runtime.executor import Executor, seed_gradient
 
 LossGradient = Callable[[torch.Tensor], torch.Tensor]
@@ -25,8 +28,11 @@ _WARNED_RERUNS, _OF_CALLS = 8, 32
 class PlannedCall:
     """One call of a planned loss: its gradients, and the state from which it can run once more."""
 
-    def __init__(self, executor: Executor, tensors: list[torch.Tensor], expected: "ExpectedTangent") -> None:
-        program, self._expected = executor.program, expected
+    def __init__(
+        self, executor: Executor, tensors: list[torch.Tensor], expected: "ExpectedTangent", lock: "threading.RLock"
+    ) -> None:
+        """`lock` is held while the executor runs: threads that share a loss take turns."""
+        program, self._expected, self._lock = executor.program, expected, lock
         written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
         self._state = _State([program.tensors[value] for value in written], program)
@@ -49,14 +55,13 @@ class PlannedCall:
         self._versions = self._read_versions()
 
     def take_gradients(self, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the gradients for a gradient of the loss, once."""
+        """Return the gradients for a gradient of the loss. A retained graph may ask again, and each time the step runs again."""
+        with self._lock:
+            return self._take_gradients(tangent)
+
+    def _take_gradients(self, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
         gradients, self._gradients = self._gradients, None
-        if gradients is None:
-            raise RuntimeError(
-                "backward() ran a second time through a planned loss, whose gradients are handed over once; call the planned "
-                "loss again"
-            )
-        if self._expected.settle(tangent):
+        if gradients is not None and self._expected.settle(tangent):
             return gradients
         del gradients
         if self._read_versions() != self._versions:
@@ -111,6 +116,10 @@ class Tangents:
         self._calls: deque[ExpectedTangent] = deque(maxlen=_WINDOW)
         self._reruns: deque[bool] = deque(maxlen=_OF_CALLS)
         self._has_warned = False
+
+    def restart(self) -> "Tangents":
+        """Return a prediction that has seen no call."""
+        return Tangents(self._loss_gradient)
 
     def expect(self, program: Program) -> ExpectedTangent:
         """Return the expectation for the next call."""
@@ -198,13 +207,49 @@ class _HandOver(torch.autograd.Function):
     def forward(ctx: Any, call: PlannedCall, loss: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         del parameters  # they are arguments so that autograd asks for their gradients
         ctx.call = call
+        ctx.save_for_backward(loss)
         return loss.detach().clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, tangent: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "backward() of a planned loss has create_graph=True, but its gradients have no graph; compute a loss whose "
+                "gradients are differentiated again with loss_fn(model, batch)"
+            )
+        _ = ctx.saved_tensors  # as of any node: autograd raises where the graph was not retained
         return None, None, *ctx.call.take_gradients(tangent)
 
 
 hand_over: Callable[..., torch.Tensor] = _HandOver.apply
 """Function from a call, its loss and its parameters to the loss as autograd sees it."""
+
+
+class _DetachedExtra(torch.autograd.Function):
+    """A result beside the loss, which has a gradient in eager and none under a plan."""
+
+    @staticmethod
+    def forward(ctx: Any, extra: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        del ctx, parameter  # it makes the result require a gradient, as in eager
+        return extra.view_as(extra)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> NoReturn:
+        del ctx, tangents
+        raise ConfigError(
+            "backward() reached a result beside the loss, which has no gradient under a plan; add its term to the loss within "
+            "the loss function, or detach it"
+        )
+
+
+def refuse_gradients(results: tuple[Any, ...], attached: tuple[bool, ...], parameter: torch.Tensor) -> tuple[Any, ...]:
+    """Return results whose differentiation is refused, where eager would compute gradients through them.
+
+    `attached` has one entry for each leaf of the results; results without entries stay detached.
+    """
+    leaves, spec = pytree.tree_flatten(results)
+    if len(leaves) != len(attached) or not any(attached):
+        return results
+    refuse: Callable[..., torch.Tensor] = _DetachedExtra.apply
+    refused = [refuse(leaf, parameter) if has_graph else leaf for leaf, has_graph in zip(leaves, attached, strict=True)]
+    return tuple(pytree.tree_unflatten(refused, spec))

@@ -1,6 +1,7 @@
 """Compute a loss and its gradients under a plan, inside a training loop that does everything else."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -9,16 +10,23 @@ from typing import Any
 
 import torch
 
-from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork
+from autotune.capture.capture_checks import refuse_gradients_of_the_batch
+from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork, refuse_wrapped
 from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
-from autotune.runtime.gradient_handover import LossGradient, PlannedCall, Tangents, hand_over
+from autotune.runtime.gradient_handover import (
+    LossGradient,
+    PlannedCall,
+    Tangents,
+    hand_over,
+    refuse_gradients,
+)
 from autotune.runtime.prepared_step import PlanSource, PreparedStep, StepPreparer, read_plan, store_directories
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
-from autotune.runtime.step_selector import OtherShapes, StepSelector
+from autotune.runtime.step_selector import OtherShapes, StepSelector, check_other_shapes
 from autotune.runtime.verification.gradients import run_eager_gradients, without_gradients_and_hooks
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
 from autotune.workloads.batch import FlatBatch
@@ -97,10 +105,10 @@ class PlannedLoss(torch.nn.Module):
         verify: bool | int = False,
     ) -> None:
         super().__init__()
-        if other_shapes not in ("replan", "eager", "error"):
-            raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
+        check_other_shapes(other_shapes)
         if not callable(loss_fn):
             raise ConfigError(f"loss_fn is {type(loss_fn).__name__}; give a function loss_fn(model, batch)")
+        refuse_wrapped(model)
         self.model = model
         self._loss_fn, self._other_shapes = loss_fn, other_shapes
         self._plan = read_plan(plan)
@@ -109,7 +117,7 @@ class PlannedLoss(torch.nn.Module):
         self._buckets = buckets
         self._tangents = Tangents(loss_gradient)
         self._verifier = Verifier(model, None, None, DEFAULT_STEPS if verify is True else int(verify))
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._memory_format = self._make_preparer().memory_format
         if self._memory_format:
             convert_model(model, None, self._memory_format)
@@ -125,16 +133,20 @@ class PlannedLoss(torch.nn.Module):
         return self._verifier.comparison
 
     def forward(self, batch: Any) -> Any:
-        """Return the loss, ready for `backward()`, with the detached extras if the loss function has any."""
+        """Return the loss, ready for `backward()`, with the extras if the loss function has any.
+
+        `backward()` through an extra, which has no gradient under a plan, raises ConfigError.
+        """
         if not torch.is_grad_enabled():
             return self._loss_fn(self.model, batch)
         refuse_anomaly_mode()
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
-        with _outside_autocast() as mode:
+        with self._lock, _outside_autocast() as mode:
             selector, padding, loss_fn = self._selector_for(mode, batch)
             padded = padding.pad(batch)
             parts = flatten_for_step(padded, self._loss_fn)
+            refuse_gradients_of_the_batch(parts.tensors)
             step = selector.select(padded, self._signature(parts), parts)
             if step is not None:
                 return self._run(step, loss_fn, padded, parts.tensors)
@@ -160,7 +172,16 @@ class PlannedLoss(torch.nn.Module):
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""
         for selector, *_ in self._selectors.values():
-            selector.cache.close()
+            selector.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds: the model and the arguments, but no captured step and no memory of it."""
+        left_out = {"_selectors": {}, "_tangents": self._tangents.restart(), "_lock": None, "_pid": 0}
+        return vars(self) | left_out
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, which captures its own steps."""
+        super().__setstate__(state | {"_pid": os.getpid(), "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
 
     def _selector_for(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding, LossFn]:
         if mode not in self._selectors:
@@ -193,7 +214,7 @@ class PlannedLoss(torch.nn.Module):
     def _run(self, step: PreparedStep, loss_fn: LossFn, batch: Any, tensors: list[torch.Tensor]) -> Any:
         """Run forward and backward of one call; return its results, with a loss that hands over the gradients."""
         expected = self._tangents.expect(step.program)
-        call = PlannedCall(step.executor, tensors, expected)
+        call = PlannedCall(step.executor, tensors, expected, self._lock)
         key = (id(loss_fn), step.number)
         if self._verifier.is_due(key):
             eager = partial(run_eager_gradients, self.model, loss_fn, expected.tensor)
@@ -210,7 +231,8 @@ class PlannedLoss(torch.nn.Module):
         parameters = [step.program.tensors[value] for value in step.program.gradients]
         if not isinstance(results, tuple):
             return hand_over(call, results, *parameters)
-        return hand_over(call, results[0], *parameters), *results[1:]
+        attached = step.program.attached[1:]  # after the loss
+        return hand_over(call, results[0], *parameters), *refuse_gradients(results[1:], attached, parameters[0])
 
 
 @contextmanager

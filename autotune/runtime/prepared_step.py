@@ -13,6 +13,7 @@ import torch
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import base_program
 from autotune.capture.program import Program
+from autotune.capture.signature import Signature
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
 from autotune.ir.graph import TrainGraph
@@ -32,6 +33,8 @@ from autotune.runtime.loop_plan import transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
+from autotune.runtime.shapes.background import BackgroundShapes
+from autotune.runtime.shapes.step_costs import StepCosts
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.units import fmt_bytes
 from autotune.workloads.loop import Loop
@@ -167,6 +170,7 @@ class StepPreparer:
         self._range_of = range_of
         self._numbers = itertools.count()
         self._block = SharedBlock()
+        self._costs = StepCosts(lambda program: measure_stores(profile(program), self._stores, program.device.type))
 
     @property
     def memory_format(self) -> str:
@@ -224,9 +228,17 @@ class StepPreparer:
             traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
             return replace(traced, memory_format=self.memory_format, kernels=self.kernels, allocator=allocator)
-        costs = measure_stores(profile(program), self._stores, program.device.type)
+        costs = self._costs.estimate(program)
         plan = make_plan(program.graph, self.file.settings, self.file.budget_bytes, costs)
         return replace(plan, memory_format=self.memory_format, kernels=self.kernels)
+
+    def plan_in_background(
+        self, first: Program, first_call: Signature, workload: Workload, *, gradients: bool
+    ) -> BackgroundShapes:
+        """Start a process that captures and plans further shapes of the first batch's step, by the same settings."""
+        return BackgroundShapes(
+            first, first_call, workload, self.file or self._plan, dict(self._stores), gradients=gradients
+        )
 
     def prepare(self, program: Program, plan: Plan) -> PreparedStep:
         """Check a plan, open its store and build its executors.

@@ -3,22 +3,31 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
-from autotune.capture.tracer import capture
-from autotune.errors import PlanError
+from autotune.capture.tracer import capture, separate_aliases
+from autotune.errors import ConfigError, PlanError
 from autotune.runtime import malloc
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
+from autotune.runtime.shapes.background import BackgroundShapes
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.step_cache import StepCache, describe_difference
 from autotune.workloads.batch import FlatBatch
 from autotune.workloads.workload import Workload
 
-OtherShapes = Literal["replan", "eager", "error"]
+OtherShapes = Literal["replan", "background", "eager", "error"]
+OTHER_SHAPES: tuple[str, ...] = get_args(OtherShapes)
+"""Actions for a batch of another shape."""
+
+
+def check_other_shapes(other_shapes: str) -> None:
+    """Raise ConfigError for an unknown action."""
+    if other_shapes not in OTHER_SHAPES:
+        raise ConfigError(f"other_shapes is {other_shapes!r}; known: {', '.join(OTHER_SHAPES)}")
 
 
 class StepSelector:
@@ -47,6 +56,7 @@ class StepSelector:
         self._other_shapes, self._maker = other_shapes, maker
         self._gradients = gradients
         self._recaptures = Recaptures()
+        self._background: BackgroundShapes | None = None
         self.cache = StepCache(trains=trains)
         self._has_warned = False
         self._first_call: Signature
@@ -73,6 +83,16 @@ class StepSelector:
         padding.check(batch, self.first, plan, self._preparer.budget_bytes)
         for other in padding.other_batches(batch):
             self.prepare(other, signature(other))
+        if self._other_shapes == "background" and not self._preparer.kernels:
+            self._background = self._preparer.plan_in_background(
+                self.first, self._first_call, self._make_workload(first), gradients=self._gradients
+            )
+
+    def close(self) -> None:
+        """Release the stores' space and the arenas, and end the process that plans new shapes."""
+        self.cache.close()
+        if self._background is not None:
+            self._background.close()
 
     def prepare(self, batch: Any, call: Signature) -> None:
         """Capture, plan and prepare the step of a call that is to come; do nothing if there is one.
@@ -109,9 +129,9 @@ class StepSelector:
             self.last.suspend(step)  # alternating shapes would otherwise hold an arena and a store each
         if step is None:
             self._warn(call, change)
-            if self._other_shapes == "eager":
+            step = None if self._other_shapes == "eager" else self._prepare_missing(batch, call, change, parts)
+            if step is None:
                 return None
-            step = self._prepare_again(batch, call, change)
             self.cache.add(call, step)
         step.resume()
         self.last = step
@@ -136,6 +156,8 @@ class StepSelector:
             action = (
                 "runs as it is traced" if self._preparer.file is None else "is planned again with the same settings"
             )
+            if self._background is not None:
+                action = "runs in plain eager until another process has captured and planned it"
             action = "runs in plain eager" if eager else action
             difference = describe_difference(call, self._first_call)
             warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=5)
@@ -145,6 +167,22 @@ class StepSelector:
         """Capture the step for a batch; `inputs` names floats that become inputs of the step."""
         program = capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
         return self._preparer.with_kernels(program)
+
+    def _prepare_missing(
+        self, batch: Any, call: Signature, change: GuardFailure | None, parts: FlatBatch
+    ) -> PreparedStep | None:
+        """Return the step of a call without one; None while another process captures and plans it."""
+        if self._background is None or change is not None or not self._background.serves(call):
+            return self._prepare_again(batch, call, change)
+        answer = self._background.take(call, batch)
+        if answer is None:
+            return None if self._background.serves(call) else self._prepare_again(batch, call, change)
+        if answer.change is not None and answer.plan is not None:
+            program = answer.change.apply(self.first)
+            # a Python value may have changed since the other process got its copy
+            if program.guards.hold(separate_aliases(parts.tensors), parts.constants):
+                return self._preparer.prepare(program, answer.plan)
+        return self._prepare_again(batch, call, change)
 
     def _prepare_again(self, batch: Any, call: Signature, change: GuardFailure | None) -> PreparedStep:
         """Capture and prepare a call without a step; keep the plan if only Python constants differ."""

@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
-from autotune.capture.capture_checks import refuse_parameter_hooks
+from autotune.capture.capture_checks import refuse_gradients_of_the_batch, refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
@@ -30,7 +30,7 @@ from autotune.runtime.prepared_step import (
 )
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
-from autotune.runtime.step_selector import OtherShapes, StepSelector
+from autotune.runtime.step_selector import OtherShapes, StepSelector, check_other_shapes
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
 from autotune.workloads.batch import FlatBatch
@@ -68,7 +68,8 @@ class TrainStep:
             states the bytes.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value. "replan" captures
             the step again, for a new shape with a new plan by the same settings; captures are kept, and a float becomes an
-            input of the step if possible. "eager" runs the step in plain eager. "error" raises PlanError, which names the
+            input of the step if possible. "background" does this for a new shape in another process, with a copy of the model, and
+            runs in plain eager until the plan is there; a change of a value is captured here. "eager" runs the step in plain eager. "error" raises PlanError, which names the
             value and the line that reads it. A value that needs another capture twice within ten steps is refused.
         buckets: Sizes to pad batches to, each captured and planned before the first step; the plan belongs to the largest. The
             model and the loss function then get padded batches. None pads nothing.
@@ -122,8 +123,7 @@ class TrainStep:
         ranges: RangeFactory | None = None,
     ) -> None:
         Loop(accumulate=accumulate)  # refuses a number below 1
-        if other_shapes not in ("replan", "eager", "error"):
-            raise ConfigError(f"other_shapes is {other_shapes!r}; known: replan, eager, error")
+        check_other_shapes(other_shapes)
         if buckets is not None and loss_fn is None:
             raise ConfigError("buckets need a loss function, whose value padding must not change; pass buckets=None")
         check_workload(Workload(model, loss_fn if optimizer is not None else None, optimizer, batch), "TrainStep")
@@ -180,6 +180,11 @@ class TrainStep:
     def plan(self) -> Plan:
         """Plan for the last step's batch."""
         return self._selector.last.plan
+
+    @property
+    def is_eager(self) -> bool:
+        """True if the last step ran in plain eager, as for a shape that `other_shapes` leaves without a plan."""
+        return self._last_executor is None
 
     @property
     def stall_seconds(self) -> float:
@@ -240,7 +245,13 @@ class TrainStep:
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model and the optimizer stay as they are."""
-        self._selector.cache.close()
+        self._selector.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse a copy or a pickle, whose model and optimizer would be those of another step."""
+        raise ConfigError(
+            "a TrainStep cannot be copied or pickled: copy model and optimizer, and make a TrainStep of them"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +271,8 @@ class TrainStep:
                 return self._run_eager(unpadded)
             refuse_parameter_hooks(self.model)
         tensors = parts.tensors
+        if self._loss_fn is not None:
+            refuse_gradients_of_the_batch(tensors)
         step = self._selector.select(batch, call, parts)
         if step is None:
             self._last_executor = None

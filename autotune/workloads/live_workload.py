@@ -51,8 +51,6 @@ def save_workload(workload: Workload, path: Path) -> None:
         ConfigError: A part cannot be pickled; the message names the attribute.
         OSError: The file cannot be written.
     """
-    import cloudpickle
-
     path.unlink(missing_ok=True)
     process = _ProcessSettings([str(Path(place).absolute()) for place in sys.path], _read_settings(workload))
     parts = (workload.model, workload.loss_fn, workload.optimizer, workload.batch)
@@ -60,7 +58,7 @@ def save_workload(workload: Workload, path: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             # one pickle: the optimizer's parameters stay the model's, tied weights stay tied
-            torch.save((process, parts), file, pickle_module=cloudpickle, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+            torch.save((process, parts), file, pickle_module=_by_value(), pickle_protocol=pickle.HIGHEST_PROTOCOL)
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -71,6 +69,26 @@ def save_workload(workload: Workload, path: Path) -> None:
         raise ConfigError(
             f"{place} cannot be sent to the measuring processes ({type(error).__name__}: {reason[:200]}); {_FACTORY_HINT}"
         ) from error
+
+
+def _by_value() -> types.ModuleType:
+    """Return a pickle module that stores functions of `__main__`, closures, and Accelerate's wrapper of a forward by value."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            kind = type(part)
+            if (kind.__module__, kind.__name__) == _FORWARD_WRAPPER:  # it refuses a pickle, but holds a function alone
+                return kind, (part.model_forward,)
+            return super().reducer_override(part)
+
+    module = types.ModuleType("cloudpickle")
+    module.Pickler = Pickler  # type: ignore[attr-defined]
+    return module
+
+
+_FORWARD_WRAPPER = "accelerate.utils.operations", "ConvertOutputsToFp32"
+"""Module and name of the class that casts the results of a model that Accelerate prepared for mixed precision."""
 
 
 def load_live_workload(path: Path) -> Workload:
@@ -206,9 +224,7 @@ def _find_unpicklable(workload: Workload) -> str:
 def _can_be_pickled(part: Any) -> bool:
     import io
 
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(_by_value().Pickler):  # type: ignore[misc]
         def persistent_id(self, part: Any) -> str | None:
             return "tensor" if isinstance(part, torch.Tensor) else None  # tensors can be pickled; their bytes take long
 

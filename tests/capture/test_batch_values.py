@@ -216,6 +216,24 @@ def test_a_checkpoint_in_a_recorded_step_runs_its_layers_again_with_the_same_dro
     assert_equals_eager(make_blocks(), make_blocks(), steps=3)
 
 
+def test_a_checkpoint_that_changes_a_buffer_is_refused_in_a_recorded_step():
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden: Tensor = checkpoint(self.norm, self.first(inputs), use_reentrant=False)
+            return hidden
+
+    torch.manual_seed(0)
+    model = Blocks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    workload = Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(6, 8))
+    with pytest.raises(CaptureError, match=r"a checkpoint contains .*which changes a buffer: eager changes it again"):
+        record(workload)
+
+
 def test_a_step_with_a_backward_pass_of_its_own_is_refused_with_its_line():
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
         model(batch).mean().backward()

@@ -29,6 +29,7 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
     assert checked["traced"]["peak_bytes"] == checked["traced"]["predicted_peak_bytes"]
     assert checked["planned"]["peak_bytes"] <= 0.7 * checked["traced"]["peak_bytes"]
     assert steps["tune gpt2 bfloat16"]["data"]["best"]["outcome"] == "ok"
+    assert "tests/runtime/stores/test_host.py" in steps["tests"]["data"]["output"]
     assert steps["offload 2"]["data"]["transfer_bytes"] > 0
 
 

@@ -23,6 +23,7 @@ from autotune.ir.plan import Plan
 from autotune.planners.auto import best_plan
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
+from autotune.workloads.live_workload import load_live_workload, save_workload
 from autotune.workloads.workload import Workload
 from tests.integrations.trees import assert_equal
 
@@ -171,6 +172,14 @@ def test_a_plan_for_the_prepared_model_is_for_the_loop(precision: str, runs: lis
     assert {run.program.graph.digest for run in runs} == {program.graph.digest}
     with pytest.raises(PlanError, match="made for a batch of 8x4, 8; this is"):
         train(with_plan, rows=12, mixed_precision=precision)
+
+
+def test_a_model_in_mixed_precision_is_copied_to_the_processes_that_tune(tmp_path: Path):
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    workload = Workload(accelerator.prepare(Net()), loss_fn, None, next(iter(loader(8))))
+    save_workload(workload, tmp_path / "step.live")
+    copied = load_live_workload(tmp_path / "step.live")
+    assert capture(copied).graph.digest == capture(workload).graph.digest
 
 
 def token_loss(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -243,8 +243,9 @@ def test_the_number_of_labels_is_an_input_of_the_plan(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_trainer_is_copied_to_another_process_without_its_data(tmp_path: Path):
-    workload = make_trainer(AutotuneTrainer, tmp_path).workload()
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["float32", "bf16"])
+def test_the_loss_of_a_trainer_is_copied_to_another_process_without_its_data(precision: Any, tmp_path: Path):
+    workload = make_trainer(AutotuneTrainer, tmp_path, **precision).workload()
     save_workload(workload, tmp_path / "step.live")
     copied = load_live_workload(tmp_path / "step.live")
     losses = []

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from autotune.capture.tracer import capture
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
@@ -224,12 +224,33 @@ def test_a_plan_in_channels_last_converts_model_and_batch():
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
-def test_gradients_are_handed_over_once():
+def test_a_graph_that_is_not_retained_is_differentiated_once_and_a_retained_one_again():
+    gradients = []
+    for wrap in (eager, lambda model: PlannedLoss(model, loss_fn)):
+        torch.manual_seed(5)
+        model = Net()
+        loss, _ = wrap(model)(batches()[0])
+        loss.backward(retain_graph=True)
+        (2 * loss).backward()
+        gradients.append([*(parameter.grad for parameter in model.parameters()), *model.buffers()])
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_gradients_of_gradients_are_refused_by_name():
+    model = Net()
+    loss, _ = PlannedLoss(model, loss_fn)(batches()[0])
+    with pytest.raises(ConfigError, match="create_graph=True, but its gradients have no graph"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+
+
+def test_a_batch_that_wants_its_gradient_later_is_refused():
     planned = PlannedLoss(Net(), loss_fn)
-    loss, _ = planned(batches()[0])
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="ran a second time through a planned loss"):
-        loss.backward()
+    images, labels = batches()[0]
+    planned((images, labels))
+    with pytest.raises(CaptureError, match=r"batch\.0 requires a gradient"):
+        planned((images.requires_grad_(), labels))
 
 
 def test_a_parameter_that_changes_before_backward_is_refused_where_the_step_must_run_again():

@@ -96,17 +96,30 @@ class Guards:
             type(module): type(module).forward for module in sources.step.modules()
         }
 
-    def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
-        """Return whether all conditions hold for a step on the batch's parts; takes some microseconds."""
+    @property
+    def conditions(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """All conditions but the batch's shapes as text, equal for two captures in one process that depend on the same values."""
+        branches = [(b.value, b.inputs, b.line, str(getattr(b.compute, "code", b.compute))) for b in self._branches]
+        return sorted(_COUNTED.sub("", line) for line in str(self._manager).splitlines()), branches
+
+    def hold(
+        self, tensors: list[torch.Tensor], constants: list[Any], numbers: list[torch.Tensor] | None = None
+    ) -> bool:
+        """Return whether all conditions hold for a step on the batch's parts; takes some microseconds.
+
+        Branches on the batch's numbers read `numbers`, where that is another batch.
+        """
         self.sources.step.constants[:] = constants
         if self._replaced() is not None:
             return False
         with _without_modes():
             if not self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}):
                 return False
-        return all(branch.holds(tensors) for branch in self._branches)
+        return all(branch.holds(numbers or tensors) for branch in self._branches)
 
-    def first_failure(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
+    def first_failure(
+        self, tensors: list[torch.Tensor], constants: list[Any], numbers: list[torch.Tensor] | None = None
+    ) -> GuardFailure | None:
         """Return the first value that differs from its value at capture; None where all conditions hold."""
         self.sources.step.constants[:] = constants
         if (kind := self._replaced()) is not None:
@@ -115,7 +128,7 @@ class Guards:
         with _without_modes():
             failure = self._manager.check_verbose({"self": self.sources.step, "tensors": tuple(tensors)})
         if failure.result:
-            return next((branch_failure(b) for b in self._branches if not b.holds(tensors)), None)
+            return next((branch_failure(b) for b in self._branches if not b.holds(numbers or tensors)), None)
         condition = failure.verbose_code_parts[0].partition("  #")[0].partition(" (HINT:")[0].strip()
         source = _source_of(condition)
         spelled = self.sources.spell(source) if source else "global state of torch"
@@ -129,6 +142,12 @@ class Guards:
     def _replaced(self) -> type[torch.nn.Module] | None:
         """Return a class of the step's modules whose forward was replaced since the capture; None if there is none."""
         return next((kind for kind, forward in self._forwards.items() if kind.forward is not forward), None)
+
+
+_COUNTED = re.compile(
+    r"__builtins_dict___\d+|(?<=_)c\d+(?='\])|(?<=requires_grad=False), size=\[.*?\], stride=\[.*?\](?=\))"
+)
+"""Names that Dynamo numbers anew for each trace, and sizes of the batch."""
 
 
 def branch_failure(branch: BatchBranch) -> GuardFailure:

@@ -30,7 +30,7 @@ from autotune.capture.python.words import Words
 from autotune.capture.rewrites.recurrent import annotate_call
 from autotune.capture.values import ctc_loss
 from autotune.capture.values.batch_values import BatchValues, as_eager_decides
-from autotune.capture.values.constant_values import ConstantValues
+from autotune.capture.values.constant_values import ConstantValues, writes, written
 from autotune.errors import CaptureError
 from autotune.workloads.factory import innermost_user_line
 
@@ -64,6 +64,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
             (change.place.name, f" at {change.place.line}") for change in reads.changes if change.place.line
         ),
         make_guards=lambda: StateGuards(step, reads, words, parameters, swap.batch.branches),
+        attached=(),
         recorded=True,
     )
 
@@ -169,12 +170,20 @@ class _Swap(TorchFunctionMode):
         """Tensors in their places."""
         self.calls: list[str] = []
         """Names of the functions called."""
+        self.recomputes = False
+        """A checkpoint runs layers again."""
         self._constants = ConstantValues()
         self.batch = BatchValues(batch, self._constants)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._swap, (args, kwargs or {}))
         self.calls.append(getattr(func, "__name__", ""))
+        if self.recomputes and self._writes_buffer(func, args, kwargs):
+            raise CaptureError(
+                f"a checkpoint contains {self.calls[-1]}, which changes a buffer: eager changes it again as it recomputes, and a "
+                "captured step does not. Leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out "
+                "of it"
+            )
         if (value := self._constants.read(func, args, kwargs) or self.batch.read(func, args, kwargs)) is not None:
             return value[0]
         if (loss := ctc_loss.with_lengths(func, args, kwargs, self._constants.value)) is not None:
@@ -186,6 +195,17 @@ class _Swap(TorchFunctionMode):
         if type(result) is torch.Tensor and func in _FROM_MEMORY:  # such as an array's; guards compare the array
             return torch.ops.aten.lift_fresh.default(result.clone())
         return result
+
+    def _writes_buffer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Return whether a call changes a tensor of the model, or one from outside."""
+        if func in (nn.functional.batch_norm, nn.functional.instance_norm):
+            named = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+            trains = named.get("training", named.get("use_input_stats", func is nn.functional.instance_norm))
+            return bool(trains) and named.get("running_mean") is not None
+        if not writes(self.calls[-1], kwargs):
+            return False
+        ours = {id(fake) for fake in self.fakes.values()}
+        return any(id(tensor) in ours for tensor in written(args, kwargs))
 
     def _swap(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.fakes:
@@ -199,6 +219,7 @@ class _Swap(TorchFunctionMode):
         return self.fakes[id(tensor)]
 
 
+_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training")
 _FROM_MEMORY = (torch.from_numpy, torch.frombuffer)
 
 
@@ -253,8 +274,12 @@ def _in_backward(swap: _Swap) -> Iterator[None]:
 
     def make_frame(recompute: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         def recompute_in_mode(*inputs: Any) -> Any:
-            with swap:
-                return recompute(*inputs)
+            swap.recomputes = True
+            try:
+                with swap:
+                    return recompute(*inputs)
+            finally:
+                swap.recomputes = False
 
         return frame(recompute_in_mode, *arguments, **named)
 

@@ -35,5 +35,7 @@ class StepTrace:
     unrepeated: tuple[tuple[str, str], ...]
     """Names of changes that a captured step does not repeat and the user may miss, each with ` at` the line, if known."""
     make_guards: Callable[[], StepGuards]
+    attached: tuple[bool, ...]
+    """For each leaf of the result: it has a gradient in eager, before the step detaches it."""
     recorded: bool
     """The step's Python ran once on fake tensors; Dynamo refused to trace it."""

@@ -1,0 +1,159 @@
+"""Capture and plan new batch shapes in another process, while the training goes on in eager."""
+
+import contextlib
+import itertools
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.capture.program import Program
+from autotune.capture.signature import Signature
+from autotune.errors import AutotuneError
+from autotune.ir.plan import Plan
+from autotune.records.plan_file import PlanFile
+from autotune.runtime.shapes.program_change import ProgramChange
+from autotune.workloads.live_workload import save_workload
+from autotune.workloads.workload import Workload
+
+WORKER = "autotune.runtime.shapes.background_worker"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the other process needs once, beside the workload: the first program's digest, and how plans are made."""
+
+    workload: Path
+    loop: str
+    gradients: bool
+    digest: str
+    plan: PlanFile | Plan | None
+    stores: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The program and the plan for one requested shape."""
+
+    number: int
+    change: ProgramChange | None
+    """None where this process must capture the step itself."""
+    plan: Plan | None
+    reason: str = ""
+    """Reason why there is no change."""
+
+
+class BackgroundShapes:
+    """The shapes that one other process captures and plans, in the order of their requests.
+
+    The process has a copy of model, optimizer and first batch, and runs with low priority. Where it cannot serve a shape, the
+    training process captures that shape itself, with a warning.
+    """
+
+    def __init__(
+        self,
+        first: Program,
+        first_call: Signature,
+        workload: Workload,
+        plan: PlanFile | Plan | None,
+        stores: dict[str, Path],
+        *,
+        gradients: bool,
+    ) -> None:
+        """`workload` is the first batch's step, whose program is `first`."""
+        self._first_call = first_call
+        self._ids = itertools.count()
+        self._numbers: dict[Signature, int] = {}
+        self._answers: dict[int, Answer] = {}
+        self._arrived: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure = ""
+        path = Path(tempfile.mkdtemp(prefix="autotune-shapes-")) / "workload"
+        try:
+            save_workload(workload, path)
+        except AutotuneError as error:
+            self._fail(str(error))
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", WORKER, str(os.getpid())],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self._send(Job(path, str(workload.loop), gradients, first.graph.digest, plan, stores))
+        weakref.finalize(self, self._process.kill)
+        threading.Thread(target=_read_answers, args=(self._process, self._arrived), daemon=True).start()
+
+    def serves(self, call: Signature) -> bool:
+        """Return True if a call differs from the first one in the batch's shapes alone, and the other process works."""
+        self._receive()
+        first = self._first_call
+        is_same = (call.structure, call.tensors, call.modes, call.keeps_gradients) == (
+            first.structure, first.tensors, first.modes, first.keeps_gradients,
+        )  # fmt: skip
+        return is_same and not self._failure
+
+    def take(self, call: Signature, batch: Any) -> Answer | None:
+        """Return the answer for a call's shape, once; None while the other process works on it. The first call requests it."""
+        if call not in self._numbers:
+            self._numbers[call] = next(self._ids)
+            self._send((self._numbers[call], batch))
+        self._receive()
+        answer = self._answers.pop(self._numbers[call], None)
+        if answer is not None:
+            del self._numbers[call]
+            if answer.change is None:
+                self._warn(answer.reason)
+        return answer
+
+    def close(self) -> None:
+        """End the other process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._failure = self._failure or "closed"
+
+    def _send(self, message: Any) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(pickle.dumps(message))
+            self._process.stdin.flush()
+        except Exception as error:  # noqa: BLE001 - a part of the user's batch may raise anything
+            self._fail(" ".join(str(error).split()) or type(error).__name__)
+
+    def _receive(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer = self._arrived.get_nowait()
+                if answer is None:
+                    code = self._process.wait() if self._process is not None else 0
+                    self._fail(f"the process that plans new shapes ended with exit code {code}")
+                else:
+                    self._answers[answer.number] = answer
+
+    def _fail(self, reason: str) -> None:
+        if not self._failure:
+            self._failure = reason
+            self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        warnings.warn(
+            f"other_shapes='background': a shape is captured by the training process, which waits for it: {reason}",
+            stacklevel=5,
+        )
+
+
+def _read_answers(process: "subprocess.Popen[bytes]", arrived: "queue.SimpleQueue[Answer | None]") -> None:
+    """Pass on each answer, and None after the last one."""
+    try:
+        while process.stdout is not None:
+            arrived.put(pickle.load(process.stdout))
+    except Exception:  # noqa: BLE001 - the pipe ended, or the process wrote anything else
+        arrived.put(None)

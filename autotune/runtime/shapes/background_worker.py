@@ -1,0 +1,79 @@
+"""The main module of the process that captures and plans new shapes: `python -m ...background_worker PARENT`.
+
+It reads pickles from standard input: a `Job`, then a number and a batch for each shape. It answers each with an `Answer`.
+"""
+
+import ctypes
+import os
+import pickle
+import shutil
+import signal
+import sys
+import warnings
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import torch
+
+from autotune.capture.tracer import capture
+from autotune.errors import AutotuneError
+from autotune.runtime.prepared_step import StepPreparer
+from autotune.runtime.shapes.background import Answer, Job
+from autotune.runtime.shapes.program_change import describe_change, dump
+from autotune.workloads.live_workload import load_live_workload
+from autotune.workloads.loop import Loop
+from autotune.workloads.workload import Workload
+
+_PR_SET_PDEATHSIG = 1
+_LOWEST_PRIORITY = 19
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):  # it died before the call
+        sys.exit(1)
+    os.nice(_LOWEST_PRIORITY)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print what they like
+    warnings.simplefilter("ignore")
+    requests = sys.stdin.buffer
+    job: Job = pickle.load(requests)
+    workload = replace(load_live_workload(job.workload), loop=Loop.parse(job.loop))
+    shutil.rmtree(job.workload.parent, ignore_errors=True)
+    serve(job, workload, requests, answers)
+
+
+def serve(job: Job, workload: Workload, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer each request; what goes wrong with one is the reason of its answer."""
+    preparer = StepPreparer(job.plan, job.stores, adapts=False)
+    first = capture(workload, gradients=job.gradients)
+    while True:
+        try:
+            number, batch = pickle.load(requests)
+        except EOFError:
+            return
+        answers.write(_answer(job, preparer, first, replace(workload, batch=batch), number))
+        answers.flush()
+
+
+def _answer(job: Job, preparer: StepPreparer, first: Any, workload: Workload, number: int) -> bytes:
+    try:
+        if first.graph.digest != job.digest:
+            return pickle.dumps(Answer(number, None, None, "the copy of the step is another graph"))
+        program = capture(workload, gradients=job.gradients)
+        change = describe_change(first, program)
+        if isinstance(change, str):
+            return pickle.dumps(Answer(number, None, None, change))
+        return dump(Answer(number, change, preparer.make_plan(program)))
+    except AutotuneError as error:
+        return pickle.dumps(Answer(number, None, None, " ".join(str(error).split())))
+    except Exception as error:  # noqa: BLE001 - the training process can still capture the shape itself
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        return pickle.dumps(Answer(number, None, None, f"{type(error).__name__}: {reason[:200]}"))
+    finally:
+        torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()

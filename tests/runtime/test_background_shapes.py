@@ -1,0 +1,267 @@
+"""New batch shapes are captured and planned in another process, and the training process goes on with the same bits."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.runtime import prepared_step, step_selector
+from autotune.runtime.executor import Executor
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.background import BackgroundShapes
+from autotune.runtime.shapes.program_change import ProgramChange, describe_change, dump
+from autotune.runtime.shapes.step_costs import StepCosts, scale_costs
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 3))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Any:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]), {"logits": logits}
+
+
+def batch(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 6, generator=generator), torch.randint(3, (rows,), generator=generator)
+
+
+def make(loss: Callable[[nn.Module, Any], Any] = loss_fn, rows: int = 8) -> Workload:
+    torch.manual_seed(1)
+    model = net()
+    return Workload(model, loss, torch.optim.AdamW(model.parameters()), batch(rows))
+
+
+def captures_of(workload: Workload, *rows: int) -> list[Any]:
+    return [capture(Workload(workload.model, workload.loss_fn, workload.optimizer, batch(count))) for count in rows]
+
+
+def test_a_program_for_another_shape_is_the_first_one_with_its_change():
+    runs = []
+    for is_changed in (False, True):
+        workload = make()
+        first, other = captures_of(workload, 8, 5)
+        if is_changed:
+            change = describe_change(first, other)
+            assert isinstance(change, ProgramChange)
+            assert dump(change)
+            changed = change.apply(first)
+            assert (changed.graph, changed.calls) == (other.graph, changed.calls)
+            assert changed.updates is first.updates
+            assert changed.guards.hold(list(batch(5)), [])
+            other = changed
+        torch.manual_seed(2)
+        execute = Executor(other, lower(other.graph, Plan.traced(other.graph)))
+        for number in range(3):
+            with other.updates.step():
+                loss, extras = execute(list(batch(5, number)))
+        runs.append([loss, extras["logits"], *workload.model.state_dict().values(), torch.get_rng_state()])
+    assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
+
+
+def test_guards_of_a_changed_program_notice_python_values_and_other_kinds_of_tensors():
+    workload = make()
+    first, other = captures_of(workload, 8, 5)
+    change = describe_change(first, other)
+    assert isinstance(change, ProgramChange)
+    guards = change.apply(first).guards
+    with torch.inference_mode():
+        unusual = [part.clone() for part in batch(5)]
+    assert not guards.hold(unusual, [])
+    assert guards.hold(list(batch(5)), [])
+    workload.model[3].p = 0.5
+    assert not guards.hold(list(batch(5)), [])
+    failure = guards.first_failure(list(batch(5)), [])
+    assert failure is not None
+    assert failure.name == "model.3.p"
+
+
+def scaled_if_short(model: nn.Module, batch: Any) -> torch.Tensor:
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    return loss * model.weight_of_short if len(batch[0]) < 6 else loss
+
+
+def of_another_kernel(model: nn.Module, batch: Any) -> torch.Tensor:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]) if len(logits) < 6 else F.nll_loss(logits.log_softmax(1).sin(), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"), [(scaled_if_short, "other ops"), (of_another_kernel, "other ops for this shape")]
+)
+def test_a_shape_with_another_step_is_declined_with_the_reason(loss: Any, reason: str):
+    workload = make(loss)
+    workload.model.weight_of_short = 0.5
+    change = describe_change(*captures_of(workload, 8, 5))
+    assert isinstance(change, str)
+    assert reason in change
+
+
+def test_a_shape_that_reads_another_python_value_is_declined():
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        factor = model.long if len(batch[0]) > 6 else model.short
+        return F.cross_entropy(model(batch[0]), batch[1]) * factor
+
+    workload = make(loss)
+    workload.model.long, workload.model.short = 2.0, 2.0
+    assert describe_change(*captures_of(workload, 8, 5)) == "the step reads other Python values for this shape"
+
+
+def test_one_profile_serves_every_shape_and_scaled_scratch_bounds_the_measured():
+    workload = make(rows=64)
+    profiled = []
+
+    def measure(program: Any) -> Costs:
+        profiled.append(program)
+        return profile(program)
+
+    costs = StepCosts(measure)
+    large, small = captures_of(workload, 64, 48)
+    estimates = [costs.estimate(program) for program in (large, small)]
+    assert profiled == [large]
+    assert all(a >= b for a, b in zip(estimates[1].scratch_bytes, profile(small).scratch_bytes, strict=True))
+    back = scale_costs(estimates[1], small.graph, large.graph)
+    assert all(a >= b for a, b in zip(back.scratch_bytes, estimates[0].scratch_bytes, strict=True))
+
+
+def eager(workload: Workload, data: list[Any], between: Callable[[int], None]) -> list[torch.Tensor]:
+    return steps(workload, data, between, lambda each: _eager_step(workload, each))
+
+
+def _eager_step(workload: Workload, each: Any) -> Any:
+    loss, _ = workload.loss_fn(workload.model, each)
+    loss.backward()
+    workload.optimizer.step()
+    workload.optimizer.zero_grad()
+    return loss.detach()
+
+
+def steps(
+    workload: Workload, data: list[Any], between: Callable[[int], None], step: Callable[[Any], Any]
+) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    losses = []
+    for number, each in enumerate(data):
+        between(number)
+        result = step(each)
+        losses.append((result[0] if isinstance(result, tuple) else result).detach().clone())
+    return [*losses, *workload.model.state_dict().values(), torch.get_rng_state()]
+
+
+def wait_for(background: BackgroundShapes, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(background._answers) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+        background._receive()
+    assert len(background._answers) == count
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Batches captured by this process."""
+    captured: list[Any] = []
+
+    def record(workload: Workload, *args: Any, **kwargs: Any) -> Any:
+        captured.append(workload.batch)
+        return capture(workload, *args, **kwargs)
+
+    monkeypatch.setattr(step_selector, "capture", record)
+    monkeypatch.setattr(prepared_step, "profile", pytest.fail)
+    return captured
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in plain eager until another process")
+def test_new_shapes_run_in_eager_until_their_plans_arrive_and_nothing_is_captured_here(captures: list[Any]):
+    rows = [8, 5, 12, 8, 5, 12, 5, 8]
+    data = [batch(count, seed) for seed, count in enumerate(rows)]
+    workload = make()
+    step = TrainStep(workload.model, loss_fn, workload.optimizer, data[0], other_shapes="background")
+    planned: list[bool] = []
+
+    def between(number: int) -> None:
+        if number:
+            planned.append(not step.is_eager)
+        if number == 4:
+            wait_for(step._selector._background, 2)
+
+    with step:
+        got = steps(workload, data, between, step)
+        process = step._selector._background._process
+    twin = make()
+    assert all(torch.equal(one, two) for one, two in zip(eager(twin, data, lambda _: None), got, strict=True))
+    assert planned == [True, False, False, True, True, True, True]
+    assert len(captures) == 1
+    assert process.poll() is not None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*runs in plain eager until another process")
+@pytest.mark.filterwarnings("ignore:.*changed. the captured step is valid")
+def test_a_value_that_changed_since_the_copy_is_never_used(captures: list[Any]):
+    data = [batch(count, seed) for seed, count in enumerate([8, 5, 5, 8, 5])]
+    runs = []
+    for is_planned in (True, False):
+        workload = make()
+        step = TrainStep(workload.model, loss_fn, workload.optimizer, data[0], other_shapes="background")
+
+        def between(number: int, step: TrainStep = step, waits: bool = is_planned) -> None:
+            if number == 2:
+                step.model[3].p = 0.6
+                if waits:
+                    wait_for(step._selector._background, 1)
+
+        runs.append(steps(workload, data, between, step) if is_planned else eager(workload, data, between))
+        step.close()
+    assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
+
+
+@pytest.mark.slow
+def test_a_planned_loss_serves_new_shapes_too(captures: list[Any]):
+    data = [batch(count, seed) for seed, count in enumerate([8, 5, 8, 5, 5])]
+    workload = make()
+    planned = PlannedLoss(workload.model, loss_fn, other_shapes="background")
+
+    def step(each: Any) -> torch.Tensor:
+        loss, _ = planned(each)
+        loss.backward()
+        workload.optimizer.step()
+        workload.optimizer.zero_grad()
+        return loss
+
+    def between(number: int) -> None:
+        if number == 3:
+            wait_for(next(iter(planned._selectors.values()))[0]._background, 1)
+
+    with pytest.warns(UserWarning, match="plain eager until another process has captured and planned it"):
+        got = steps(workload, data, between, step)
+    planned.close()
+    assert all(torch.equal(one, two) for one, two in zip(eager(make(), data, lambda _: None), got, strict=True))
+    assert len(captures) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*runs in plain eager until another process")
+def test_without_the_other_process_shapes_are_captured_here(captures: list[Any], tmp_path: Path):
+    data = [batch(count, seed) for seed, count in enumerate([8, 5, 5])]
+    workload = make()
+    step = TrainStep(workload.model, loss_fn, workload.optimizer, data[0], other_shapes="background")
+    step._selector._background._process.kill()
+    step._selector._background._process.wait()
+    time.sleep(0.5)
+    with pytest.warns(UserWarning, match="captured by the training process, which waits for it"):
+        got = steps(workload, data, lambda _: None, step)
+    assert all(torch.equal(one, two) for one, two in zip(eager(make(), data, lambda _: None), got, strict=True))
+    assert len(captures) == 2
