@@ -318,6 +318,7 @@ dist.broadcast(other, 0)
 assert torch.equal(first, other)
 if rank == 0:
     print(bare); print(wrapped); print("ranks agree")
+dist.barrier()  # a rank that ends while the other still receives aborts in a thread of gloo
 dist.destroy_process_group()
 """
 
