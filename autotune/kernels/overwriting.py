@@ -12,6 +12,7 @@ from autotune.capture.rewrites import batch_norm, dropout
 aten = torch.ops.aten
 
 ELEMENTWISE_WITH_SUMS: dict[Any, tuple[int, ...]] = {
+    aten._log_softmax.default: (0,),
     aten._softmax_backward_data.default: (0, 1),
     aten._log_softmax_backward_data.default: (0, 1),
     aten.nll_loss_backward.default: (1,),
@@ -108,21 +109,36 @@ def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
 def write_over(graph: fx.Graph, position: int, number: int) -> None:
     """Change a traced graph so that one of its outputs is written to the memory of an input, and not returned.
 
-    Inductor writes the input in the kernel that computes the output, after all reads of the input.
+    What depends on the output reads it there: a sum over it would otherwise keep a second buffer. Everything else is
+    computed before, so that inductor need not keep what it reads of the input.
     """
     source = list(graph.find_nodes(op="placeholder"))[position]
     returned = graph.output_node()
+    output = returned.args[0][number]  # type: ignore[index]
+    assert isinstance(output, fx.Node)
+    later = {output}
+    for node in graph.nodes:
+        if not later.isdisjoint(node.all_input_nodes):
+            later.add(node)
+    following = list(graph.nodes)[list(graph.nodes).index(output) :]
+    for node in following:
+        if node not in later:
+            output.prepend(node)
+    shape, original = source.meta["val"].shape, output.meta["val"].shape
+    with graph.inserting_before(output.next):
+        reshaped = output if shape == original else _add(graph, aten.view.default, output, list(shape))
+        written = _add(graph, aten.copy_.default, source, reshaped)
+        result = written if shape == original else _add(graph, aten.view.default, written, list(original))
+    output.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (reshaped, written))
     results: list[Any] = list(returned.args[0])  # type: ignore[arg-type]
-    output = results.pop(number)
-    shape = list(source.meta["val"].shape)
-    with graph.inserting_before(returned):
-        if list(output.meta["val"].shape) != shape:
-            reshaped = graph.call_function(aten.view.default, (output, shape))
-            reshaped.meta["val"] = output.meta["val"].view(shape)
-            output = reshaped
-        written = graph.call_function(aten.copy_.default, (source, output))
-        written.meta["val"] = source.meta["val"]
+    del results[number]
     returned.args = (tuple(results),)
+
+
+def _add(graph: fx.Graph, target: Any, first: fx.Node, second: Any) -> fx.Node:
+    node = graph.call_function(target, (first, second))
+    node.meta["val"] = first.meta["val"].view(second) if isinstance(second, list) else first.meta["val"]
+    return node
 
 
 def _reads(call: Call) -> set[int]:

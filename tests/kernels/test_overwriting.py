@@ -89,9 +89,16 @@ def test_a_region_that_overwrites_an_input_gives_the_same_bits():
     assert sum(check_overwriting(program, op) for op in regions(program)) >= 2
 
 
+def biased(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model[1](F.gelu(model[0](x))).square().sum()
+
+
 @pytest.mark.slow
-def test_a_region_that_overwrites_an_input_needs_no_second_buffer():
-    program = step(attention)
+@pytest.mark.parametrize("loss", [attention, biased])
+def test_a_region_that_overwrites_an_input_needs_no_second_buffer(
+    loss: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor],
+):
+    program = step(loss)
     costs = profile(program)
     for op in regions(program):
         for value in op.inplace:
