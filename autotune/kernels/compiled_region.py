@@ -56,7 +56,7 @@ class CompiledRegion:
 
         The bits are the same. The kernel is another one, which is compiled when it is first needed.
         """
-        return CompiledRegion(self.region, f"{self.signature} over {number}", self._inputs, self._outputs, number)
+        return CompiledRegion(self.region, f"{self.signature} into {number}", self._inputs, self._outputs, number)
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self.overwritten is None:

@@ -137,10 +137,12 @@ class ModelRun:
     def planned_step(self, plan: Any) -> Callable[[], Any]:
         """Return a function that runs one step of a plan on a workload of its own."""
         from autotune.runtime.train_step import TrainStep
+        from autotune.workloads.memory_format import convert_batch
 
         workload = self.make()
-        step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan)
-        return lambda: step(workload.batch)
+        batch = convert_batch(workload.batch, self.memory_format)  # a step would copy it, in bytes that no plan has
+        step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, batch, plan)
+        return lambda: step(batch)
 
     def time_plans(self, blocks: int) -> None:
         """Add seconds of contiguous eager and of our plans in alternating blocks, all in this process."""
