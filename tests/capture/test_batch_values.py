@@ -216,6 +216,23 @@ def test_a_checkpoint_in_a_recorded_step_runs_its_layers_again_with_the_same_dro
     assert_equals_eager(make_blocks(), make_blocks(), steps=3)
 
 
+def test_statistics_that_a_norm_of_this_step_has_changed_decide_no_branch():
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden: Tensor = self.norm(inputs)
+            return hidden if bool(self.norm.running_mean.sum() > 0) else -hidden
+
+    model = Normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    workload = Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.ones(6, 8))
+    with pytest.raises(CaptureError, match="Python needs the values of a tensor"):
+        record(workload)
+
+
 def test_a_checkpoint_that_changes_a_buffer_is_refused_in_a_recorded_step():
     class Blocks(nn.Module):
         def __init__(self) -> None:

@@ -205,7 +205,7 @@ class _Swap(TorchFunctionMode):
         if not writes(self.calls[-1], kwargs):
             return False
         ours = {id(fake) for fake in self.fakes.values()}
-        return any(id(tensor) in ours for tensor in written(args, kwargs))
+        return any(id(tensor) in ours for tensor in written(self.calls[-1], args, kwargs))
 
     def _swap(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.fakes:

@@ -124,7 +124,7 @@ class BatchValues:
             return
         name = getattr(function, "__name__", "")
         if writes(name, kwargs):
-            for tensor in written(args, kwargs):
+            for tensor in written(name, args, kwargs):
                 self._forget(tensor)
             return
         results = list(result) if isinstance(result, (tuple, list)) else [result]

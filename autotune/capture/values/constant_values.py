@@ -21,14 +21,19 @@ _IN_PLACE = re.compile(
 )
 
 
+_WITH_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "fused_moving_avg_obs_fake_quant")
+"""Names of functions that change statistics among their arguments."""
+
+
 def writes(name: str, kwargs: dict[str, Any]) -> bool:
     """Return whether a call changes a tensor in place."""
-    return bool(_IN_PLACE.fullmatch(name) or "out" in kwargs or kwargs.get("inplace"))
+    return bool(_IN_PLACE.fullmatch(name) or name in _WITH_STATISTICS or "out" in kwargs or kwargs.get("inplace"))
 
 
-def written(args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that a call in place may change."""
-    return [leaf for leaf in pytree.tree_leaves((args[:1], kwargs.get("out"))) if isinstance(leaf, torch.Tensor)]
+    parts = (args, kwargs) if name in _WITH_STATISTICS else (args[:1], kwargs.get("out"))
+    return [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
 
 
 class ConstantValues:
@@ -58,7 +63,7 @@ class ConstantValues:
         known = self._known(args, kwargs)
         is_write = writes(name, kwargs)
         if is_write and (known is None or DRAWS.search(name)):
-            for tensor in written(args, kwargs):
+            for tensor in written(name, args, kwargs):
                 self._forget(tensor)
         if known is None or DRAWS.search(name):
             return
