@@ -1,5 +1,7 @@
 """Refuse steps that a captured graph would run differently from eager: hooks, gradients of the batch, checkpoints."""
 
+from collections import Counter
+
 import torch
 from torch import fx
 
@@ -25,6 +27,15 @@ def refuse_parameter_hooks(model: torch.nn.Module) -> None:
                 f"{name} has a hook on its gradient, which a captured step never calls: remove the hook, and do its work in "
                 "the loss function or in before_update"
             )
+
+
+def refuse_two_gradients(names: list[str]) -> None:
+    """Raise CaptureError for a parameter with several gradients, each of which would be an update of its own."""
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise CaptureError(
+            f"{twice} has several names in the model, and the trace has a gradient for each: give it one name, or report "
+            "the model as a bug"
+        )
 
 
 def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:

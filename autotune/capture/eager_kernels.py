@@ -20,6 +20,7 @@ from torch.fx import traceback
 from torch.fx.node import _side_effectful_functions
 
 from autotune.capture.fake.kernel_strides import kernel_strides
+from autotune.capture.values import ctc_loss
 
 aten = torch.ops.aten
 _DECOMPOSED = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
@@ -86,17 +87,24 @@ def _view(mode: FakeTensorMode, op: torch._ops.OpOverload, data: FakeTensor, *sh
     return FakeTensor(mode, viewed, data.device)
 
 
+SHAPES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    **dict.fromkeys(VIEWS, _view),
+    **ctc_loss.SHAPES,
+}
+"""Shape functions that replace or complete torch's."""
+
+
 @contextmanager
 def eager_kernels() -> Iterator[None]:
     """Trace without Python decompositions of ATen ops; other threads of the process must not trace meanwhile."""
     saved = {op: dict(op.py_kernels) for op in _decomposed()}
     functionalize = FunctionalTensorMode.__torch_dispatch__
-    views = {op: fake_impls.op_implementations_dict[op] for op in VIEWS}
+    shapes = {op: fake_impls.op_implementations_dict.get(op) for op in SHAPES}
     unmarked = _ASSERTIONS - _side_effectful_functions
     try:
         _side_effectful_functions.update(unmarked)
         FunctionalTensorMode.__torch_dispatch__ = _annotate_in_place(functionalize)  # type: ignore[method-assign]
-        fake_impls.op_implementations_dict.update(dict.fromkeys(VIEWS, _view))
+        fake_impls.op_implementations_dict.update(SHAPES)
         for op in saved:
             for key in _DECOMPOSED:
                 op.py_kernels.pop(key, None)
@@ -108,7 +116,11 @@ def eager_kernels() -> Iterator[None]:
         with kernel_strides(), _without_tokens(aten._linalg_check_errors.default):
             yield
     finally:
-        fake_impls.op_implementations_dict.update(views)
+        for op, shape in shapes.items():
+            if shape is None:
+                fake_impls.op_implementations_dict.pop(op)
+            else:
+                fake_impls.op_implementations_dict[op] = shape
         FunctionalTensorMode.__torch_dispatch__ = functionalize  # type: ignore[method-assign]
         _side_effectful_functions.difference_update(unmarked)
         for op, kernels in saved.items():

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autotune.capture.capture_checks import refuse_two_gradients
 from autotune.capture.fx_nodes import (
     get_attribute,
     is_backward,
@@ -160,6 +161,7 @@ class JointTrace:
                     self._commit(self._mutated_buffer(desc.mutated_input), node)
                 case "GradAOTOutput" if node is not None:
                     gradients.append((node, self._parameter_name(desc.grad_of.target)))
+        refuse_two_gradients([name for _, name in gradients])
         if self._returns_gradients:
             self._return_gradients(gradients)
             return

@@ -11,27 +11,6 @@ from autotune.capture.rewrites import batch_norm, dropout
 
 aten = torch.ops.aten
 
-ELEMENTWISE_WITH_SUMS: dict[Any, tuple[int, ...]] = {
-    aten._softmax_backward_data.default: (0, 1),
-    aten._log_softmax_backward_data.default: (0, 1),
-    aten.nll_loss_backward.default: (1,),
-    aten.native_layer_norm.default: (0,),
-    aten.native_layer_norm_backward.default: (0, 1),
-    aten.native_batch_norm_backward.default: (0, 1),
-    aten.native_group_norm_backward.default: (0, 1),
-    dropout.keep: (0, 1),
-}
-"""Positions of the arguments whose element, beside sums over others, is in the same element of the op's first result.
-
-The forward softmax is left out: inductor of torch 2.13 raises a KeyError for one that writes over its input.
-"""
-
-REDUCTIONS = frozenset(
-    [aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
-     aten.var_mean.correction, aten.nll_loss_forward.default]
-)  # fmt: skip
-"""Ops whose result is computed from all elements before an op that reads it begins."""
-
 RESHAPES = frozenset([aten.view.default, aten._unsafe_view.default, aten.reshape.default])
 """Views that keep the order of the elements of a contiguous tensor."""
 
@@ -50,9 +29,12 @@ def find_overwritable(
 ) -> tuple[int, ...]:
     """Return the inputs of a region that an output may overwrite without a second buffer.
 
-    Each element of the output depends on the same element of the input, and on others only through sums, which are
-    computed before. What depends on the output does not read the input.
+    Each element of the output depends on the same element of the input. What depends on the output does not read the
+    input. Regions with sums are left out: inductor splits their loops where one writes over an input, and the parts pass
+    values on in buffers that the region itself does not need.
     """
+    if not all(_is_pointwise(call) for call in calls):
+        return ()
     overwritable = []
     for value in inputs:
         number = find_target(metas[value], [metas[output] for output in outputs])
@@ -65,7 +47,7 @@ def _is_elementwise(calls: Sequence[Call], value: int, output: int, metas: Seque
     aligned, mixed = {output}, set[int]()
     for call in reversed(calls):
         created = _created(call)
-        if call.target in REDUCTIONS or (aligned | mixed).isdisjoint(created):
+        if (aligned | mixed).isdisjoint(created):
             continue
         same_place = _same_place(call, metas) if created[0] in aligned - mixed else frozenset[int]()
         aligned |= same_place
@@ -79,17 +61,19 @@ def _is_elementwise(calls: Sequence[Call], value: int, output: int, metas: Seque
     return value in aligned - mixed
 
 
-def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
-    """Return the values of which an op reads only the element at the place of the element that it writes, beside sums."""
+def _is_pointwise(call: Call) -> bool:
+    """Return whether each element of an op's result depends on the elements at its place, and on those of broadcast inputs."""
     is_batch_norm = getattr(call.target, "__module__", "") == batch_norm.__name__
-    positions = (0,) if is_batch_norm else ELEMENTWISE_WITH_SUMS.get(call.target)
-    pointwise = isinstance(call.target, torch._ops.OpOverload) and torch.Tag.pointwise in call.target.tags
-    if positions is None and not pointwise:
-        return frozenset()
+    overload = isinstance(call.target, torch._ops.OpOverload) and torch.Tag.pointwise in call.target.tags
+    return is_batch_norm or call.target is dropout.keep or overload
+
+
+def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
+    """Return the values of which a pointwise op reads only the element at the place of the element that it writes."""
     result = metas[_created(call)[0]]
     aligned: set[int] = set()
     others: set[int] = set()
-    for position, argument in enumerate(call.args):
+    for argument in call.args:
         source = argument
         while isinstance(source, View) and source.target in RESHAPES:
             source = source.args[0]
@@ -99,7 +83,6 @@ def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
             and result is not None
             and _lie_alike(meta, result)
             and (isinstance(argument, Read) or _is_contiguous(meta))
-            and (positions is None or position in positions)
         )
         (aligned if fits else others).update(reads(argument))
     return frozenset(aligned - others - set(reads([part for _, part in call.kwargs])))

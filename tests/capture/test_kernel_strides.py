@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.capture.eager_kernels import eager_kernels
 from autotune.capture.fake.kernel_strides import ITERATED, ON_CPU
+from autotune.capture.tracer import capture
+from autotune.workloads.workload import Workload
 from tests.support.eager import assert_equals_eager
 from tests.support.random_chains import Chain
 
@@ -49,6 +51,7 @@ CALLS: dict[torch._ops.OpOverload, Callable[[Tensor, Tensor], Any]] = {
     aten.huber_loss_backward.default: lambda x, y: aten.huber_loss_backward(x.sum(), x, y, 1, 1.0),
     aten._log_softmax_backward_data.default: lambda x, y: aten._log_softmax_backward_data(x, y, 1, torch.float32),
     aten.glu_backward.default: lambda x, y: aten.glu_backward(x.narrow(2, 0, 2).clone(), y.narrow(2, 0, 4).clone(), 2),
+    aten.native_layer_norm.default: lambda x, y: aten.native_layer_norm(x, x.shape[3:], None, None, 1e-5),
     aten.native_layer_norm_backward.default: lambda x, y: aten.native_layer_norm_backward(
         x, y, x.shape[3:], torch.zeros(*x.shape[:3], 1), torch.ones(*x.shape[:3], 1), None, None, [True, False, False]
     ),
@@ -88,6 +91,27 @@ def test_a_fake_result_has_the_strides_of_the_kernels(op: torch._ops.OpOverload)
                 if traced != eager:
                     different.append((pair, eager, traced))
     assert different == []
+
+
+def test_a_norm_over_channels_of_one_pixel_before_a_pool_equals_eager():
+    # of images of one pixel, only the strides tell whether they are contiguous or channels_last
+    class Pixels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.norm = nn.Conv2d(3, 16, 4, stride=4), nn.LayerNorm(16)
+            self.mix = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU())
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.mix(self.norm(self.down(images).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+    def make() -> Workload:
+        torch.manual_seed(0)
+        model = Pixels()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return Workload(model, lambda model, batch: model(batch).sin().mean(), optimizer, torch.randn(4, 3, 4, 4))
+
+    assert any("as_strided_scatter" in op.name for op in capture(make()).graph.ops)
+    assert_equals_eager(make(), make())
 
 
 def test_a_group_norm_behind_a_transposed_gradient_equals_eager():

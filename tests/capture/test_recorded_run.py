@@ -20,7 +20,7 @@ from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 from tests.capture import test_frozen_values as frozen
 from tests.support.eager import assert_equals_eager, eager_step, tensors, worst_difference
-from tests.support.small import batch_of, labelled_loss, make, mlp, normalized
+from tests.support.small import Tied, batch_of, labelled_loss, make, mlp, normalized
 
 
 class Doubled(torch.autograd.Function):
@@ -60,6 +60,18 @@ class Odd(Custom):
         logging.getLogger("odd").debug("%s", id(inputs))
         with scope() as factor:
             return self.head(torch.tanh(self.entry(inputs)) * factor * len(inspect.stack()) ** 0)
+
+
+class TiedOdd(Odd):
+    """The same with one weight in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(8, 8)
+        self.again.weight = self.entry.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(self.again(inputs))
 
 
 class Attention(nn.Module):
@@ -108,6 +120,8 @@ CASES: dict[str, Callable[[], Workload]] = {
     "gradient penalty": lambda: make(mlp, loss_fn=with_penalty),
     "inner step": lambda: make(mlp, loss_fn=with_inner_step),
     "checkpoint": lambda: make(mlp, loss_fn=with_reentrant_checkpoint),
+    "tied": lambda: make(Tied),
+    "tied and odd": lambda: make(TiedOdd),
 }
 
 
@@ -117,7 +131,7 @@ def test_a_step_equals_eager_whichever_way_it_is_captured(case: str):
     assert_equals_eager(CASES[case](), CASES[case]())
 
 
-BOTH = ("mlp", "dropout", "batch norm", "checkpoint")
+BOTH = ("mlp", "dropout", "batch norm", "checkpoint", "tied")
 
 
 @pytest.mark.parametrize("case", BOTH)

@@ -93,6 +93,7 @@ ON_CPU: dict[torch._ops.OpOverload, Rule] = {
     aten.huber_loss_backward.default: _contiguous,
     aten._log_softmax_backward_data.default: _contiguous,
     aten.glu_backward.default: _contiguous,
+    aten.native_layer_norm.default: _contiguous,
     aten.native_layer_norm_backward.default: _contiguous,
     aten.reflection_pad2d_backward.default: _suggested(1),
 }

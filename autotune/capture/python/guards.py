@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.capture.python.batch_branches import BatchBranch
 from autotune.capture.python.step_module import StepModule
+from autotune.capture.values.batch_branches import BatchBranch
 from autotune.workloads.factory import innermost_user_line
 
 
@@ -128,7 +128,7 @@ class Guards:
         with _without_modes():
             failure = self._manager.check_verbose({"self": self.sources.step, "tensors": tuple(tensors)})
         if failure.result:
-            return next((_branch_failure(b) for b in self._branches if not b.holds(numbers or tensors)), None)
+            return next((branch_failure(b) for b in self._branches if not b.holds(numbers or tensors)), None)
         condition = failure.verbose_code_parts[0].partition("  #")[0].partition(" (HINT:")[0].strip()
         source = _source_of(condition)
         spelled = self.sources.spell(source) if source else "global state of torch"
@@ -150,8 +150,9 @@ _COUNTED = re.compile(
 """Names that Dynamo numbers anew for each trace, and sizes of the batch."""
 
 
-def _branch_failure(branch: BatchBranch) -> GuardFailure:
-    read = " and ".join(f"batch.{number}" for number in branch.inputs)
+def branch_failure(branch: BatchBranch) -> GuardFailure:
+    """Return the failure of a branch that another batch takes differently."""
+    read = " and ".join(f"batch.{number}" for number in branch.inputs) or "a buffer"
     return GuardFailure(
         f"{read} at {branch.line}", f"a condition on {read}", str(branch.value), not branch.value, branch.line
     )

@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 from torch import fx
 
-from autotune.capture.python.batch_branches import decide_batch_branches
 from autotune.capture.python.guards import Guards, Sources
 from autotune.capture.python.side_effects import SideEffect, record_side_effects
 from autotune.capture.python.step_module import StepModule
+from autotune.capture.values.batch_branches import decide_batch_branches
 from autotune.errors import CaptureError
 
 

@@ -12,13 +12,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autotune.capture.python.constant_values import ConstantValues
 from autotune.capture.python.python_trace import FreeInput
 from autotune.capture.python.refusals import explain
 from autotune.capture.python.state_guards import StateGuards
@@ -28,7 +28,11 @@ from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.python.words import Words
 from autotune.capture.rewrites.recurrent import annotate_call
+from autotune.capture.values import ctc_loss
+from autotune.capture.values.batch_values import BatchValues, as_eager_decides
+from autotune.capture.values.constant_values import ConstantValues, writes, written
 from autotune.errors import CaptureError
+from autotune.workloads.factory import innermost_user_line
 
 
 def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str) -> StepTrace:
@@ -47,7 +51,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
     stack.enter_context(fx_traceback.preserve_node_meta())
     stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
     try:
-        with _traced(step, [each.example for each in free], len(tensors)):
+        with as_eager_decides(tensors), _traced(step, [each.example for each in free], tensors):
             joint = _explained(lambda: aot_export_joint_with_descriptors(stack, step, inputs), name)
     finally:
         for change in reads.changes:  # the Python ran again
@@ -59,7 +63,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
         unrepeated=tuple(
             (change.place.name, f" at {change.place.line}") for change in reads.changes if change.place.line
         ),
-        make_guards=lambda: StateGuards(step, reads, words, parameters),
+        make_guards=lambda: StateGuards(step, reads, words, parameters, swap.batch.branches),
         attached=(),
         recorded=True,
     )
@@ -97,10 +101,11 @@ def _has_fakes(value: Any) -> bool:
 def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: str) -> "tuple[StateReads, _Swap]":
     """Run forward and backward once on fake tensors; return the Python state read, and the mode with the tensors read."""
     mode = FakeTensorMode(allow_fallback_kernels=True)
-    swap = _Swap(mode.from_tensor)
+    swap = _Swap(mode.from_tensor, tensors)
     roots = {"model": step.model, getattr(step.loss_fn, "__name__", "loss_fn"): step.loss_fn}
     recorder = Recorder(roots)
     fakes = [mode.from_tensor(tensor) for tensor in tensors]
+    swap.batch.add_inputs(fakes)
     constants = list(step.constants)
     step.constants[:] = words.replaced()
 
@@ -113,7 +118,7 @@ def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: 
                 torch.autograd.grad(loss, leaves, allow_unused=True)
 
     try:
-        with recorder.recording() as reads, _compiling(), mode, swap:
+        with as_eager_decides(tensors), recorder.recording() as reads, _compiling(), _in_backward(swap), mode, swap:
             _explained(run, name)
     finally:
         step.constants[:] = constants
@@ -156,7 +161,7 @@ def _explained(run: Callable[[], Any], name: str) -> Any:
 class _Swap(TorchFunctionMode):
     """Mode that replaces real tensors by the tracer's, and annotates recurrent calls."""
 
-    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor], batch: list[torch.Tensor]) -> None:
         super().__init__()
         self._convert = convert
         self.reals: dict[int, torch.Tensor] = {}
@@ -165,19 +170,42 @@ class _Swap(TorchFunctionMode):
         """Tensors in their places."""
         self.calls: list[str] = []
         """Names of the functions called."""
+        self.recomputes = False
+        """A checkpoint runs layers again."""
         self._constants = ConstantValues()
+        self.batch = BatchValues(batch, self._constants)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._swap, (args, kwargs or {}))
         self.calls.append(getattr(func, "__name__", ""))
-        if (value := self._constants.read(func, args, kwargs)) is not None:
+        if self.recomputes and self._writes_buffer(func, args, kwargs):
+            raise CaptureError(
+                f"a checkpoint contains {self.calls[-1]}, which changes a buffer: eager changes it again as it recomputes, and a "
+                "captured step does not. Leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out "
+                "of it"
+            )
+        if (value := self._constants.read(func, args, kwargs) or self.batch.read(func, args, kwargs)) is not None:
             return value[0]
+        if (loss := ctc_loss.with_lengths(func, args, kwargs, self._constants.value)) is not None:
+            return loss[0]
         with annotate_call(func):
             result = func(*args, **kwargs)
+        self.batch.follow(func, args, kwargs, result)
         self._constants.follow(func, args, kwargs, result)
         if type(result) is torch.Tensor and func in _FROM_MEMORY:  # such as an array's; guards compare the array
             return torch.ops.aten.lift_fresh.default(result.clone())
         return result
+
+    def _writes_buffer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Return whether a call changes a tensor of the model, or one from outside."""
+        if func in (nn.functional.batch_norm, nn.functional.instance_norm):
+            named = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+            trains = named.get("training", named.get("use_input_stats", func is nn.functional.instance_norm))
+            return bool(trains) and named.get("running_mean") is not None
+        if not writes(self.calls[-1], kwargs):
+            return False
+        ours = {id(fake) for fake in self.fakes.values()}
+        return any(id(tensor) in ours for tensor in written(args, kwargs))
 
     def _swap(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.fakes:
@@ -187,9 +215,11 @@ class _Swap(TorchFunctionMode):
         self.reals[id(tensor)] = tensor
         with torch._C.DisableTorchFunction():
             self.fakes[id(tensor)] = self._convert(tensor)
+        self.batch.add_live(self.fakes[id(tensor)], tensor)
         return self.fakes[id(tensor)]
 
 
+_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training")
 _FROM_MEMORY = (torch.from_numpy, torch.frombuffer)
 
 
@@ -199,27 +229,73 @@ def _is_real(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _traced(step: StepModule, free: list[torch.Tensor], batch: int) -> Iterator[None]:
+def _traced(step: StepModule, free: list[torch.Tensor], tensors: list[torch.Tensor]) -> Iterator[None]:
     """Let the step take the free tensors as arguments behind the batch's, and record the module of each op."""
     owners: list[tuple[Any, str, Any]] = [
         (module._parameters, key, tensor) for module in step.modules() for key, tensor in module._parameters.items()
     ]
     owners += [(module._buffers, key, tensor) for module in step.modules() for key, tensor in module._buffers.items()]
     owners = [(table, key, tensor) for table, key, tensor in owners if tensor is not None]
-    swap = _Swap(lambda tensor: tensor)
+    swap, batch = _Swap(lambda tensor: tensor, tensors), len(tensors)
     forward = type(step).forward
 
     def with_free(*inputs: torch.Tensor) -> Any:
-        swap.fakes = {id(tensor): table[key] for table, key, tensor in owners if table.get(key) is not tensor}
+        swap.fakes = {}
+        for table, key, tensor in owners:
+            if (
+                table.get(key) is not tensor
+            ):  # the tracer has an input for each name of a tied weight: the first is read
+                table[key] = swap.fakes.setdefault(id(tensor), table[key])
         swap.fakes |= {id(tensor): traced for tensor, traced in zip(free, inputs[batch:], strict=True)}
+        swap.batch.add_inputs(inputs[:batch])
+        for tensor in [*free, *(tensor for _, _, tensor in owners)]:
+            if id(tensor) in swap.fakes:
+                swap.batch.add_live(swap.fakes[id(tensor)], tensor)
         return forward(step, *inputs[:batch])
 
     step.__dict__["forward"] = with_free
     try:
-        with _compiling(), _module_stacks(step), swap:
+        with _compiling(), _module_stacks(step), _in_backward(swap), swap:
             yield
     finally:
         del step.__dict__["forward"]
+
+
+@contextmanager
+def _in_backward(swap: _Swap) -> Iterator[None]:
+    """Keep the mode where a checkpoint runs layers again, and refuse a backward pass of the step's own."""
+    run: Callable[..., Any] = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    frame: Callable[..., Any] = torch.utils.checkpoint._CheckpointFrame
+
+    def run_backward(*arguments: Any, **named: Any) -> Any:
+        if named.get("accumulate_grad"):
+            raise CaptureError(_own_backward(traceback.extract_stack()))
+        return run(*arguments, **named)
+
+    def make_frame(recompute: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        def recompute_in_mode(*inputs: Any) -> Any:
+            swap.recomputes = True
+            try:
+                with swap:
+                    return recompute(*inputs)
+            finally:
+                swap.recomputes = False
+
+        return frame(recompute_in_mode, *arguments, **named)
+
+    with (
+        mock.patch.object(torch.autograd, "_engine_run_backward", run_backward),
+        mock.patch.object(torch.utils.checkpoint, "_CheckpointFrame", make_frame),
+    ):
+        yield
+
+
+def _own_backward(frames: traceback.StackSummary) -> str:
+    place = innermost_user_line(frames)
+    return (
+        f"the step itself runs a backward pass that adds to .grad{f' at {place}' if place else ''}, and a captured step would "
+        "lose those gradients: return the loss, or use torch.autograd.grad"
+    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"aten\.(_local_scalar_dense|item|equal|is_nonzero|allclose)|DataDependentOutput|Data-dependent branching"
-        r"|data-dependent expression|Unsupported Tensor\.item|Tensor\.tolist",
+        r"|data-dependent expression|Unsupported Tensor\.item|Tensor\.tolist|BatchValueNeeded|BatchNumber",
         _BRANCH,
         "use torch.where, keep the value as a tensor instead of .item(), or decide before the step and pass the decision in the batch",
     ),
@@ -44,6 +44,16 @@ EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
         r"backward.?hook|compiled autograd",
         "a module has a backward hook",
         "remove the hook, and do its work in the loss function or in before_update",
+    ),
+    (
+        r"use_reentrant=True",
+        "a checkpoint with use_reentrant=True runs a backward pass of its own",
+        "pass use_reentrant=False to torch.utils.checkpoint, or gradient_checkpointing_kwargs={'use_reentrant': False} to a library",
+    ),
+    (
+        r"convert all Tensors to FakeTensors.* apply backward ",
+        "a custom autograd function runs layers in its backward, and adds to their gradients there",
+        "use torch.utils.checkpoint with use_reentrant=False instead of it, or plain PyTorch for this model",
     ),
     (
         r"[Ss]parse",
@@ -73,9 +83,9 @@ def explain(name: str, error: BaseException, frames: Iterable[traceback.FrameSum
     """Return why the step of `name` cannot be captured, for an exception that its Python raised on fake tensors."""
     listed = list(frames)
     place = _place(listed)
-    text = f"{type(error).__name__}: {error} " + " ".join(frame.name for frame in listed[-8:])
+    text = f"{type(error).__name__}: {error} " + " ".join(frame.name for frame in listed)
     for pattern, reason, fix in EXPLANATIONS:
-        if re.search(pattern, text):
+        if re.search(pattern, text, re.DOTALL):
             advice = "set the model's layerdrop to 0" if _drops_layers(listed) else fix
             return f"cannot capture {name} as one graph: {reason}{place}; {advice}"
     return f"cannot capture {name} as one graph: the step raised {_brief(error)}{place}; does it run in plain PyTorch?"

@@ -81,6 +81,8 @@ def _side_effects(effects: Any) -> Iterator[SideEffect]:
                     continue
                 yield SideEffect(f"{source}[{key!r}]", _content(_items_by_key(changed)[key]), _line(stacks, str(key)))
         elif isinstance(changed.mutation_type, ValueMutationExisting):
+            if _is_restored(changed, source):
+                continue
             yield SideEffect(source, _content(changed), _line(stacks, ""), container=True)
 
 
@@ -88,14 +90,19 @@ _SOURCE = "autotune_source"
 """Key in the meta of an input of Dynamo's graph: its source, which Dynamo removes before it lists side effects again."""
 
 
+_IN_PLACE = re.compile(r".*[^_]_|i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)_?")
+"""Names of functions that return their first argument, which they change in place."""
+
+
 def _is_written_in_place(content: Any, source: str) -> bool:
-    """Return whether what is assigned is the buffer itself, which an op with `out=` wrote and returned."""
+    """Return whether what is assigned is the buffer itself, which ops such as `+=` wrote and returned."""
     try:
         node = content.as_proxy().node
     except Exception:  # noqa: BLE001 - Dynamo has dozens of kinds of variables, of which few are tensors
         return False
-    while isinstance(node, fx.Node) and node.op == "call_function":
-        node = node.kwargs.get("out")
+    while isinstance(node, fx.Node) and node.op in ("call_function", "call_method"):
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        node = node.kwargs.get("out") or (node.args[0] if _IN_PLACE.fullmatch(name) else None)
     if not isinstance(node, fx.Node) or node.op != "placeholder":
         return False
     if (argument := node.meta.get("grapharg")) is not None and argument.source is not None:
@@ -133,6 +140,20 @@ def _changed_keys(changed: Any) -> list[Any]:
     if not isinstance(before, dict) or not isinstance(getattr(changed, "items", None), dict):
         return []
     return [key.vt.as_python_constant() for key, content in changed.items.items() if content is not before.get(key)]
+
+
+def _is_restored(changed: Any, source: str) -> bool:
+    """Return whether each key of a dictionary has its object again, as of `_parameters` after `functional_call`."""
+    before = getattr(changed, "original_items", None)
+    if not isinstance(before, dict) or not isinstance(getattr(changed, "items", None), dict):
+        return False
+    contents = _items_by_key(changed)
+    keys: list[Any] = [getattr(key, "vt", key) for key in before]
+    if [key.as_python_constant() for key in keys] != list(contents):
+        return False
+    return all(
+        content.source is not None and content.source.name == f"{source}[{key!r}]" for key, content in contents.items()
+    )
 
 
 def _content(variable: Any) -> Any:

@@ -4,7 +4,7 @@ import math
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from autotune.capture.python.guards import GuardFailure
+from autotune.capture.python.guards import GuardFailure, branch_failure
 from autotune.capture.python.state_places import CONTAINERS, MISSING, Place, StateReads, instance_dict, plain_content
 from autotune.capture.python.step_module import CONSTANTS, StepModule
 from autotune.capture.python.words import Words
+from autotune.capture.values.batch_branches import BatchBranch
 
 _SIMPLE = (
     bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size,
@@ -31,9 +32,16 @@ class StateGuards:
     type and content.
     """
 
-    def __init__(self, step: StepModule, reads: StateReads, words: Words, parameters: set[int]) -> None:
+    def __init__(
+        self,
+        step: StepModule,
+        reads: StateReads,
+        words: Words,
+        parameters: set[int],
+        branches: Sequence[BatchBranch] = (),
+    ) -> None:
         """`words` are the words of the batch that the step read. `parameters` has ids of the model's own tensors."""
-        self._step, self._words = step, words
+        self._step, self._words, self._branches = step, words, tuple(branches)
         self._constants = [_freeze(part) for part in step.constants]
         self._forwards = reads.forwards
         self._entries = [
@@ -52,8 +60,9 @@ class StateGuards:
 
     def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
         """Return whether all conditions hold for a step on the batch's parts."""
-        del tensors  # their forms are in the signature
         if _global_state() != self._global_state or self._changed_constant(constants) is not None:
+            return False
+        if not all(branch.holds(tensors) for branch in self._branches):
             return False
         try:
             if self._check():
@@ -67,7 +76,6 @@ class StateGuards:
 
     def first_failure(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
         """Return the first value that differs from its value in the recorded run; None where all conditions hold."""
-        del tensors
         position = self._changed_constant(constants)
         if position is not None:
             source = f"{CONSTANTS}[{position}]"
@@ -82,7 +90,7 @@ class StateGuards:
             return _failure(place.name, place.name, frozen, place.read(), place.line)
         if _global_state() != self._global_state:
             return GuardFailure("", "global state of torch", "the settings of its capture", None, "")
-        return None
+        return next((branch_failure(branch) for branch in self._branches if not branch.holds(tensors)), None)
 
     def _changed_constant(self, constants: list[Any]) -> int | None:
         for position, (frozen, part) in enumerate(zip(self._constants, constants, strict=True)):

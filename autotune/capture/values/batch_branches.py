@@ -66,11 +66,31 @@ def decide_batch_branches(tensors: list[torch.Tensor]) -> Iterator[list[BatchBra
             stack.enter_context(mock.patch.object(kind, "dispatch_table", table))
         for name in _TRACING_CHECKS:
             if hasattr(library := sys.modules.get(name), "is_tracing"):
-                stack.enter_context(mock.patch.object(library, "is_tracing", _is_not_tracing))
+                stack.enter_context(mock.patch.object(library, "is_tracing", is_not_tracing))
+        for library in _models_with_checks():
+            stack.enter_context(mock.patch.object(library, "is_torchdynamo_compiling", _is_not_compiling))
         yield branches
 
 
-def _is_not_tracing(tensor: Any = None) -> bool:
+def _is_not_compiling() -> bool:
+    """Stand in for such a function; guards compare the arguments' defaults, so it has none."""
+    return False
+
+
+def _models_with_checks() -> list[Any]:
+    """Return the modules of models that do without a mask, or add in another order, while Dynamo traces."""
+    models = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
+    return [module for module in models if "is_torchdynamo_compiling" in vars(module)]
+
+
+def tracing_checks() -> set[Any]:
+    """Return the functions by which libraries avoid branches on the batch while a tracer runs."""
+    libraries: list[Any] = [sys.modules.get(name) for name in _TRACING_CHECKS]
+    return {library.is_tracing for library in libraries if hasattr(library, "is_tracing")}
+
+
+def is_not_tracing(tensor: Any = None) -> bool:
+    """Stand in for such a function."""
     del tensor
     return False
 

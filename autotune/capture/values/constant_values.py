@@ -11,8 +11,24 @@ MOST_ELEMENTS = 2**22
 """Largest number of elements of a tensor whose value is followed."""
 READERS = ("item", "__bool__", "__int__", "__float__", "__index__", "tolist", "equal", "is_nonzero", "allclose")
 """Functions that return a tensor's value to Python."""
-_DRAWS = re.compile(r"rand|dropout|bernoulli|multinomial|normal|exponential|uniform|poisson|cauchy|geometric|empty")
+DRAWS = re.compile(r"rand|dropout|bernoulli|multinomial|normal|exponential|uniform|poisson|cauchy|geometric|empty")
+"""Names of functions whose results differ in each step."""
 _UNKNOWN = object()
+
+
+_IN_PLACE = re.compile(
+    r".*[^_]_|__(i(add|sub|mul|truediv|floordiv|div|mod|pow|and|or|xor|lshift|rshift)|set|setitem)__"
+)
+
+
+def writes(name: str, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call changes a tensor in place."""
+    return bool(_IN_PLACE.fullmatch(name) or "out" in kwargs or kwargs.get("inplace"))
+
+
+def written(args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that a call in place may change."""
+    return [leaf for leaf in pytree.tree_leaves((args[:1], kwargs.get("out"))) if isinstance(leaf, torch.Tensor)]
 
 
 class ConstantValues:
@@ -22,11 +38,15 @@ class ConstantValues:
         self._values: dict[int, torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []
 
+    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor; None if it is unknown."""
+        return self._values.get(id(tensor))
+
     def read(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Return what a reader of known values returns, in a tuple; None where a value is unknown."""
         if getattr(function, "__name__", "") not in READERS:
             return None
-        known, _ = self._known(args, kwargs)
+        known = self._known(args, kwargs)
         if known is None:
             return None
         with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -35,13 +55,14 @@ class ConstantValues:
     def follow(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the value of a call's result, if those of its arguments are known."""
         name = getattr(function, "__name__", "")
-        known, tensors = self._known(args, kwargs)
-        writes = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in kwargs
-        if known is None and writes and tensors:
-            self._forget(tensors[0])
-        if known is None or _DRAWS.search(name):
+        known = self._known(args, kwargs)
+        is_write = writes(name, kwargs)
+        if is_write and (known is None or DRAWS.search(name)):
+            for tensor in written(args, kwargs):
+                self._forget(tensor)
+        if known is None or DRAWS.search(name):
             return
-        if not writes and not (type(result) is torch.Tensor or isinstance(result, torch.Tensor)):
+        if not is_write and not isinstance(result, torch.Tensor):
             return
         if isinstance(result, torch.Tensor) and (result.numel() > MOST_ELEMENTS or result.requires_grad):
             return
@@ -54,13 +75,12 @@ class ConstantValues:
             self._values[id(result)] = value
             self._keep.append(result)  # its id stays unique
 
-    def _known(self, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+    def _known(self, args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         values = [self._values.get(id(leaf), _UNKNOWN) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         if any(value is _UNKNOWN for value in values):
-            return None, tensors
-        return pytree.tree_unflatten(values, spec), tensors
+            return None
+        return pytree.tree_unflatten(values, spec)
 
     def _forget(self, written: torch.Tensor) -> None:
         """Forget the values in the memory of a tensor that the step overwrites with unknown ones."""
