@@ -1,5 +1,6 @@
 """New batch shapes are captured and planned in another process, and the training process goes on with the same bits."""
 
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,25 @@ def test_guards_of_a_changed_program_notice_python_values_and_other_kinds_of_ten
     failure = guards.first_failure(list(batch(5)), [])
     assert failure is not None
     assert failure.name == "model.3.p"
+
+
+def test_a_condition_on_the_batchs_numbers_is_that_of_the_shape():
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        logits = model(batch[0])
+        if (batch[0] > -50).sum() == batch[0].numel():  # as libraries ask whether a mask is all ones
+            return F.cross_entropy(logits, batch[1])
+        return logits.sum()
+
+    first, other = captures_of(make(loss), 8, 5)
+    change = describe_change(first, other)
+    assert isinstance(change, ProgramChange)
+    guards = pickle.loads(dump(change)).apply(first).guards
+    inputs, labels = batch(5)
+    assert guards.hold([inputs, labels], [])
+    assert guards.first_failure([inputs, labels], []) is None
+    inputs[0, 0] = -100
+    assert not guards.hold([inputs, labels], [])
+    assert "a condition on batch.0" in str(guards.first_failure([inputs, labels], []))
 
 
 def scaled_if_short(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Check before a step that the Python values which its capture read are unchanged."""
 
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ class Guards:
 
     def __init__(self, manager: Any, sources: Sources, branches: tuple[BatchBranch, ...] = ()) -> None:
         self._manager = manager
-        self._branches = branches
+        self.branches = branches
+        """Branches that the capture took because of the batch's numbers."""
         self.sources = sources
         # Dynamo guards attributes of a module, and assumes that its class stays unchanged
         self._forwards: dict[type[torch.nn.Module], Any] = {
@@ -97,30 +99,28 @@ class Guards:
         }
 
     @property
-    def conditions(self) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """All conditions but the batch's shapes as text, equal for two captures in one process that depend on the same values."""
-        branches = [(b.value, b.inputs, b.line, str(getattr(b.compute, "code", b.compute))) for b in self._branches]
-        return sorted(_COUNTED.sub("", line) for line in str(self._manager).splitlines()), branches
+    def conditions(self) -> list[str]:
+        """Conditions on Python values as text, equal for two captures in one process that depend on the same values."""
+        return sorted(_COUNTED.sub("", line) for line in str(self._manager).splitlines())
 
-    def hold(
-        self, tensors: list[torch.Tensor], constants: list[Any], numbers: list[torch.Tensor] | None = None
-    ) -> bool:
-        """Return whether all conditions hold for a step on the batch's parts; takes some microseconds.
+    def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
+        """Return whether all conditions hold for a step on the batch's parts; takes some microseconds."""
+        return self.values_hold(tensors, constants) and all(branch.holds(tensors) for branch in self.branches)
 
-        Branches on the batch's numbers read `numbers`, where that is another batch.
-        """
+    def values_hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
+        """Return whether the conditions on Python values hold; branches on the batch's numbers are left out."""
         self.sources.step.constants[:] = constants
         if self._replaced() is not None:
             return False
         with _without_modes():
-            if not self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}):
-                return False
-        return all(branch.holds(numbers or tensors) for branch in self._branches)
+            return bool(self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}))
 
-    def first_failure(
-        self, tensors: list[torch.Tensor], constants: list[Any], numbers: list[torch.Tensor] | None = None
-    ) -> GuardFailure | None:
+    def first_failure(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
         """Return the first value that differs from its value at capture; None where all conditions hold."""
+        return self.changed_value(tensors, constants) or other_branch(self.branches, tensors)
+
+    def changed_value(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
+        """Return the first Python value that differs from its value at capture; None if there is none."""
         self.sources.step.constants[:] = constants
         if (kind := self._replaced()) is not None:
             name = f"{kind.__qualname__}.forward"
@@ -128,7 +128,7 @@ class Guards:
         with _without_modes():
             failure = self._manager.check_verbose({"self": self.sources.step, "tensors": tuple(tensors)})
         if failure.result:
-            return next((branch_failure(b) for b in self._branches if not b.holds(numbers or tensors)), None)
+            return None
         condition = failure.verbose_code_parts[0].partition("  #")[0].partition(" (HINT:")[0].strip()
         source = _source_of(condition)
         spelled = self.sources.spell(source) if source else "global state of torch"
@@ -148,6 +148,11 @@ _COUNTED = re.compile(
     r"__builtins_dict___\d+|(?<=_)c\d+(?='\])|(?<=requires_grad=False), size=\[.*?\], stride=\[.*?\](?=\))"
 )
 """Names that Dynamo numbers anew for each trace, and sizes of the batch."""
+
+
+def other_branch(branches: Iterable[BatchBranch], tensors: list[torch.Tensor]) -> GuardFailure | None:
+    """Return the failure of the first branch that another batch takes differently; None if there is none."""
+    return next((branch_failure(branch) for branch in branches if not branch.holds(tensors)), None)
 
 
 def branch_failure(branch: BatchBranch) -> GuardFailure:

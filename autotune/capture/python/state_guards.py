@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from autotune.capture.python.guards import GuardFailure, branch_failure
+from autotune.capture.python.guards import GuardFailure, other_branch
 from autotune.capture.python.state_places import CONTAINERS, MISSING, Place, StateReads, instance_dict, plain_content
 from autotune.capture.python.step_module import CONSTANTS, StepModule
 from autotune.capture.python.words import Words
@@ -90,7 +90,7 @@ class StateGuards:
             return _failure(place.name, place.name, frozen, place.read(), place.line)
         if _global_state() != self._global_state:
             return GuardFailure("", "global state of torch", "the settings of its capture", None, "")
-        return next((branch_failure(branch) for branch in self._branches if not branch.holds(tensors)), None)
+        return other_branch(self._branches, tensors)
 
     def _changed_constant(self, constants: list[Any]) -> int | None:
         for position, (frozen, part) in enumerate(zip(self._constants, constants, strict=True)):

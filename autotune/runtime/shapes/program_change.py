@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from autotune.capture.program import Call, Program
-from autotune.capture.python.guards import GuardFailure, Guards
+from autotune.capture.python.guards import GuardFailure, Guards, other_branch
+from autotune.capture.values.batch_branches import BatchBranch
 from autotune.ir.graph import TrainGraph
 from autotune.runtime.shapes.step_costs import has_same_structure
 
@@ -27,6 +29,8 @@ class ProgramChange:
     """Arguments, keyword arguments and outputs of the calls that differ, by op."""
     metas: tuple[Any, ...]
     results: tuple[Any, ...]
+    branches: tuple[BatchBranch, ...]
+    """Branches on the batch's numbers, whose conditions may contain sizes."""
     constants: Mapping[int, torch.Tensor]
     """Tensors of the graph's constants that differ, by value."""
 
@@ -39,7 +43,7 @@ class ProgramChange:
         assert isinstance(first.guards, Guards)
         return replace(
             first, graph=self.graph, calls=tuple(calls), metas=self.metas, results=self.results, tensors=tensors,
-            guards=ShapeGuards(first.guards, _stand_ins(first)),
+            guards=ShapeGuards(first.guards, _stand_ins(first), self.branches),
         )  # fmt: skip
 
 
@@ -50,13 +54,17 @@ class ShapeGuards:
     memory is never touched.
     """
 
-    def __init__(self, first: Guards, stand_ins: list[torch.Tensor]) -> None:
-        self._first, self._stand_ins = first, stand_ins
+    def __init__(self, first: Guards, stand_ins: list[torch.Tensor], branches: tuple[BatchBranch, ...]) -> None:
+        self._first, self._stand_ins, self._branches = first, stand_ins, branches
 
     def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
         """Return whether all conditions hold for a step on the batch's parts."""
         kinds = zip(tensors, self._stand_ins, strict=True)
-        return all(_is_same_kind(*kind) for kind in kinds) and self._first.hold(self._stand_ins, constants, tensors)
+        return (
+            all(_is_same_kind(*kind) for kind in kinds)
+            and self._first.values_hold(self._stand_ins, constants)
+            and all(branch.holds(tensors) for branch in self._branches)
+        )
 
     def first_failure(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
         """Return the first value that differs from its value at capture; None where all conditions hold."""
@@ -64,11 +72,17 @@ class ShapeGuards:
             if not _is_same_kind(tensor, stand_in):
                 name = f"batch.{number}"
                 return GuardFailure(name, name, f"{name} being a plain tensor", None, "")
-        return self._first.first_failure(self._stand_ins, constants, tensors)
+        return self._first.changed_value(self._stand_ins, constants) or other_branch(self._branches, tensors)
 
 
 def _is_same_kind(tensor: torch.Tensor, stand_in: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and torch._C._dispatch_keys(tensor) == torch._C._dispatch_keys(stand_in)
+
+
+def _is_portable(branch: BatchBranch) -> bool:
+    """Return whether a branch depends on the batch alone."""
+    compute = branch.compute
+    return isinstance(compute, fx.GraphModule) and not compute.graph.find_nodes(op="get_attr")
 
 
 def _stand_ins(program: Program) -> list[torch.Tensor]:
@@ -101,6 +115,8 @@ def describe_change(first: Program, other: Program) -> ProgramChange | str:
         return "the results have another structure for this shape"
     if not isinstance(first.guards, Guards) or not isinstance(other.guards, Guards):
         return "the step has guards of another kind"
+    if not all(map(_is_portable, other.guards.branches)):
+        return "a condition of the step reads a tensor of the model"
     if first.guards.conditions != other.guards.conditions:
         return "the step reads other Python values for this shape"
     if any(
@@ -116,7 +132,7 @@ def describe_change(first: Program, other: Program) -> ProgramChange | str:
     constants = {value: tensor for value, tensor in other.tensors.items() if tensor is not first.tensors.get(value)}
     if any(isinstance(tensor, torch.nn.Parameter) for tensor in constants.values()):
         return "the step trains other parameters for this shape"
-    return ProgramChange(other.graph, calls, other.metas, other.results, constants)
+    return ProgramChange(other.graph, calls, other.metas, other.results, other.guards.branches, constants)
 
 
 def dump(change: Any) -> bytes:

@@ -151,9 +151,6 @@ def run_variant(variant: str, sizes: dict[str, Any], plan: Path) -> dict[str, An
     workload = make_workload(sizes)
     static = sum(p.numel() * p.element_size() for p in workload.model.parameters())
     step, buckets = None, Buckets(sizes["sizes"])
-    multiples = Buckets(
-        range(sizes["multiple"], sizes["lengths"][1] + 1, sizes["multiple"]) if variant == "background" else (1,)
-    )
     begin = time.perf_counter()
     meter = RssMeter()
     floor = meter.now_bytes() - static
@@ -167,10 +164,11 @@ def run_variant(variant: str, sizes: dict[str, Any], plan: Path) -> dict[str, An
     steps = []
     with meter:
         for number, length in enumerate(draw_lengths(sizes)):
+            if variant == "background":  # texts of whole blocks, none of which is padded
+                length = max(1, length // sizes["multiple"]) * sizes["multiple"]  # noqa: PLW2901
             text = make_text(sizes, length, 1 + number)
-            if (padded := multiples.choose(length)) is not None:
-                text = multiples.resize(text, padded)
-            steps.append({"length": length, "bucket": buckets.choose(length)} | _run_step(workload, step, text))
+            bucket = length if variant == "background" else buckets.choose(length)
+            steps.append({"length": length, "bucket": bucket} | _run_step(workload, step, text))
     return {
         "steps": steps, "captures": captures, "preparation_seconds": preparation, "peak_bytes": meter.peak_bytes,
         "floor_bytes": floor, "meter": meter.name,
@@ -228,8 +226,10 @@ def step_bytes(result: dict[str, Any]) -> int:
 
 def row(variant: str, document: dict[str, Any]) -> str:
     result, variants = document["variants"][variant], document["variants"]
-    warm = warm_steps(result["steps"])
-    difference = f"{loss_difference(result, variants['eager']):.1e}" if "eager" in variants else "-"
+    # another process may need more than the first steps of a length, and none of them may stall
+    warm = result["steps"][WARM_UP:] if variant == "background" else warm_steps(result["steps"])
+    is_comparable = "eager" in variants and variant != "background"  # which has texts of its own
+    difference = f"{loss_difference(result, variants['eager']):.1e}" if is_comparable else "-"
     return (
         f"| {variant} | {len(result['captures'])} | {result['preparation_seconds']:.0f} | "
         f"{sum(step['planned'] for step in result['steps'])} | "
@@ -253,8 +253,10 @@ def summary(document: dict[str, Any]) -> str:
         "",
         f"{sizes['steps']} steps with texts of {low} to {high} tokens, buckets of {', '.join(map(str, sizes['sizes']))}. A stall is a "
         f"step's excess over the median of its bucket, after {WARM_UP} steps of each bucket. Peaks are resident bytes above the "
-        f"process without weights. In `background` the loop pads to multiples of {sizes['multiple']}, and another process captures and plans each "
-        "length; until then its steps are eager ones, with eager's memory. The machine was shared: seconds of the clock include waits for other processes, CPU time does not.",
+        "process without weights. In `background` texts have whole blocks of "
+        f"{sizes['multiple']} tokens and are never padded: another process captures and plans each length, and until then steps are "
+        f"eager ones, with eager's memory. Only the first {WARM_UP} steps of all are warm-up there. The machine was shared: seconds of "
+        "the clock include waits for other processes, CPU time does not.",
         "",
         f"At most {LONGEST_STALL:g} s of stall (in CPU time) and {MOST_BYTES} times the plan's memory were asked: {verdict}. {format_origin(document)}",
     ]) + "\n"  # fmt: skip
