@@ -179,7 +179,7 @@ CASES: dict[str, _Case] = {
     ),
 }  # fmt: skip
 """Feature, class of the model, class of the configuration, settings, batch."""
-FOLLOWING_DATA = {"bart_layerdrop", "wav2vec2_layerdrop", "time_series_layerdrop", "led"}
+FOLLOWING_DATA = {"bart_layerdrop", "switch_transformers", "wav2vec2_layerdrop", "time_series_layerdrop", "led"}
 
 SUBJECTS: tuple[Subject, ...] = (
     *(
