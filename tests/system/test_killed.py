@@ -116,7 +116,7 @@ def test_a_worker_killed_in_a_trial_is_that_trials_outcome_and_the_study_goes_on
     config = configured(tmp_path, trials=3, budget="95%", samples=2, planners=planners)
     with harness(tmp_path, "wide", {"batch": 1 << 14}) as runner:
         runner.prepare()
-        kill_at_its_turn(monkeypatch, runner, ChildRole.PLAN_SECONDS, 2)
+        kill_at_its_turn(monkeypatch, runner, ChildRole.PLAN_SECONDS, 1, plan=2)
         first = tune(config, runner, tmp_path / "run")
     killed = [one for one in first.trials if one.measurement.outcome is Outcome.CRASHED]
     assert [one.measurement.detail.partition(":")[0] for one in killed] == ["killed by SIGKILL"]

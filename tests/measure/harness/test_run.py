@@ -20,7 +20,15 @@ from autotune.ir.schedule import lower
 from autotune.measure.child import Child
 from autotune.measure.children import ChildRole
 from autotune.measure.harness import Harness
-from autotune.measure.messages import BatchSize, BatchSizeRequest, ChildError, Expects, StopTiming, TimeBlock
+from autotune.measure.messages import (
+    BatchSize,
+    BatchSizeRequest,
+    BeginTiming,
+    ChildError,
+    Expects,
+    StopTiming,
+    TimeBlock,
+)
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.spec import Spec
 from autotune.measure.worker.bench import Bench
@@ -234,12 +242,18 @@ def test_a_process_that_dies_leaves_no_copy_of_the_models_parameters(tripping: t
     assert {copy.name for copy in runner._children.scratch.glob("initial-*")} <= living
 
 
-def kill_at_its_turn(monkeypatch: pytest.MonkeyPatch, runner: Harness, role: ChildRole, turn: int) -> None:
-    """End the process with this role just before it is asked for its block of this number."""
+def kill_at_its_turn(
+    monkeypatch: pytest.MonkeyPatch, runner: Harness, role: ChildRole, turn: int, *, plan: int = 1
+) -> None:
+    """End the process with this role just before it is asked for a block: that of this number, of the plan of this number."""
     ask, turns = runner._children.ask, itertools.count(1)
+    plans = 0
 
     def killing(asked: ChildRole, request: Expects[object], **options: object) -> object:
-        if asked == role and isinstance(request, TimeBlock) and next(turns) == turn:
+        nonlocal plans, turns
+        if asked == role and isinstance(request, BeginTiming):
+            plans, turns = plans + 1, itertools.count(1)
+        if asked == role and isinstance(request, TimeBlock) and (plans, next(turns)) == (plan, turn):
             os.kill(runner._children.living[role].pid, signal.SIGKILL)
             runner._children.living[role]._process.wait()
         return ask(asked, request, **options)
