@@ -15,7 +15,10 @@ from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_
 from autotune.kernels.overwriting import find_target, write_over
 
 _KERNELS: dict[tuple[str, int], Kernel | CaptureError] = {}
-"""Kernels of this process, or the reason why there is none, by region's signature and number of threads: inductor generates code for that number."""
+"""Kernel of each region in this process, or the error of its compilation.
+
+The key is the region's signature and the number of threads, for which inductor generates code.
+"""
 
 
 class CompiledRegion:
@@ -64,9 +67,8 @@ class CompiledRegion:
         target = tensors[self.overwritten].view(self._outputs[self.target].shape)
         try:
             kernel = self.compile()
-        except (
-            CaptureError
-        ):  # inductor fails on some loops that write over what they read: then copy, with a second buffer
+        except CaptureError:
+            # inductor fails on some loops that write over what they read: copy, with a second buffer
             outputs = list(self._base(*tensors))
             target.copy_(outputs.pop(self.target))
         else:
