@@ -143,6 +143,8 @@ class Config(Section):
     @field_validator("kernels", mode="before")
     @classmethod
     def _accept_default_name(cls, kernels: object) -> object:
+        if kernels not in ("", "aten", "inductor", "any"):  # the type's own error would show '' in place of aten
+            raise ValueError(f"input should be 'aten', 'inductor' or 'any' (got {kernels!r})")
         return "" if kernels == "aten" else kernels
 
     @field_validator("loop")

@@ -44,7 +44,10 @@ def read(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         siblings = [str(other) for other in sorted(path.parent.glob("*.y*ml"))]
-        raise ConfigError(f"{path}: no such file{nearest(str(path), siblings)}") from None
+        hint = (
+            nearest(str(path), siblings) if siblings else f"; {path.parent.absolute()} has no YAML file: give the path"
+        )
+        raise ConfigError(f"{path}: no such file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read it ({error}); give a YAML file") from None
     try:
