@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.browser import ROOT, chromium, environment, serving, settled
+from tests.support.browser import chromium, serving, settled
+from tests.support.checkout import ROOT, environment
 
 PICTURES = Path(__file__).parent / "images"
 STUDY = "mobilenet"

@@ -20,7 +20,7 @@ import pytest
 import autotune
 from autotune.cli import main as cli
 from autotune.cli.commands import dashboard
-from tests.support.browser import ROOT, environment
+from tests.support.checkout import ROOT, environment
 
 SERVES = """
 import http.server, sys

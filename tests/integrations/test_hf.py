@@ -33,6 +33,7 @@ from tests.integrations.hf_runs import (
     smaller_plan,
     train,
 )
+from tests.support.checkout import environment
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*the plan is for a batch of", "ignore:.*is deprecated and will be removed:FutureWarning"
@@ -344,7 +345,8 @@ from tests.integrations.test_hf import make_trainer
 torch.set_num_threads(1)
 make = partial(make_trainer, folder=Path(sys.argv[1]), per_device_train_batch_size=2, gradient_accumulation_steps=2,
     ddp_find_unused_parameters=False)
-print(differences(train(partial(make, Trainer)), train(partial(make, AutotuneTrainer))))
+found = differences(train(partial(make, Trainer)), train(partial(make, AutotuneTrainer)))
+Path(sys.argv[1], f"rank {torch.distributed.get_rank()}").write_text(str(found))
 torch.distributed.destroy_process_group()
 """
 
@@ -355,6 +357,12 @@ def test_two_ranks_train_under_a_plan_to_the_bits_of_the_plain_trainer(tmp_path:
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
     run = subprocess.run(
-        [*command, str(script), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+        [*command, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment(),
     )
-    assert [line for line in run.stdout.splitlines() if line.startswith("[")] == ["[]", "[]"], run.stderr[-3000:]
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert [(tmp_path / f"rank {rank}").read_text() for rank in range(2)] == ["[]", "[]"]

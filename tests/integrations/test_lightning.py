@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +33,7 @@ from autotune.runtime.op_profiler import profile
 from autotune.workloads.factory import load_workload
 from tests.integrations.lightning_training import Net, loader, train
 from tests.integrations.trees import assert_equal
+from tests.support.checkout import environment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the plan is for a batch of"),
@@ -366,6 +366,8 @@ def test_a_trainer_of_the_other_package_is_refused_by_name():
 
 
 RANK = """
+import sys
+from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from lightning.pytorch.strategies import DDPStrategy
@@ -380,7 +382,7 @@ def options(finds):
 
 for finds in (False, True):
     assert_equal(train(**options(finds)), train([PlanCallback()], **options(finds)))
-    print("equal on rank", torch.distributed.get_rank(), flush=True)
+    Path(sys.argv[1], f"equal on rank {torch.distributed.get_rank()}, {finds}").touch()  # ranks share one stdout
 """
 
 
@@ -388,9 +390,17 @@ for finds in (False, True):
 def test_two_ranks_of_ddp_train_to_the_bits_of_ddp(tmp_path: Path):
     script = tmp_path / "rank.py"
     script.write_text(RANK)
+    reached = tmp_path / "reached"
+    reached.mkdir()
     ranks = subprocess.run(
-        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, "-W", "ignore", script, reached],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env=environment(),
     )
     assert ranks.returncode == 0, ranks.stderr[-4000:]
-    found = re.findall(r"equal on rank \d", ranks.stdout)  # two ranks may write to one line
-    assert sorted(found) == ["equal on rank 0", "equal on rank 0", "equal on rank 1", "equal on rank 1"]
+    assert sorted(path.name for path in reached.iterdir()) == [
+        f"equal on rank {rank}, {finds}" for rank in (0, 1) for finds in (False, True)
+    ]

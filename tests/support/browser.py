@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,16 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.checkout import environment
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-ROOT = Path(__file__).parents[2]
-
-
-def environment() -> dict[str, str]:
-    """Of a command that is to run this checkout, on its own records."""
-    own = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    return {**own, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
 @contextlib.contextmanager

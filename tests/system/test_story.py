@@ -11,7 +11,8 @@ import pytest
 
 from dashboards.mlflow_studies import load_studies
 from tests.dashboards import sample_runs
-from tests.support.browser import chromium, environment, serving, settled
+from tests.support.browser import chromium, serving, settled
+from tests.support.checkout import environment
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
