@@ -50,6 +50,9 @@ class AutoPlan:
         trials: Maximum number of trials.
         stores: Directories for offloaded bytes, by the name of the store. The plan runs with the same directories.
         planners: Names of the planners to choose from, by kind of decision.
+        kernels: "inductor" for plans on compiled regions, whose results differ from eager's by rounding; empty for eager's
+            kernels, whose plans are equal to eager in every bit.
+        memory_format: "channels_last" for plans in that format; weights and batches of this process are converted, too.
         cache: Directory of the plans; by default `autotune/plans` in `$XDG_CACHE_HOME` or `~/.cache`.
         runs: Directory of all runs, for their records, logs, temporary files and MLflow store.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
@@ -74,11 +77,16 @@ class AutoPlan:
     trials: int | None = None
     stores: Mapping[str, str | Path] = field(default_factory=dict)
     planners: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    kernels: str = ""
+    memory_format: str = ""
     cache: str | Path | None = None
     runs: str | Path = "runs"
     tracking_uri: str | None = None
 
     def __post_init__(self) -> None:
+        if self.kernels == "any":
+            raise ConfigError("AutoPlan(kernels='any'): compares captures of a factory's step; choose 'inductor' or '', "
+                "or run: autotune tune file.py:factory --kernels any")
         self._make_config("model", "cpu")
 
     def __call__(self, workload: "Workload", graph: "TrainGraph | None" = None) -> PlanFile:
@@ -98,8 +106,9 @@ class AutoPlan:
         self._refuse_worker()
         if graph is None:
             from autotune.capture.tracer import capture
+            from autotune.kernels.region_program import with_kernels
 
-            graph = capture(workload).graph
+            graph = with_kernels(capture(workload), self.kernels).graph
         key = self._key(workload, graph)
         cached = self._cache_directory() / f"{key}.json"
         if (file := _read_cached(cached, graph)) is not None:
@@ -146,6 +155,8 @@ class AutoPlan:
             "planners": {kind: list(names) for kind, names in self.planners.items()},
             "device": device,
             "loop": loop,
+            "kernels": self.kernels,
+            "memory_format": self.memory_format,
             "runs": str(self.runs),
             "tracking_uri": self.tracking_uri,
         }
@@ -163,6 +174,7 @@ class AutoPlan:
         parts = (
             autotune.__version__, planfile.SCHEMA, graph.digest, device.key, device.torch, thread_count(), config.budget,
             sorted(config.stores.items()), config.planners.model_dump_json(), config.loop,
+            config.kernels, config.memory_format,
         )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -48,6 +48,14 @@ class PlanMaker(Protocol):
     def stores(self) -> Mapping[str, str | Path]:
         """Directories of the stores that plans may offload to."""
 
+    @property
+    def kernels(self) -> str:
+        """Kernels of the plans: `inductor` for compiled regions, or empty for those of eager."""
+
+    @property
+    def memory_format(self) -> str:
+        """Memory format of the plans, such as `channels_last`; empty to leave weights and batches as they are."""
+
     def __call__(self, workload: Workload, graph: TrainGraph) -> PlanFile:
         """Return the plan for a workload and its captured graph."""
 
@@ -175,12 +183,14 @@ class StepPreparer:
     @property
     def memory_format(self) -> str:
         """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
-        return self._plan.memory_format if self._plan is not None else ""
+        source = self._plan or self._make_file
+        return source.memory_format if source is not None else ""
 
     @property
     def kernels(self) -> str:
         """Kernels that the plan runs; empty for those of eager."""
-        return self._plan.kernels if self._plan is not None else ""
+        source = self._plan or self._make_file
+        return source.kernels if source is not None else ""
 
     def with_kernels(self, program: Program) -> Program:
         """Return a captured program with the plan's kernels."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from autotune.errors import ConfigError, InfeasibleError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.predict.simulate import simulate
+from autotune.kernels.region_program import with_kernels
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
@@ -48,10 +50,10 @@ def studies(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
     def run(config: Config, run_dir: Path, digest: str, log: Path) -> Path:
         configs.append(config)
-        program = capture(load_workload(config.workload, loop=config.loop))
+        program = with_kernels(capture(load_workload(config.workload, loop=config.loop)), config.kernels)
         graph = program.graph
         assert graph.digest == digest
-        plan = Plan.traced(graph)
+        plan = replace(Plan.traced(graph), kernels=config.kernels, memory_format=config.memory_format)
         estimate = simulate(graph, lower(graph, plan), profile(program))
         file = PlanFile(
             config.ref, graph.digest, config.budget, estimate.peak_bytes, 0, {}, plan, estimate, loop=config.loop
@@ -75,6 +77,27 @@ def test_a_loop_tunes_once_and_the_next_start_reads_the_plan(auto: AutoPlan, stu
     assert [config.budget for config in studies] == ["80%"]
     assert len(list((tmp_path / "plans").glob("*.json"))) == 1
     assert not list((tmp_path / "runs").rglob("*.live"))
+
+
+@pytest.mark.slow
+def test_a_loop_that_asks_for_compiled_kernels_trains_on_them_and_reads_their_plan_at_the_next_start(
+    auto: AutoPlan, studies: list[Config]
+):
+    def gradients(plan: AutoPlan | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Tanh())
+        planned = PlannedLoss(model, loss_fn, plan)
+        planned(torch.randn(2, 3, 8, 8)).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    compiled = replace(auto, kernels="inductor", memory_format="channels_last")
+    eager = gradients(None)
+    for _ in range(2):
+        found = gradients(compiled)
+        assert [grad.is_contiguous(memory_format=torch.channels_last) for grad in found if grad.ndim == 4] == [True]
+        torch.testing.assert_close(found, eager)
+    assert gradients(auto)[0].equal(eager[0])  # a plan of its own, on eager's kernels
+    assert [(config.kernels, config.memory_format) for config in studies] == [("inductor", "channels_last"), ("", "")]
 
 
 def test_tuning_leaves_every_bit_of_the_training_process(auto: AutoPlan, studies: list[Config]):
@@ -143,7 +166,13 @@ def test_the_cache_is_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"budget": "lots"}, "budget"), ({"time": "0s"}, "time"), ({"planners": {"recompute": ["gready"]}}, "greedy")],
+    [
+        ({"budget": "lots"}, "budget"),
+        ({"time": "0s"}, "time"),
+        ({"planners": {"recompute": ["gready"]}}, "greedy"),
+        ({"kernels": "triton"}, "inductor"),
+        ({"kernels": "any"}, "tune file.py:factory --kernels any"),
+    ],
 )
 def test_a_wrong_field_is_refused_when_it_is_written(fields: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):

@@ -1,0 +1,90 @@
+"""A study on compiled regions, in real processes: interrupted, resumed, measured, and trained with."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.records import plan_file as planfile
+from autotune.records.run_dir import RunDir
+from autotune.records.trial import load_trials
+from tests.support.checkout import environment
+
+MODEL = """
+import torch
+from torch import nn
+from autotune import Workload
+
+def loss_fn(model, batch):
+    return model(batch).square().mean()
+
+def factory():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128), nn.Tanh())]
+    model = nn.Sequential(*layers)
+    return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), torch.randn(1024, 128))
+"""
+TRAIN = """
+import sys, torch
+from autotune import TrainStep
+from mine import factory
+plain, planned = factory(), factory()
+step = TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch, sys.argv[1])
+for _ in range(3):
+    loss = plain.loss_fn(plain.model, plain.batch)
+    loss.backward()
+    plain.optimizer.step()
+    plain.optimizer.zero_grad()
+    torch.testing.assert_close(step(planned.batch), loss.detach())
+for mine, theirs in zip(planned.model.parameters(), plain.model.parameters(), strict=True):
+    torch.testing.assert_close(mine, theirs)
+"""
+LIMITS = ("--time", "120s")
+
+
+def autotune(*arguments: str, here: Path) -> str:
+    command = [sys.executable, "-m", "autotune", *arguments]
+    done = subprocess.run(
+        command, cwd=here, env=environment(), capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_study_on_regions_is_interrupted_and_resumed_and_its_plan_trains(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(TRAIN)
+    trials = RunDir(tmp_path / "runs" / "one").trials
+    command = [
+        sys.executable, "-m", "autotune", "tune", "mine.py:factory", "--kernels", "inductor", "--budget", "70%",
+        "--name", "one", *LIMITS,
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as study:
+        while study.poll() is None and (not trials.exists() or len(load_trials(trials)) < 3):
+            time.sleep(0.1)
+        study.send_signal(signal.SIGTERM)
+        _, errors = study.communicate(timeout=60)
+    assert study.returncode == 128 + signal.SIGTERM, errors.decode()
+    before = trials.read_text().splitlines()
+
+    autotune("resume", "runs/one", "--trials", str(len(before) + 1), here=tmp_path)
+    assert trials.read_text().splitlines()[: len(before)] == before
+    (path,) = (tmp_path / "plans").glob("*.json")
+    plan = planfile.read(path)
+    assert plan.plan.kernels == "inductor"
+    assert plan.measurement is not None
+    assert plan.measurement.verified
+
+    measured = json.loads(autotune("measure", str(path), "--json", here=tmp_path))["measurement"]
+    assert measured["outcome"] == "ok"
+    assert measured["verified"]
+    trained = subprocess.run(
+        [sys.executable, "train.py", str(path)],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
