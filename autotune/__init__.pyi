@@ -10,9 +10,11 @@ from autotune.errors import (
     InfeasibleError,
     LockedError,
     NumericsError,
+    OutOfTimeError,
     PlanError,
     StoreError,
     StudyInterruptedError,
+    WorkerError,
 )
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
@@ -40,6 +42,7 @@ __all__ = [
     "Loop",
     "MemoryEstimate",
     "NumericsError",
+    "OutOfTimeError",
     "PlanError",
     "PlanFile",
     "PlannedLoss",
@@ -48,6 +51,7 @@ __all__ = [
     "StudyInterruptedError",
     "StudyResult",
     "TrainStep",
+    "WorkerError",
     "Workload",
     "__version__",
     "estimate",

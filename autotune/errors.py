@@ -13,6 +13,7 @@ AutotuneError           1   base class; never raised itself
 ├── ExperimentError     8   experiment that fails, or whose claim no longer holds
 ├── WorkerError         9   measuring process that was killed from outside
 ├── LockedError        75   run directory in use by another process
+├── DeviceLostError    75   class of devices without a device left to measure on
 └── StudyInterruptedError   study ended by a signal: 128 + the signal's number
 """
 
@@ -138,9 +139,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs a group of optional dependencies.
+    """Return the commands that install a group of optional dependencies, from the package index or from a checkout.
 
     >>> install_command("zoo")
-    "pip install 'autotune-training[zoo]'"
+    "pip install 'autotune-training[zoo]', or in a checkout: pip install '.[zoo]'"
     """
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install '{DISTRIBUTION}[{extra}]', or in a checkout: pip install '.[{extra}]'"

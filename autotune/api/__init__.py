@@ -63,7 +63,8 @@ def tune(
     Args:
         workload: What to train; see `WorkloadSource`. Child processes import a factory function by its name.
         budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of the baseline's step bytes ("65%").
-        time: Time limit of the search in seconds, or as "10m"; the baseline, two plans and one re-measurement always run.
+        time: Time limit of the search in seconds, or as "10m". No trial begins after it; capture, baseline and the running
+            trial end first.
         trials: Maximum number of trials.
         stores: Directories for offloaded bytes, by the name of the store: "ssd", "ramdisk" or "host".
         arguments: Arguments of the factory.
@@ -90,6 +91,8 @@ def tune(
         CaptureError: The training step cannot be captured as one graph.
         InfeasibleError: No plan fits the budget.
         NumericsError: No plan gives the results of the reference.
+        OutOfTimeError: The time limit ended before a plan was measured.
+        WorkerError: A measuring process was killed from outside.
         LockedError: Another process works in the run directory.
         StudyInterruptedError: A signal came before the baseline was measured.
 
@@ -133,6 +136,8 @@ def resume(
 
     Raises:
         ConfigError: The directory has no recorded run, or the workload has changed since.
+        OutOfTimeError: The time limit ended before a plan was measured.
+        WorkerError: A measuring process was killed from outside.
         LockedError: Another process works in the run directory.
 
     Examples:

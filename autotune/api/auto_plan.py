@@ -46,7 +46,8 @@ class AutoPlan:
 
     Args:
         budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of the baseline's step bytes ("65%").
-        time: Time limit of the search in seconds, or as "10m"; the baseline, two plans and one re-measurement always run.
+        time: Time limit of the search in seconds, or as "10m". No trial begins after it; capture, baseline and the running
+            trial end first. A search four times as long follows where no plan was measured.
         trials: Maximum number of trials.
         stores: Directories for offloaded bytes, by the name of the store. The plan runs with the same directories.
         planners: Names of the planners to choose from, by kind of decision.

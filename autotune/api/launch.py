@@ -89,16 +89,20 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
 
 
 def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config:
-    """Choose kernels and memory format by measuring where the config leaves them open."""
+    """Choose kernels and memory format by measuring on the config's device, where the config leaves them open."""
     from autotune.study.captures import CaptureRunner, choose_capture
 
     @contextmanager
-    def open_runner(combination: Config) -> Iterator[CaptureRunner]:
-        with open_harness(combination, RunDir(run_dir).logs) as runner:
+    def open_combination(combination: Config) -> Iterator[CaptureRunner]:
+        with open_runner(combination, RunDir(run_dir).logs) as runner:
             runner.listen(lambda work: progress(Preparing(f"{combination.kernels or 'aten'}: {work}")))
             yield runner
 
-    return choose_capture(config, run_dir, open_runner, lambda text: progress(Preparing(text)))
+    try:
+        return choose_capture(config, run_dir, open_combination, lambda text: progress(Preparing(text)))
+    except DeviceLostError as error:  # no study has begun that could be resumed
+        reason, _, _ = f"{error}".rpartition("; ")
+        raise DeviceLostError(f"{reason}; start one, then run the command again") from None
 
 
 def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:

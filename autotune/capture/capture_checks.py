@@ -15,7 +15,7 @@ def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
         if tensor.requires_grad:
             problem = "has an autograd graph" if tensor.grad_fn is not None else "requires a gradient"
             raise CaptureError(
-                f"batch.{position} {problem}, and a captured step computes gradients of parameters only: pass it detached"
+                f"batch.{position} {problem}, and a captured step computes gradients of parameters only; pass it detached"
             )
 
 
@@ -24,7 +24,7 @@ def refuse_parameter_hooks(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if has_hooks(parameter):
             raise CaptureError(
-                f"{name} has a hook on its gradient, which a captured step never calls: remove the hook, and do its work in "
+                f"{name} has a hook on its gradient, which a captured step never calls; remove the hook, and do its work in "
                 "the loss function or in before_update"
             )
 
@@ -33,7 +33,7 @@ def refuse_two_gradients(names: list[str]) -> None:
     """Raise CaptureError for a parameter with several gradients, each of which would be an update of its own."""
     if twice := next((name for name, count in Counter(names).items() if count > 1), None):
         raise CaptureError(
-            f"{twice} has several names in the model, and the trace has a gradient for each: give it one name, or report "
+            f"{twice} has several names in the model, and the trace has a gradient for each; give it one name, or report "
             "the model as a bug"
         )
 
@@ -49,7 +49,7 @@ def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:
             name = "batch_norm" if "batch_norm" in writers else writers[0]
             raise CaptureError(
                 f"a checkpoint contains {name}, which changes a buffer: eager changes it again as it recomputes, and a captured "
-                "step does not. Leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out of it"
+                "step does not; leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out of it"
             )
 
 
@@ -81,7 +81,7 @@ def refuse_reentrant_checkpoints(forward: fx.GraphModule) -> None:
         if node.kwargs.get("use_reentrant") is not False and not any(map(_requires_grad, inputs)):
             raise CaptureError(
                 "a checkpoint with use_reentrant=True has no input that requires a gradient, so eager computes no gradient for "
-                "its parameters, and a captured step would: pass use_reentrant=False to torch.utils.checkpoint"
+                "its parameters, and a captured step would; pass use_reentrant=False to torch.utils.checkpoint"
             )
 
 

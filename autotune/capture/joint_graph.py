@@ -242,7 +242,7 @@ class JointTrace:
     def _read_constant(self, node: fx.Node) -> None:
         tensor = get_attribute(self._trace.owning_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            raise CaptureError("the step draws from a torch.Generator: draw from the default one, or before the step")
+            raise CaptureError("the step draws from a torch.Generator; draw from the default one, or before the step")
         self._refuse_trained(tensor)
         self._add_input(node, node.name, Role.BUFFER, tensor)
 

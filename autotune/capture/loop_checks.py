@@ -54,7 +54,7 @@ def refuse_unreduced(model: torch.nn.Module, *, reduces: bool) -> None:
     if reduces or _ranks() < 2:
         return
     raise ConfigError(
-        f"torch.distributed has {_ranks()} ranks, and gradients are not reduced: pass before_update=... that all-reduces "
+        f"torch.distributed has {_ranks()} ranks, and gradients are not reduced; pass before_update=... that all-reduces "
         "every .grad; pass one that does nothing if ranks train apart"
     )
 
@@ -63,7 +63,7 @@ def refuse_wrapped(model: torch.nn.Module) -> None:
     """Raise ConfigError for a planned loss of a model in a wrapper of `torch.distributed`, which a plan would leave out."""
     if (wrapper := _wrapper(model)) is not None:
         raise ConfigError(
-            f"the model is wrapped in {wrapper}, whose communication a captured loss never runs: make the PlannedLoss of the "
+            f"the model is wrapped in {wrapper}, whose communication a captured loss never runs; make the PlannedLoss of the "
             "module within it, and wrap that loss, as DistributedDataParallel(PlannedLoss(module, loss_fn))"
         )
 

@@ -20,6 +20,7 @@ from autotune.cli.options import (
     Objective,
     OnClass,
     OptionalRun,
+    PlanKernels,
     PlanPath,
     RunName,
     SeedFrom,
@@ -183,7 +184,7 @@ def plan(
     limit: Limit = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
-    kernels: Kernels = None,
+    kernels: PlanKernels = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -332,7 +333,10 @@ def trace(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="File for the trace; trace.json in the run's directory by default."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="File for the trace; by default trace.json in the run's directory, or PLAN.trace.json beside a plan file.",
         ),
     ] = None,
     json: Json = False,

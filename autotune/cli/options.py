@@ -22,7 +22,7 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Upper limit of the charged bytes: a share of eager's peak (65%, tolerance 0.5 %), or bytes of the process (512MiB, 6GiB, 123456B; no tolerance).",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%, tolerance 0.5 %), or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%.",
     ),
 ]
 Arguments = Annotated[
@@ -52,7 +52,7 @@ Time = Annotated[
     typer.Option(
         "--time",
         metavar="TIME",
-        help="Time limit: 90s, 10m, 1h. No trial begins after it; capture, baseline and the running trial end first.",
+        help="Time limit: 90s, 10m, 1h; by default the config's, else 10m. No trial begins after it; capture, baseline and the running trial end first.",
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Maximum number of trials.")]
@@ -80,12 +80,20 @@ Kernels = Annotated[
         help="Kernels of the plans: eager's (default), compiled regions, or the faster, measured.",
     ),
 ]
+PlanKernels = Annotated[
+    str | None,
+    typer.Option(
+        "--kernels",
+        metavar="aten|inductor",
+        help="Kernels of the plan: eager's (default) or compiled regions.",
+    ),
+]
 Objective = Annotated[
     str | None,
     typer.Option(
         "--objective",
         metavar="time|pareto",
-        help="Objective to minimize: step time, or the time-memory Pareto front.",
+        help="Objective to minimize: step time, or the time-memory Pareto front; by default the config's, else time.",
     ),
 ]
 RunName = Annotated[
@@ -111,7 +119,11 @@ FleetFile = Annotated[
 ]
 OnClass = Annotated[
     str | None,
-    typer.Option("--on", metavar="CLASS", help="Class of the fleet's devices that measures; this machine by default."),
+    typer.Option(
+        "--on",
+        metavar="CLASS",
+        help="Class of the fleet's devices that measures. Without --on and --fleet: this machine. doctor --fleet checks all classes; resume keeps the run's class.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
@@ -124,7 +136,7 @@ def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not key or not equals or not value:
             example = "ssd=/mnt/disk" if option == "--store" else "batch=8"
-            raise ConfigError(f"{option} {text!r}: write {option} {example}")
+            raise ConfigError(f"{option} {text!r} is not NAME=VALUE; write {option} {example}")
         pairs[key] = value
     return pairs
 

@@ -42,7 +42,7 @@ class ErrorDocument:
     message: str
     """Error in one line, as on standard error."""
     kind: str
-    """Class of the error, or `UsageError` for wrong options."""
+    """Class of the error, `UsageError` for wrong options, or `Interrupted` for Ctrl-C."""
     exit_code: int
     """Exit code of the process."""
 

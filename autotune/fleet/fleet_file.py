@@ -83,7 +83,7 @@ class FleetConfig(Section):
     def _check_classes(cls, classes: dict[str, DeviceClass]) -> dict[str, DeviceClass]:
         for name, device_class in classes.items():
             if Path(name).name != name or name in (".", "..") or "@" in name:
-                raise ValueError(f"class {name!r}: give a plain name, no path and no @")
+                raise ValueError(f"class {name!r} is a path, or has an @; give a plain name")
             if (device_class.engine == "command") != bool(device_class.command):
                 raise ValueError(
                     f"class {name!r}: `engine: command` and `command: [...]` need each other; write both, or neither"

@@ -81,8 +81,8 @@ def check_same_device(device_class: str, host: str, device: Device, first: Devic
         ours, theirs = getattr(device, name), getattr(first, name)
         if ours != theirs:
             raise ConfigError(
-                f"{host} of class {device_class} has {name} {ours}, the class's first device has {theirs}; "
-                "measurements of both cannot be compared: make the nodes equal, or make two classes"
+                f"{host} of class {device_class} has {name} {ours}, the class's first device has {theirs}, and "
+                "measurements of both cannot be compared; make the nodes equal, or make two classes"
             )
     if abs(device.memory_bytes - first.memory_bytes) > MEMORY_TOLERANCE * first.memory_bytes:
         raise ConfigError(

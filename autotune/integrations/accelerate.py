@@ -22,7 +22,7 @@ try:
     import accelerate
     from accelerate.utils import DistributedType, DynamoBackend
 except ImportError as error:
-    raise ImportError(f"autotune.integrations.accelerate needs accelerate: {install_command('accelerate')}") from error
+    raise ImportError(f"autotune.integrations.accelerate needs accelerate; {install_command('accelerate')}") from error
 
 TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 """Kinds of distributed training that equal those without a plan: one process, or DistributedDataParallel."""
@@ -144,12 +144,12 @@ def _refuse_accelerator(accelerator: accelerate.Accelerator) -> None:
         )
     if (backend := accelerator.state.dynamo_plugin.backend) != DynamoBackend.NO:
         raise ConfigError(
-            f"the accelerator compiles models with {backend.value}, but a plan runs PyTorch's own kernels: leave "
+            f"the accelerator compiles models with {backend.value}, but a plan runs PyTorch's own kernels; leave "
             "dynamo_backend out, or train without a plan"
         )
     if accelerator.device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"the accelerator's device is {accelerator.device.type}; a plan runs on cpu or cuda: pass cpu=True"
+            f"the accelerator's device is {accelerator.device.type}, and a plan runs on cpu or cuda; pass cpu=True"
         )
 
 
@@ -159,7 +159,7 @@ def _refuse_model(accelerator: accelerate.Accelerator, model: torch.nn.Module) -
     is_prepared = any(prepared is model or prepared is inner for prepared in accelerator._models)
     if not is_prepared or is_wrapped == (accelerator.distributed_type == DistributedType.NO):
         raise ConfigError(
-            f"the accelerator did not prepare this {type(model).__name__}: call plan_loss with the model that "
+            f"the accelerator did not prepare this {type(model).__name__}; call plan_loss with the model that "
             "accelerator.prepare(model, ...) returned"
         )
     refuse_compiled(model)
@@ -167,5 +167,5 @@ def _refuse_model(accelerator: accelerate.Accelerator, model: torch.nn.Module) -
         if hasattr(module, "_hf_hook"):
             raise ConfigError(
                 f"{name or 'the model'} has Accelerate's hook {type(module._hf_hook).__name__}, which moves weights between "
-                "devices in forward: load the model without device_map, or train without a plan"
+                "devices in forward; load the model without device_map, or train without a plan"
             )

@@ -10,6 +10,6 @@ def refuse_compiled(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(
-                f"{name or 'the model'} is compiled by torch.compile, but a plan runs PyTorch's own kernels: leave "
+                f"{name or 'the model'} is compiled by torch.compile, but a plan runs PyTorch's own kernels; leave "
                 "torch.compile out, or train without a plan"
             )

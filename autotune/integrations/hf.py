@@ -25,7 +25,7 @@ from autotune.workloads.workload import Workload
 try:
     import transformers
 except ImportError as error:
-    raise ImportError(f"autotune.integrations.hf needs transformers: {install_command('hf')}") from error
+    raise ImportError(f"autotune.integrations.hf needs transformers; {install_command('hf')}") from error
 
 
 class PlannedTrainerMixin:

@@ -23,7 +23,7 @@ try:
     from lightning.pytorch import strategies
     from lightning.pytorch.plugins import precision as plugins
 except ImportError as error:
-    raise ImportError(f"autotune.integrations.lightning needs lightning: {install_command('lightning')}") from error
+    raise ImportError(f"autotune.integrations.lightning needs lightning; {install_command('lightning')}") from error
 
 STRATEGIES = (strategies.SingleDeviceStrategy, strategies.DDPStrategy)
 """Strategies whose training equals that without a plan."""
@@ -204,7 +204,7 @@ def _refuse_trainer(trainer: pl.Trainer) -> None:
         )
     if (kind := trainer.strategy.root_device.type) not in ("cpu", "cuda"):
         raise ConfigError(
-            f"the trainer's device is {kind}; a plan runs on cpu or cuda: pass accelerator='cpu' or 'cuda'"
+            f"the trainer's device is {kind}, and a plan runs on cpu or cuda; pass accelerator='cpu' or 'cuda'"
         )
 
 
@@ -221,7 +221,7 @@ def _refuse_module(module: pl.LightningModule, loss: str) -> None:
         )
     if loss == "training_step" and not module.automatic_optimization:
         raise ConfigError(
-            f"{name} optimizes manually, so its training_step also updates: move each loss to a method, and pass "
+            f"{name} optimizes manually, so its training_step also updates; move each loss to a method, and pass "
             "PlanCallback(loss=...) with that method's name"
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.errors import ConfigError, WorkerError
+from autotune.errors import WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
@@ -26,7 +26,13 @@ from autotune.measure.messages import (
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import ExpectedResults, describe_comparison, find_expected_results
 from autotune.measure.spec import Spec
-from autotune.measure.survey import PreparedWorkload, WorkloadSurvey, explain_survey_failure, plan_tolerance
+from autotune.measure.survey import (
+    PreparedWorkload,
+    WorkloadSurvey,
+    explain_eager_failure,
+    explain_survey_failure,
+    plan_tolerance,
+)
 from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import KILLED, Measurement, Outcome, apply_budget
@@ -237,9 +243,7 @@ class Harness:
     def _prepare(self) -> PreparedWorkload:
         baseline = self.baseline()
         if baseline.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
-            raise ConfigError(
-                f"{self._spec.workload}: a plain eager step ends as {baseline.outcome}: {baseline.detail}"
-            )
+            raise explain_eager_failure(self._spec.workload, baseline)
         surveyed = self.survey()
         traced = Plan.traced(surveyed.graph)
         self._children.report(WorkProgress("comparing the captured step with eager"))

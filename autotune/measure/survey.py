@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from autotune.errors import AutotuneError, CaptureError, InfeasibleError
+from autotune.errors import AutotuneError, CaptureError, ConfigError, InfeasibleError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.records.device import Device
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import Measurement, Outcome
 from autotune.workloads.reference import WorkloadRef
 
 
@@ -51,6 +51,15 @@ class PreparedWorkload:
 def plan_tolerance(device_kind: str) -> float:
     """Return the largest `max_error` accepted of a plan: 0 on a CPU, where plans run the same kernels bit for bit."""
     return 1.0 if device_kind == "cuda" else 0.0
+
+
+def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> ConfigError:
+    """Return the error for a workload whose step fails in plain PyTorch."""
+    outcome = baseline.outcome.value.replace("_", " ")
+    return ConfigError(
+        f"{workload}: the step in plain PyTorch failed ({outcome}): {baseline.detail}; "
+        "run it once without autotune, and fix that first"
+    )
 
 
 def explain_survey_failure(

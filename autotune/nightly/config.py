@@ -80,7 +80,7 @@ def load_nightly_config(path: Path, *, fleet: str | None = None, on: str | None 
     for number, entry in enumerate(options.entries):
         where = document.where(("entries", number, "name"))
         if Path(entry.key).name != entry.key or entry.key in (".", "..", RESERVED):
-            raise ConfigError(f"{where}: name {entry.key!r}: give a plain name, no path and not {RESERVED!r}")
+            raise ConfigError(f"{where}: name {entry.key!r} is a path or reserved; give a plain name")
         if entry.key in keys:
             raise ConfigError(f"{where}: two entries are called {entry.key!r}; give one of them another name")
         keys.add(entry.key)

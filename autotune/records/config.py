@@ -90,7 +90,8 @@ class Config(Section):
     """Memory format of the plans and of their reference results. Time ratios still refer to the user's own format."""
     kernels: Literal["", "inductor", "any"] = ""
     """Kernels of the plans: `aten` (the default) gives eager's bits; `inductor` fuses ops into compiled regions, whose
-    results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest."""
+    results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
+    `any` is for `tune` without `--dry-run`."""
     seed_from: str | None = None
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None

@@ -45,7 +45,7 @@ def read(path: Path) -> Document:
     except FileNotFoundError:
         siblings = [str(other) for other in sorted(path.parent.glob("*.y*ml"))]
         hint = (
-            nearest(str(path), siblings) if siblings else f"; {path.parent.absolute()} has no YAML file: give the path"
+            nearest(str(path), siblings) if siblings else f"; {path.parent.absolute()} has no YAML file; give the path"
         )
         raise ConfigError(f"{path}: no such file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:

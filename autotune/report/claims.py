@@ -188,9 +188,11 @@ def source_lines(results: Mapping[str, Sequence[Claim]]) -> list[str]:
 
 
 def count_verdicts(results: Mapping[str, Sequence[Claim]]) -> str:
-    """Return the number of claims and the number of each verdict, as `3: 2 reproduced, 1 ratios reproduced, ...`."""
+    """Return the number of claims and the number of each verdict, as `3 claims: 2 reproduced, 1 ratios reproduced, ...`."""
     verdicts = Counter(claim.verdict for claims in results.values() for claim in claims)
-    return f"{verdicts.total()}: " + ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in ClaimVerdict)
+    count = verdicts.total()
+    listed = ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in ClaimVerdict)
+    return f"{count} claim{'' if count == 1 else 's'}: {listed}"
 
 
 def _round(figure: Figure | None) -> Figure | None:

@@ -81,7 +81,7 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
         seconds = None if is_local else CALL_LIMIT_SECONDS
         client = call_within(seconds, MlflowClient, tracking_uri=uri, registry_uri=uri)
     except ModuleNotFoundError as error:
-        raise OSError(f"{error}; {install_command('postgres')} installs the PostgreSQL driver") from None
+        raise OSError(f"{error}; install the PostgreSQL driver: {install_command('postgres')}") from None
     if not is_local:
         return cast("MlflowClient", LimitedClient(client))
     runs.mkdir(parents=True, exist_ok=True)

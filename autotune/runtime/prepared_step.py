@@ -61,7 +61,7 @@ class PlanMaker(Protocol):
 
 
 PlanSource = str | Path | PlanFile | Plan | PlanMaker
-"""Path of a plan file, a plan with or without its provenance, or a maker of plans."""
+"""Path of a plan file, a plan with or without its provenance, or an `AutoPlan`."""
 
 
 def read_plan(source: PlanSource | None) -> PlanFile | Plan | PlanMaker | None:
@@ -72,7 +72,7 @@ def read_plan(source: PlanSource | None) -> PlanFile | Plan | PlanMaker | None:
 def store_directories(
     stores: Mapping[str, str | Path] | None, plan: PlanFile | Plan | PlanMaker | None
 ) -> dict[str, Path]:
-    """Return the absolute directory of each store; those of a maker of plans where none are passed."""
+    """Return the absolute directory of each store; those of an `AutoPlan` where none are passed."""
     if stores is None and not isinstance(plan, PlanFile | Plan | None):
         stores = plan.stores
     return {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
@@ -341,5 +341,5 @@ def _refuse_other_graph(file: PlanFile, graph: TrainGraph, loop: Loop) -> None:
     raise PlanError(
         f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops"
         f"{f', loop {loop}' if file.loop else ''}); this step is another graph"
-        f" ({graph.digest[:8]}, {len(graph.ops)} ops): check model, batch shape, dtype, optimizer{for_gradients}, or tune it"
+        f" ({graph.digest[:8]}, {len(graph.ops)} ops); check model, batch shape, dtype, optimizer{for_gradients}, or tune it"
     )

@@ -140,7 +140,7 @@ class TrainStep:
         self._verifier = Verifier(model, optimizer, scaler, DEFAULT_STEPS if verify is True else int(verify))
         source = read_plan(plan)
         if optimizer is None and loss_fn is not None and not isinstance(source, PlanFile | Plan | None):
-            raise ConfigError("a maker of plans plans training or inference, not a loss alone; pass an optimizer")
+            raise ConfigError("AutoPlan cannot tune a loss without an optimizer; pass an optimizer, or use PlannedLoss")
         preparer = StepPreparer(
             source,
             store_directories(stores, source),
@@ -250,7 +250,7 @@ class TrainStep:
     def __reduce__(self) -> NoReturn:
         """Refuse a copy or a pickle, whose model and optimizer would be those of another step."""
         raise ConfigError(
-            "a TrainStep cannot be copied or pickled: copy model and optimizer, and make a TrainStep of them"
+            "a TrainStep cannot be copied or pickled; copy model and optimizer, and make a TrainStep of them"
         )
 
     def __enter__(self) -> Self:

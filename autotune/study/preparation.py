@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
-from autotune.measure.survey import PreparedWorkload
+from autotune.measure.survey import PreparedWorkload, explain_eager_failure
 from autotune.planners.candidates import DevicePlanning, MakePlanning
 from autotune.predict.simulate import simulate
 from autotune.records.config import Config, dump_config, load_config
@@ -95,7 +95,7 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
             with task.interrupts.breakable(patient=False):
                 result = task.runner.baseline()
         if result.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
-            raise ConfigError(f"{config.ref}: the plain step ended as {result.outcome}: {result.detail}")
+            raise explain_eager_failure(config.ref, result)
         append_trial(RunDir(task.run_dir).trials, replace(trial, measurement=result))
         trials.append(replace(trial, measurement=result))
     first = trials[0].measurement or Measurement(Outcome.OUT_OF_MEMORY)

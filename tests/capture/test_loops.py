@@ -130,7 +130,7 @@ def accumulating(**options: Any) -> tuple[Workload, Accelerated, TrainStep]:
 def test_a_step_that_updates_while_the_accelerator_accumulates_is_refused():
     workload, wrapped, step = accumulating()
     wrapped.gradient_state.sync_gradients = False
-    with pytest.raises(ConfigError, match=r"accumulates over 2 steps .*: pass accumulate=2, and divide the loss by 2"):
+    with pytest.raises(ConfigError, match=r"accumulates over 2 steps .*; pass accumulate=2, and divide the loss by 2"):
         step(workload.batch)
 
 
@@ -151,7 +151,7 @@ def test_a_remainder_with_which_the_accelerator_updates_is_never_lost(updated: s
         workload.optimizer.zero_grad()
     wrapped.gradient_state.sync_gradients = False
     if updated == "forgotten":
-        with pytest.raises(ConfigError, match=r"and none was run: call flush\(\)"):
+        with pytest.raises(ConfigError, match=r"and none was run; call flush\(\)"):
             step(workload.batch)
     else:
         step(workload.batch)
@@ -333,7 +333,7 @@ def test_ranks_whose_gradients_nothing_reduces_are_refused_and_reduced_ones_agre
     assert [rank.returncode for rank in ranks] == [0, 0], made
     bare, wrapped, agree = made[0][0].splitlines()
     assert bare == (
-        "torch.distributed has 2 ranks, and gradients are not reduced: pass before_update=... that all-reduces every .grad; "
+        "torch.distributed has 2 ranks, and gradients are not reduced; pass before_update=... that all-reduces every .grad; "
         "pass one that does nothing if ranks train apart"
     )
     assert wrapped.startswith("the model is wrapped in DistributedDataParallel, ")

@@ -1,19 +1,24 @@
 """Studies and nights on a fleet, from the command line: records, histories, lost devices and what continues."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from autotune.cli import main as cli
+from autotune.fleet import ENGINES
+from autotune.fleet.local import LocalChannel
+from autotune.fleet.messages import OpenDevice
 from autotune.nightly.history import EntryDirectory
 from autotune.records.trial import load_trials
+from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import wait_for_death, without_times
 from tests.nightly.test_command import Tracker
 
@@ -85,7 +90,35 @@ def test_a_device_that_is_not_what_its_class_promises_is_2(call: Call):
     )
     code, _, err = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "other")
     assert code == 2
-    assert "of class other has silicon Fake 9000, the class's first device has Fake 8000; " in err
+    assert "of class other has silicon Fake 9000, the class's first device has Fake 8000, and " in err
+
+
+def test_kernels_are_chosen_on_a_device_of_the_class(call: Call, monkeypatch: pytest.MonkeyPatch):
+    opened: list[tuple[object, ...]] = []
+
+    @contextlib.contextmanager
+    def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[FakeRunner]:
+        opened.append((request.device_class, request.config["kernels"], request.config["memory_format"]))
+        yield FakeRunner(slowdown_of=lambda plan: 0.9 if plan.kernels and not plan.memory_format else 1.0)
+
+    monkeypatch.setitem(ENGINES, "command", lambda reach, report: LocalChannel(open_device))
+    tune = ("tune", "study.yaml", "--fleet", "fleet.yaml", "--kernels", "any")
+    code, _, err = call(*tune, "--on", "fake", "--name", "first")
+    assert code == 0, err
+    combinations = [("", ""), ("inductor", ""), ("", "channels_last"), ("inductor", "channels_last")]
+    assert opened == [("fake", *each) for each in (*combinations, ("inductor", ""))]
+    captures = json.loads(Path("runs/first/captures.json").read_text())
+    assert [each["outcome"] for each in captures] == ["ok"] * 4
+
+
+def test_a_choice_of_kernels_without_a_device_is_75_and_names_no_run_to_resume(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("autotune.fleet.remote_runner.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("autotune.fleet.remote_runner.ATTEMPTS", 1)
+    code, _, err = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--kernels", "any", "--on", "gone")
+    assert code == 75
+    assert err.rstrip().endswith("; start one, then run the command again")
 
 
 @pytest.mark.slow

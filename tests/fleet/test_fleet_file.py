@@ -54,7 +54,7 @@ def test_a_class_promises_what_it_names_and_is_reached_by_its_engine(fleet: Path
             "classes:\n  a: {engine: command}",
             "fleet.yaml:1: classes: class 'a': `engine: command` and `command: [...]` need",
         ),
-        ("classes:\n  a/b: {}", "fleet.yaml:1: classes: class 'a/b': give a plain name, no path and no @"),
+        ("classes:\n  a/b: {}", "fleet.yaml:1: classes: class 'a/b' is a path, or has an @; give a plain name"),
         ("classes:\n  a: {engine: local, devices: 2}", "fleet.yaml:1: classes: class 'a': this machine is one device"),
         ("classes:\n  a: {stores: {nvme: /x}}", "fleet.yaml:2: "),
     ],

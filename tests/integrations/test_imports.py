@@ -21,6 +21,6 @@ for name in {list(LIBRARIES)}:
 def test_an_integration_without_its_library_names_the_extra():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"autotune.integrations.{name} needs {library}: pip install 'autotune-training[{name}]'"
+        f"autotune.integrations.{name} needs {library}; pip install 'autotune-training[{name}]', or in a checkout: pip install '.[{name}]'"
         for name, library in LIBRARIES.items()
     ]

@@ -238,8 +238,8 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("tune", "resnet18", "--time", "long"), "--time: cannot read 'long'"),
         (("tune", "resnet18", "--trials", "0"), "--trials"),
         (("tune", "resnet18", "--objective", "memory"), "--objective"),
-        (("tune", "resnet18", "--set", "batch"), "--set 'batch': write --set batch=8"),
-        (("tune", "resnet18", "--store", "ssd"), "--store 'ssd': write --store ssd="),
+        (("tune", "resnet18", "--set", "batch"), "--set 'batch' is not NAME=VALUE; write --set batch=8"),
+        (("tune", "resnet18", "--store", "ssd"), "--store 'ssd' is not NAME=VALUE; write --store ssd="),
         (("tune", "resnet18", "--store", "sdd=."), "sdd"),
         (("tune", "resnet18", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
         (("tune", "resnet18", "--store", "ssd=a file"), "a file is no directory"),
@@ -723,6 +723,7 @@ def test_a_device_that_nobody_knows_is_a_usage_error() -> None:
 def test_every_outcome_of_a_measurement_has_its_exit_code(outcome: Outcome, code: int) -> None:
     error = outcome_error(Path("p.json"), Measurement(outcome, "because"))
     assert (error.exit_code if error else 0) == code
+    assert error is None or "; " in str(error), "the next step"
 
 
 # -- tune ----------------------------------------------------------------------------------------------------------

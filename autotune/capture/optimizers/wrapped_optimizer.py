@@ -47,7 +47,7 @@ class Bookkeeping:
         """Raise ConfigError for a step that updates where the library would not, or that skipped its last update."""
         if self._overdue is not None and self._overdue == self._versions():
             raise ConfigError(
-                "the last step should have ended with an update, as at the end of an epoch, and none was run: call flush() of "
+                "the last step should have ended with an update, as at the end of an epoch, and none was run; call flush() of "
                 "the step where accelerator.sync_gradients is True, before zero_grad()"
             )
         self._overdue = None
@@ -55,7 +55,7 @@ class Bookkeeping:
             if updates and not state.sync_gradients:
                 raise ConfigError(
                     f"the accelerator accumulates over {state.num_steps} steps and does not update in this one, but the step "
-                    f"does: pass accumulate={state.num_steps}, and divide the loss by {state.num_steps} as its backward does"
+                    f"does; pass accumulate={state.num_steps}, and divide the loss by {state.num_steps} as its backward does"
                 )
 
     def end(self, *, updated: bool) -> None:

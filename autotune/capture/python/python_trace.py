@@ -228,7 +228,7 @@ def _free_inputs(
             if value.grad_fn is not None:
                 raise CaptureError(
                     f"{sources.spell(name)} has an autograd graph from outside of the step, and a captured step cannot run "
-                    "backward through it: detach the tensor, or compute it in the loss function"
+                    "backward through it; detach the tensor, or compute it in the loss function"
                 )
             free[position] = FreeInput(name, sources.spell(name), _tensor_reader(sources, name), value)
         elif isinstance(value, float):
@@ -248,7 +248,7 @@ def _refusal_of_numpy(name: str, sources: Sources) -> str:
         if getattr(value, "shape", ())
         else f"a Python number, as {spelled}.item()"
     )
-    return f"{spelled} is a numpy.{type(value).__name__}, which a captured step cannot follow: make it {fix} before the step"
+    return f"{spelled} is a numpy.{type(value).__name__}, which a captured step cannot follow; make it {fix} before the step"
 
 
 def _tensor_reader(sources: Sources, name: str) -> Callable[[], torch.Tensor]:

@@ -128,7 +128,7 @@ def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: 
 def _refuse(reads: StateReads, name: str) -> None:
     if reads.draws:
         raise CaptureError(
-            f"{name} draws random numbers from {reads.draws}, and a captured step would repeat the first ones: draw with "
+            f"{name} draws random numbers from {reads.draws}, and a captured step would repeat the first ones; draw with "
             "torch.rand, or draw before the step and pass the numbers in the batch as tensors"
         )
     change = next((change for change in reads.changes if change.is_read), None)
@@ -146,7 +146,7 @@ def _refusal_of_change(change: Change) -> str:
         fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
     else:
         fix = "change it between steps, or pass it in the batch as a tensor"
-    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one: {fix}"
+    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one; {fix}"
 
 
 def _explained(run: Callable[[], Any], name: str) -> Any:
@@ -294,7 +294,7 @@ def _own_backward(frames: traceback.StackSummary) -> str:
     place = innermost_user_line(frames)
     return (
         f"the step itself runs a backward pass that adds to .grad{f' at {place}' if place else ''}, and a captured step would "
-        "lose those gradients: return the loss, or use torch.autograd.grad"
+        "lose those gradients; return the loss, or use torch.autograd.grad"
     )
 
 
@@ -339,13 +339,13 @@ def _free_inputs(reads: StateReads, tensors: list[torch.Tensor]) -> list[FreeInp
         if id(tensor) not in places:
             raise CaptureError(
                 f"the step reads a tensor of shape {tuple(tensor.shape)} that is no part of model or batch, and its name "
-                "cannot be determined: make it a buffer of the model, or pass it in the batch"
+                "cannot be determined; make it a buffer of the model, or pass it in the batch"
             )
         name, read = places[id(tensor)]
         if tensor.grad_fn is not None:
             raise CaptureError(
                 f"{name} has an autograd graph from outside of the step, and a captured step cannot run backward through "
-                "it: detach the tensor, or compute it in the loss function"
+                "it; detach the tensor, or compute it in the loss function"
             )
         free.append(FreeInput(name, name, read, tensor))
     return free

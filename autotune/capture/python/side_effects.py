@@ -293,7 +293,7 @@ def _refusal(effect: SideEffect, sources: Sources) -> str:
         fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
     else:
         fix = "change it between steps, or pass it in the batch as a tensor"
-    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one: {fix}"
+    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one; {fix}"
 
 
 @contextmanager

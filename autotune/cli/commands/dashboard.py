@@ -32,7 +32,7 @@ START_LIMIT_SECONDS = 120.0
 """Time limit for a server's first answer; MLflow starts in 12 to 40 s on a busy machine."""
 GRACE_SECONDS = 5.0
 """Time for a server to end by itself after SIGTERM."""
-INSTALL = f"{install_command('dashboard')}, in a checkout pip install -e '.[dashboard]'"
+INSTALL = install_command("dashboard")
 
 
 class ServerError(AutotuneError):
@@ -89,7 +89,7 @@ def run(runs: Path | None, port: int | None, *, browser: bool, json: bool) -> No
     Raises ConfigError where the dashboard cannot be installed from here, and ServerError where its server ends.
     """
     if importlib.util.find_spec("streamlit") is None:
-        raise ConfigError(f"the dashboard needs streamlit, which is not installed: {INSTALL}")
+        raise ConfigError(f"the dashboard needs streamlit, which is not installed; {INSTALL}")
     if runs is not None and not runs.is_dir():
         raise ConfigError(f"--runs {runs}: no such directory; name the one that autotune tune writes to")
     # relative as typed: the pages show the names of directories
@@ -161,7 +161,7 @@ def _start(
             more,
         )
     if importlib.util.find_spec("optuna_dashboard") is None:
-        notes.append(f"optuna: optuna-dashboard is not installed: {INSTALL}")
+        notes.append(f"optuna: optuna-dashboard is not installed; {INSTALL}")
     else:
         start("optuna", "/", ["dashboards.optuna_copies", "--runs", str(runs), "--port", f"{ports['optuna']}"])
     for note in notes:

@@ -55,8 +55,8 @@ def outcome_error(path: Path, measurement: Measurement) -> AutotuneError | None:
         case Outcome.OVER_BUDGET | Outcome.OUT_OF_MEMORY:
             return InfeasibleError(f"{reason}; make a plan for this machine with autotune tune")
         case Outcome.WRONG_RESULT:
-            return NumericsError(reason)
+            return NumericsError(f"{reason}; tune again, and report the plan if it repeats")
         case Outcome.DISK_FULL:
             return StoreError(f"{reason}; free space there, or name another directory with --store")
         case Outcome.TIMEOUT | Outcome.CRASHED:
-            return AutotuneError(reason)
+            return AutotuneError(f"{reason}; run the command again, or measure another plan")

@@ -64,11 +64,11 @@ def run(names: Sequence[str], *, every: bool, listed: bool, root: Path | None, j
 def _find_root(folder: Path | None) -> Path:
     """Return the folder of experiments: `folder`, or by default that of this checkout."""
     if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--experiments {folder}: no such folder")
+        raise ConfigError(f"--experiments {folder}: no such folder; name the one that has the experiments")
     root = folder or Path(autotune.__file__).parents[1] / "experiments" / "claims"
     if not root.is_dir():
         raise ConfigError(
-            "an installed package has no experiments: run from a checkout of the project, or name its folder with "
+            "an installed package has no experiments; run from a checkout of the project, or name its folder with "
             "--experiments DIR"
         )
     return root.resolve()

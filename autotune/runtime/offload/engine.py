@@ -278,7 +278,7 @@ class OffloadEngine:
                 problems += [str(problem)] if problem is not None else []
         self._values = {}
         if problems:
-            raise StoreError(f"{problems[0]}. A weight or its optimizer state is lost: load a checkpoint")
+            raise StoreError(f"{problems[0]}, and a weight or its optimizer state is lost; load a checkpoint")
 
     def _add_offloaded(self, nbytes: int) -> None:
         self._offloaded_static_bytes += nbytes

@@ -214,7 +214,7 @@ def _pinned(cuda: Any, name: str, nbytes: int) -> tuple[Tensor, Any]:
     status = int(cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
     if status:
         advice = (
-            "the host's memory or the process's limit is too small: free memory, raise ulimit -l, or offload less"
+            "the host's memory or the process's limit is too small; free memory, raise ulimit -l, or offload less"
             if status == _NO_MEMORY
             else "check the driver with nvidia-smi, or use another store"
         )

@@ -80,8 +80,8 @@ class Verifier:
             if not shares[name] <= 1.0:
                 after.restore()
                 raise NumericsError(
-                    f"verified step {1 + self._done.get(key, 0)}: {name} is off by {shares[name]:.3g} of its bound ({gate}); "
-                    "model and optimizer hold eager's step: train without the plan, or report the model"
+                    f"verified step {1 + self._done.get(key, 0)}: {name} is off by {shares[name]:.3g} of its bound ({gate}), "
+                    "and model and optimizer hold eager's step; train without the plan, or report the model"
                 )
             planned_state.restore()
             self.comparison = f"{gate}, worst {shares[name]:.2g} of the bound"

@@ -64,7 +64,7 @@ def import_transformers() -> Any:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise ConfigError(
-            f"this workload's model comes from transformers ({error}): {install_command('zoo')}"
+            f"this workload's model comes from transformers ({error}); {install_command('zoo')}"
         ) from error
 
 
@@ -88,7 +88,7 @@ def count_heads(width: int) -> int:
         return 1
     if width % 64:
         raise ConfigError(
-            f"width must be a multiple of 64, or below 128 for one head (got {width}): try {width // 64 * 64}"
+            f"width must be a multiple of 64, or below 128 for one head (got {width}); try {width // 64 * 64}"
         )
     return width // 64
 

@@ -35,7 +35,7 @@ def vit(
     require_at_least(PATCH, size=size)
     require_probability(dropout=dropout)
     if size % PATCH:
-        raise ConfigError(f"size must be a multiple of {PATCH}, the patch (got {size}): try {size // PATCH * PATCH}")
+        raise ConfigError(f"size must be a multiple of {PATCH}, the patch (got {size}); try {size // PATCH * PATCH}")
 
     def draw() -> Drawn:
         library = import_transformers()

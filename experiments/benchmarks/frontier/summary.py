@@ -210,12 +210,12 @@ def summarize(out: Path) -> str:
 def markdown(records: dict[str, Any], points_by_model: dict[str, list[VariantPoint]]) -> str:
     """Format the summary page."""
     lines = [
-        "Time: over the peer's that of our plan for most bytes that takes no more than 1.005 times the peer's, on the same"
-        " kernels (without inductor)."
-        " Lowest: our lowest peak over the lowest of any peer, inductor included. At 1.03: our peak over eager's at no"
-        " more than 1.03 times its time, where times rise as bytes fall (isotonic regression). Bound: our lowest peak over the proved lower bound of any plan's; proved: that bound"
-        " over the lowest of any peer, which lowest cannot be below. A peer whose gradients are wrong is not counted, nor ours"
-        " where a bit of a result is not eager's. Missed: what is above"
+        "Time: step time of our plan over the peer's, on the same kernels (without inductor). Our plan is the one with the"
+        " largest budget whose bytes are at most 1.005 times the peer's. Lowest: our lowest peak over the lowest peak of any"
+        " peer, inductor included. At 1.03: our peak over eager's among plans that take at most 1.03 times eager's time; times"
+        " are fitted to rise as bytes fall (isotonic regression). Bound: our lowest peak over the proved lower bound. Proved:"
+        " that bound over the lowest peak of any peer; *lowest* cannot be below it. Peers with wrong gradients are excluded; so"
+        " are plans of ours that differ from eager in any bit. Missed: figures above"
         f" {MEAN} (mean), {WORST} (worst), {LOWEST} (lowest, unless that is proved impossible), {AT_NEARLY_EAGER} (at 1.03).",
         "",
         "| model | time at peak: mean | worst | time at charge: mean | worst | lowest | proved | at 1.03 | bound | peers | missed |",

@@ -60,11 +60,10 @@ def summary(results: dict[str, Any]) -> str:
         f" {', then by '.join(results['commands'])}",
         "",
         "Bytes of the step above the process's floor, page cache and tmpfs of our own files counted. Moved: written and read.",
-        "Hidden: of the store's time what execution did not wait for. Plans run in the arena. To none: over the step as traced,",
-        f"without offload; {ROUNDS} steps of each plan, every one between two of that, in one process. To eager: that, times how the step",
-        "without offload lies beside plain eager's, of steps of all plans in turns with eager's in processes of their own.",
-        "Predicted: with what the store did just before, and ops at the pace of the run, which changes by a third within minutes",
-        "here: as profiled, times what the traced step took then over what the profile says of it.",
+        "Hidden: share of the store's time for which the step did not wait. Plans run in the arena. To none: step time over the traced",
+        f'step without offload, interleaved in one process, {ROUNDS} steps per plan. To eager: "to none" times the ratio of the traced step',
+        "to eager, measured in separate processes. Predicted: from the store's rates just before, and op times scaled to the pace of",
+        "the run.",
     ]
     for model, results_of_model in results["models"].items():
         rates = "; ".join(

@@ -57,7 +57,10 @@ def test_without_ortools_the_order_stays_and_the_log_says_so(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     graph, order = detour()
     assert refine(graph, order, Costs.unit(graph), 100, 4) == order
-    assert said == ["recompute: 4 windows not solved, ortools is not installed; pip install 'autotune-training[cpsat]'"]
+    assert said == [
+        "recompute: 4 windows not solved, ortools is not installed; "
+        "pip install 'autotune-training[cpsat]', or in a checkout: pip install '.[cpsat]'"
+    ]
 
 
 def test_a_result_that_could_stay_is_not_made_twice():

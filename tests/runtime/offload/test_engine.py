@@ -147,7 +147,7 @@ def test_a_weight_that_the_store_lost_is_told_with_the_way_out():
     engine.start_write(0)
     engine.finish_write(0)
     store.broken = {0: "read"}
-    with pytest.raises(StoreError, match=r"cannot read slot 0\. A weight .* is lost: load a checkpoint"):
+    with pytest.raises(StoreError, match=r"cannot read slot 0, and a weight .* is lost; load a checkpoint"):
         engine.abort()
     assert weight.untyped_storage().nbytes() == 4000, "a model of the right shape, for a checkpoint to be loaded into"
 
@@ -193,7 +193,7 @@ def test_where_there_is_no_memory_for_one_weight_the_others_come_back_all_the_sa
         engine.finish_write(key)
     with pytest.raises(MemoryError):
         engine.start_read(0)
-    with pytest.raises(StoreError, match=r"no 4000 B to be had\. A weight .* is lost: load a checkpoint"):
+    with pytest.raises(StoreError, match=r"no 4000 B to be had, and a weight .* is lost; load a checkpoint"):
         engine.abort()
     assert torch.equal(weights[1], torch.arange(500.0))
     assert updates == [0, 4000, 6000, 2000, 0]

@@ -133,7 +133,7 @@ def test_the_loop_over_cells_is_the_fused_lstm():
     ("arguments", "words"),
     [
         ({"batch": 0}, "batch must be at least 1 (got 0)"),
-        ({"width": 200}, "width must be a multiple of 64, or below 128 for one head (got 200): try 192"),
+        ({"width": 200}, "width must be a multiple of 64, or below 128 for one head (got 200); try 192"),
         ({"dropout": 1.5}, "dropout must be at least 0 and below 1 (got 1.5)"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown; known: float32, bfloat16, float16, float64"),
         ({"optimizer": "lion"}, "optimizer 'lion' is unknown; known: sgd, adamw"),
