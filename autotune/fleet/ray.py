@@ -4,6 +4,7 @@ Ray places the actor on a node that has the resource free, tells of nodes that d
 and replies travel as JSON, not as pickles, so that another version of autotune is refused by name.
 """
 
+import concurrent.futures
 import contextlib
 import importlib.util
 import logging
@@ -84,13 +85,14 @@ class ActorChannel:
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
         from ray.exceptions import RayActorError, RayError
 
-        reference = self._actor.answer.remote(encode_message(call))
         try:
-            while not self._ray.wait([reference], timeout=POLL_SECONDS)[0]:
+            # a future: `ray.wait` runs the handlers of signals, and drops the exceptions that they raise
+            reply: concurrent.futures.Future[bytes] = self._actor.answer.remote(encode_message(call)).future()
+            while not concurrent.futures.wait([reply], timeout=POLL_SECONDS).done:
                 if not self._is_up:
                     self._watch_queue(report)
             self._is_up = True
-            return decode_reply(self._ray.get(reference))
+            return decode_reply(reply.result())
         except RayActorError as error:
             raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
         except RayError as error:  # the cluster itself is gone, or the code cannot be copied to the node

@@ -29,6 +29,7 @@ from autotune.ir.plan import Plan
 from autotune.records.config import Config, load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, load_trials
+from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.runner import Runner
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
@@ -114,6 +115,14 @@ class RunnerContract:
         first, second = FakeRunner(), runner.measure(plan, budget_bytes=10**9)
         runner.close()
         assert dataclasses.replace(second, node="") == first.measure(plan, budget_bytes=10**9)
+
+    def test_a_signal_of_a_study_ends_a_measurement_at_once(self, tmp_path: Path) -> None:
+        runner = self.make_runner(tmp_path, seconds=30.0)
+        plan = Plan.traced(runner.prepare().graph)
+        sent = time.monotonic() + 0.3
+        with Interrupts() as interrupts, pytest.raises(Stopped), interrupts.breakable():
+            _interrupt(0.3, lambda: runner.measure(plan, budget_bytes=10**9), signal.SIGTERM)
+        assert time.monotonic() < sent + 2.0
 
     def test_an_error_keeps_its_class_and_names_the_host(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, workload="raises PlanError")
@@ -259,7 +268,7 @@ def _parent(process: Path) -> int:
     return -1
 
 
-def _interrupt(seconds: float, work: Callable[[], object]) -> None:
-    """Run work in the main thread, and send it SIGINT after so many seconds."""
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+def _interrupt(seconds: float, work: Callable[[], object], number: signal.Signals = signal.SIGINT) -> None:
+    """Run work in the main thread, and send it a signal after so many seconds."""
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
     work()
