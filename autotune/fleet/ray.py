@@ -26,8 +26,8 @@ POLL_SECONDS = 0.5
 """Time between two looks for a signal while a reply is awaited."""
 NOTICE_SECONDS = 3.0
 """Time after which a device that is not free yet is reported."""
-CLOSE_SECONDS = 3.0
-"""Time in which an actor may end its children; then it is killed, and the kernel ends them."""
+CLOSE_SECONDS = 1.5
+"""Time in which an idle actor may end its children; then it is killed, and the kernel ends them."""
 _RAY_DEFAULTS = ("OMP_NUM_THREADS",)
 """Variables that Ray sets in a worker unless its node has them."""
 
@@ -80,19 +80,23 @@ class ActorChannel:
         # untyped: Ray turns each method into an object with a method `remote`
         self._actor: Any = ray.remote(DeviceActor).options(**options).remote(reach.opener)
         self._begun, self._is_up = time.monotonic(), False
+        self._is_idle = False
+        """True if the actor is up and answers no request."""
         self._report = report
 
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
         from ray.exceptions import RayActorError, RayError
 
+        self._is_idle = False
         try:
             # a future: `ray.wait` runs the handlers of signals, and drops the exceptions that they raise
             reply: concurrent.futures.Future[bytes] = self._actor.answer.remote(encode_message(call)).future()
             while not concurrent.futures.wait([reply], timeout=POLL_SECONDS).done:
                 if not self._is_up:
                     self._watch_queue(report)
-            self._is_up = True
-            return decode_reply(reply.result())
+            answer = reply.result()
+            self._is_up = self._is_idle = True
+            return decode_reply(answer)
         except RayActorError as error:
             raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
         except RayError as error:  # the cluster itself is gone, or the code cannot be copied to the node
@@ -100,7 +104,7 @@ class ActorChannel:
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # Ray raises what it likes for an actor or a cluster that is gone
-            if self._is_up:
+            if self._is_idle:  # a busy actor would answer its request first
                 self._ray.wait([self._actor.close.remote()], timeout=CLOSE_SECONDS)
             self._ray.kill(self._actor)
 

@@ -116,13 +116,17 @@ class RunnerContract:
         runner.close()
         assert dataclasses.replace(second, node="") == first.measure(plan, budget_bytes=10**9)
 
-    def test_a_signal_of_a_study_ends_a_measurement_at_once(self, tmp_path: Path) -> None:
-        runner = self.make_runner(tmp_path, seconds=30.0)
+    def test_a_signal_of_a_study_ends_a_measurement_with_all_its_processes(self, tmp_path: Path) -> None:
+        runner = self.make_runner(tmp_path, workload="has a child", seconds=30.0)
         plan = Plan.traced(runner.prepare().graph)
+        assert runner.facts is not None
+        far_end = runner.facts.pid
+        processes = [] if self.is_in_this_process else [far_end, *_find_children(far_end)]
         sent = time.monotonic() + 0.3
         with Interrupts() as interrupts, pytest.raises(Stopped), interrupts.breakable():
             _interrupt(0.3, lambda: runner.measure(plan, budget_bytes=10**9), signal.SIGTERM)
         assert time.monotonic() < sent + 2.0
+        assert all(wait_for_death(pid, sent + 2.0 - time.monotonic()) for pid in processes)
 
     def test_an_error_keeps_its_class_and_names_the_host(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, workload="raises PlanError")
@@ -232,7 +236,7 @@ class RunnerContract:
         self._skip_in_one_process()
         runner.prepare()
         assert runner.facts is not None
-        children = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == runner.facts.pid]
+        children = _find_children(runner.facts.pid)
         assert children
         runner.close()
         assert all(wait_for_death(pid, 2.0) for pid in children)
@@ -260,6 +264,10 @@ class _Measuring:
 
     def close(self) -> None:
         self.runner.close()
+
+
+def _find_children(pid: int) -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == pid]
 
 
 def _parent(process: Path) -> int:
