@@ -96,8 +96,8 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
 def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[LocalRunner]:
     """Open this machine's device for a request: check its promise, wait until nobody measures on it, open its harness.
 
-    Logs and temporary files lie in the system's temporary directory, costs of ops in the user's cache. Raises ConfigError
-    for a broken promise, and StoreError for a store without a directory here.
+    Logs and temporary files lie in the system's temporary directory, costs of ops in the user's cache. Raises
+    DeviceRefusedError for a broken promise, and StoreError for a store without a directory here.
     """
     prepare_process(request.environment)
     config = Config.model_validate(request.config)

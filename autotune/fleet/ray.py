@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ConfigError, install_command
+from autotune.errors import DeviceRefusedError, install_command
 from autotune.fleet.channel import Channel, FarEndLostError, Reach
 from autotune.fleet.far_end.device_server import DeviceServer
 from autotune.fleet.far_end.opener import find_opener
@@ -123,10 +123,10 @@ class ActorChannel:
 def connect(address: str, code: str | None = None) -> None:
     """Connect this process to a cluster, unless it is connected; the code's directory is copied to all nodes.
 
-    Raises ConfigError where Ray is not installed, or no cluster answers.
+    Raises DeviceRefusedError where Ray is not installed, or no cluster answers.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"engine ray: the package ray is not installed; {install_command('fleet')}")
+        raise DeviceRefusedError(f"engine ray: the package ray is not installed; {install_command('fleet')}")
     import ray
 
     if ray.is_initialized():
@@ -137,7 +137,7 @@ def connect(address: str, code: str | None = None) -> None:
         try:
             ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds, its own and Python's
-            raise ConfigError(
+            raise DeviceRefusedError(
                 f"engine ray: no cluster at address {address!r} ({_first_line(error)}); start one with: ray start --head"
             ) from None
 
@@ -156,7 +156,7 @@ def _keep_signal_handlers() -> Iterator[None]:
 
 
 def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
-    """Ask Ray for a device of the class; ConfigError where no cluster answers."""
+    """Ask Ray for a device of the class; DeviceRefusedError where no cluster answers."""
     connect(reach.address, reach.code)
     return ActorChannel(reach, report)
 

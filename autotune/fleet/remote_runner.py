@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.errors import ConfigError, DeviceLostError
+from autotune.errors import DeviceLostError, DeviceRefusedError
 from autotune.fleet.channel import Channel, FarEndLostError
 from autotune.fleet.messages import (
     BaselineCall,
@@ -79,7 +79,7 @@ class RemoteRunner:
         self.request = replace(self.request, recorded=RecordedBaseline(measurement, device))
 
     def prepare(self) -> PreparedWorkload:
-        """Capture and profile on the device, and check what its class promises. Raises ConfigError where it breaks it."""
+        """Capture and profile on the device. Raises DeviceRefusedError where it breaks what its class promises."""
         self._repeat(self._prepare_here)
         assert self._prepared is not None
         return self._prepared
@@ -163,7 +163,7 @@ class RemoteRunner:
             check_same_device(name, host, prepared.device, self._prepared.device)
             if prepared.graph.digest != self._prepared.graph.digest:
                 ours, theirs = prepared.graph.digest[:8], self._prepared.graph.digest[:8]
-                raise ConfigError(
+                raise DeviceRefusedError(
                     f"{host} of class {name} captures graph {ours}, the device before it {theirs}; make their code equal"
                 )
         self._is_prepared_here = True
@@ -201,5 +201,5 @@ class RemoteRunner:
         if isinstance(reply, CallFailed):
             raise reply.to_error(self._host)
         if not isinstance(reply, kind):
-            raise ConfigError(f"the far end answers with {type(reply).__name__}; it must be {kind.__name__}")
+            raise DeviceRefusedError(f"the far end answers with {type(reply).__name__}; it must be {kind.__name__}")
         return reply

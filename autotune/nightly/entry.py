@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, DeviceLostError, PlanError, StoreError
+from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError, PlanError, StoreError
 from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
@@ -78,6 +78,8 @@ class EntrySession:
         )
         self.notes: list[str] = []
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
+        self.is_up = False
+        """True if the device answered."""
         self.is_stale = False
         """True if the champion cannot run on this graph."""
 
@@ -112,15 +114,18 @@ class EntrySession:
 
     def start_clock(self) -> None:
         """Begin the entry's time now: until its device answered, it waited for others."""
+        self.is_up = True
         self.deadline = min(self.deadline + time.monotonic() - self.began, self.latest)
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
 
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
 
-        A missing store is inconclusive, and so is a device that is gone.
+        A store or a device that cannot be used is inconclusive: it is no evidence against the champion. Neither is any error
+        before the device was up.
         """
-        if isinstance(error, StoreError | DeviceLostError):
+        is_unrelated = isinstance(error, StoreError | DeviceLostError | DeviceRefusedError)
+        if is_unrelated or (self.champion is not None and not self.is_up):
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:
             failed = NightVerdict.FAILED

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import ConfigError, DeviceLostError, PlanError
+from autotune.errors import DeviceLostError, DeviceRefusedError, PlanError
 from autotune.fleet import messages
 from autotune.fleet.channel import Channel
 from autotune.fleet.messages import DevicePromise, OpenDevice, code_identity
@@ -157,7 +157,9 @@ class RunnerContract:
     ) -> None:
         runner = self.make_runner(tmp_path)
         runner.request = dataclasses.replace(runner.request, code="0.0.1 (sources 00000000)")
-        with pytest.raises(ConfigError, match=r"the study runs 0\.0\.1 \(sources 00000000\); install the same version"):
+        with pytest.raises(
+            DeviceRefusedError, match=r"the study runs 0\.0\.1 \(sources 00000000\); install the same version"
+        ):
             runner.prepare()
         # a request that this version cannot even read
         encode = messages.encode_message
@@ -169,12 +171,12 @@ class RunnerContract:
         monkeypatch.setattr("autotune.fleet.command.encode_message", other)
         monkeypatch.setattr("autotune.fleet.local.encode_message", other)
         monkeypatch.setattr("autotune.fleet.ray.encode_message", other)
-        with pytest.raises(ConfigError, match=r"the study runs 9\.9; install the same version on both"):
+        with pytest.raises(DeviceRefusedError, match=r"the study runs 9\.9; install the same version on both"):
             runner.prepare()
 
     def test_a_device_that_breaks_its_promise_is_refused_by_name(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, promise=DevicePromise(name="A100"))
-        with pytest.raises(ConfigError, match="of class fake is 'Fake 9000', the class promises 'A100'"):
+        with pytest.raises(DeviceRefusedError, match="of class fake is 'Fake 9000', the class promises 'A100'"):
             runner.prepare()
         runner.close()
 

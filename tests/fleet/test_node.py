@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.fleet.far_end import device_lock
 from autotune.fleet.far_end.device_lock import is_in_use, lock_device, name_locks
 from autotune.fleet.far_end.opener import OPEN_DEVICE, find_opener
@@ -23,7 +23,7 @@ A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, 108, "2.13.0", "CUDA 
 def test_a_far_end_at_another_niceness_is_refused_with_its_cure():
     facts = read_node_facts()
     check_node("a100", dataclasses.replace(facts, nice=0))
-    with pytest.raises(ConfigError, match=r"would run at nice 15, .*Ray: RAY_worker_niceness=0 ray start"):
+    with pytest.raises(DeviceRefusedError, match=r"would run at nice 15, .*Ray: RAY_worker_niceness=0 ray start"):
         check_node("a100", dataclasses.replace(facts, nice=15))
 
 
@@ -42,7 +42,7 @@ def test_a_promise_is_what_it_names_and_nothing_else(promise: DevicePromise, wor
     if not words:
         check_promise("a100", "n7", A100, promise)
         return
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(DeviceRefusedError) as caught:
         check_promise("a100", "n7", A100, promise)
     assert str(caught.value) == f"n7 of class a100 {words}; take the node out of the class"
 
@@ -51,7 +51,7 @@ def test_a_promise_is_what_it_names_and_nothing_else(promise: DevicePromise, wor
 def test_a_device_that_differs_from_the_first_of_its_class_is_refused_by_what_differs(name: str):
     other = dataclasses.replace(A100, **{name: 1 if name == "cores" else "other"})
     check_same_device("a100", "n7", dataclasses.replace(A100, environment={"OMP_NUM_THREADS": "1"}), A100)
-    with pytest.raises(ConfigError, match=f"^n7 of class a100 has {name} "):
+    with pytest.raises(DeviceRefusedError, match=f"^n7 of class a100 has {name} "):
         check_same_device("a100", "n7", other, A100)
 
 

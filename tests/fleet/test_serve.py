@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError, DeviceLostError
+from autotune.errors import DeviceLostError, DeviceRefusedError
 from autotune.fleet.channel import Reach
 from autotune.fleet.command import open_channel
 from autotune.fleet.framing import FrameReader, to_frame
@@ -145,7 +145,7 @@ def test_a_command_that_fails_is_quoted_with_its_last_lines(tmp_path: Path):
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path):
     with pytest.raises(
-        ConfigError, match=r"^command 'srunn': No such file or directory; check `command` of the class$"
+        DeviceRefusedError, match=r"^command 'srunn': No such file or directory; check `command` of the class$"
     ):
         runner_of(tmp_path, "srunn", "autotune", "serve").prepare()
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autotune.errors import CaptureError, InfeasibleError, LockedError, StoreError
+from autotune.errors import CaptureError, ConfigError, DeviceRefusedError, InfeasibleError, LockedError, StoreError
 from autotune.ir.plan import Plan
 from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
@@ -420,6 +420,22 @@ def test_a_store_that_is_gone_is_inconclusive_for_a_champion(bench: Bench, monke
 
     monkeypatch.setattr(bench.runner, "measure", refuse)
     assert exit_code(bench.run("n9")) == 5
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("conditions", DeviceRefusedError), ("conditions", ConfigError), ("prepare", DeviceRefusedError)],
+)
+def test_a_device_that_cannot_be_used_is_inconclusive_for_a_champion(bench: Bench, monkeypatch, call: str, error: type):
+    bench.crown()
+
+    def refuse() -> None:
+        raise error("n7 of class a100 runs autotune 0.0.1")
+
+    monkeypatch.setattr(bench.runner, call, refuse)
+    results = bench.run("n9")
+    assert exit_code(results) == 5
+    assert results.nights[0].detail == "n7 of class a100 runs autotune 0.0.1"
 
 
 def test_one_bad_entry_does_not_end_the_night(bench: Bench):
