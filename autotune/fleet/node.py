@@ -75,17 +75,23 @@ def check_promise(device_class: str, host: str, device: Device, promise: DeviceP
         raise DeviceRefusedError(f"{place} has {device.cores} cores, the class promises {promise.cores}; {remedy}")
 
 
-def check_same_device(device_class: str, host: str, device: Device, first: Device) -> None:
-    """Raise DeviceRefusedError where a device of a class differs from the one that measured before."""
+def check_same_device(
+    device_class: str, host: str, device: Device, first: Device, class_file: Path | None = None
+) -> None:
+    """Raise DeviceRefusedError where a device of a class differs from the one that measured before.
+
+    `class_file` records that device; it is None where the device measured in this session.
+    """
+    upgrade = "" if class_file is None else f"; after an upgrade of all nodes delete {class_file}"
     for name in ("kind", "silicon", "cores", "torch", "driver"):
         ours, theirs = getattr(device, name), getattr(first, name)
         if ours != theirs:
             raise DeviceRefusedError(
                 f"{host} of class {device_class} has {name} {ours}, the class's first device has {theirs}; "
-                "measurements of both cannot be compared: make the nodes equal, or make two classes"
+                f"measurements of both cannot be compared: make the nodes equal, or make two classes{upgrade}"
             )
     if abs(device.memory_bytes - first.memory_bytes) > MEMORY_TOLERANCE * first.memory_bytes:
         raise DeviceRefusedError(
             f"{host} of class {device_class} has {fmt_bytes(device.memory_bytes)} of memory, the class's first device has "
-            f"{fmt_bytes(first.memory_bytes)}; make two classes"
+            f"{fmt_bytes(first.memory_bytes)}; make two classes{upgrade}"
         )

@@ -32,6 +32,7 @@ from autotune.measure.survey import PreparedWorkload
 from autotune.records.device import Device
 from autotune.records.json_codec import read_optional, write_whole
 from autotune.records.measurement import Measurement, Outcome
+from autotune.records.run_dir import lock_file
 
 MAX_LOSSES = 2
 """Number of devices lost under one plan after which the plan counts as crashed."""
@@ -169,14 +170,16 @@ class RemoteRunner:
         self._is_prepared_here = True
 
     def _check_class(self, host: str, device: Device) -> None:
-        """Compare a device with the first one of its class, or record it as such."""
+        """Compare a device with the first one of its class, or record it as such; other studies may begin now, too."""
         if self.class_file is None:
             return
-        first = read_optional(Device, self.class_file, remedy="delete the file to record the class anew")
-        if first is None:
-            write_whole(self.class_file, device, what="class's device", remedy="name another directory as `runs`")
-        else:
-            check_same_device(self.request.device_class, host, device, first)
+        self.class_file.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file(self.class_file.with_suffix(".lock"), wait=True):
+            first = read_optional(Device, self.class_file, remedy="delete the file to record the class again")
+            if first is None:
+                write_whole(self.class_file, device, what="class's device", remedy="name another directory as `runs`")
+                return
+        check_same_device(self.request.device_class, host, device, first, self.class_file)
 
     def _ask(self, call: FleetCall, kind: type[ReplyT]) -> ReplyT:
         """Send a request to the device in use, or to a new one; whatever goes wrong, no later reply can answer it."""

@@ -86,6 +86,7 @@ def test_a_device_that_is_not_what_its_class_promises_is_2(call: Call):
     code, _, err = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "other")
     assert code == 2
     assert "of class other has silicon Fake 9000, the class's first device has Fake 8000; " in err
+    assert err.rstrip().endswith("; after an upgrade of all nodes delete runs/fleet/other.json")
 
 
 @pytest.mark.slow
