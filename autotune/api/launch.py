@@ -79,7 +79,9 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             runner.listen(lambda work: progress(Preparing(work)))
             return run_tracked(config, runner, run_dir, progress)
     except DeviceLostError as error:
-        raise DeviceLostError(f"{error} {run_dir}") from None
+        is_recorded = RunDir(run_dir).trials.exists()
+        go_on = f"continue with autotune resume {run_dir}" if is_recorded else "run the command again"
+        raise DeviceLostError(f"{error}, then {go_on}") from None
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128
         if RunDir(run_dir).trials.exists():

@@ -139,7 +139,7 @@ class RemoteRunner:
                 if attempt == ATTEMPTS:
                     raise DeviceLostError(
                         f"no device of class {self.request.device_class} is left after {ATTEMPTS} attempts ({error}); "
-                        "start one, then continue with autotune resume"
+                        "start one"
                     ) from None
             time.sleep(pause)
             pause *= 2

@@ -72,6 +72,11 @@ def test_no_device_is_75_and_says_how_to_go_on(call: Call, monkeypatch: pytest.M
     assert (code, out) == (75, "")
     assert "no device of class gone is left after 1 attempts" in err
     assert "ended with exit code 7: no node is up" in err
+    assert err.rstrip().endswith("; start one, then run the command again")
+    assert not Path("runs/lost").exists()
+    assert call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "fake", "--name", "lost", "--trials", "1")[0] == 0
+    code, out, err = call("resume", "runs/lost", "--on", "gone", "--trials", "8")
+    assert (code, out) == (75, "")
     assert err.rstrip().endswith("; start one, then continue with autotune resume runs/lost")
 
 
