@@ -33,7 +33,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.budget import Budget
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
-from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.interrupts import Interrupts, Stopped, expire_after
 from autotune.study.outcome import StudyResult
 from autotune.study.runner import SharedRunner
 from autotune.study.verdicts.ranking import Rules
@@ -86,12 +86,13 @@ class EntrySession:
     def run(self) -> NightRecord:
         """Run the entry and return its record; an error of the workload becomes a verdict.
 
-        Raises Stopped after a signal.
+        Raises Stopped after a signal, and Expired where the night ended before the device was free.
         """
         machine = MachineConditions()
         try:
             with self.interrupts.breakable(patient=False):
-                machine = self.runner.conditions()
+                with expire_after(self.latest - time.monotonic()):  # the device may be in use for longer than the night
+                    machine = self.runner.conditions()
                 self.start_clock()
                 self.prepared = self.runner.prepare()
                 baseline = self.runner.baseline() if self.prepared.baseline_fits else None

@@ -1,7 +1,6 @@
 """Run a night: every entry in turn with its share of the time, with result files after each."""
 
 import contextlib
-import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from autotune.nightly.parallel import EntryProcess, EntryTime, run_in_parallel
 from autotune.nightly.result_files import write_results
 from autotune.nightly.results import NightResults
 from autotune.records.run_dir import RunDir, lock_run_dir
-from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.interrupts import Expired, Interrupts, Stopped
 
 OpenRunner = Callable[[NightlyEntry, Path], contextlib.AbstractContextManager[DeviceRunner]]
 """`open_runner(entry, log_dir)`: context manager of an entry's runner."""
@@ -59,7 +58,9 @@ def run_night(job: NightJob, name: str) -> NightResults:
             shares = sum(other.share for other in job.options.entries if other.key in results.left)
             until = time.monotonic() + min(left * entry.share / shares, entry.time_seconds)
             try:
-                night = _run_entry(job, entry, name, interrupts, until)
+                night = _run_entry(job, entry, name, interrupts, until, latest=deadline)
+            except Expired:  # the entry stays `left`
+                continue
             except Stopped:
                 return _write_results(job, name, interrupts.received)
             except SystemExit as stopped:  # a study stopped before its baseline
@@ -128,7 +129,7 @@ def is_complete(options: NightlyConfig, name: str) -> bool:
 
 
 def _run_entry(
-    job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float, *, latest: float = math.inf
+    job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float, *, latest: float
 ) -> NightRecord:
     home = EntryDirectory(Path(job.options.directory) / entry.key)
     try:

@@ -493,6 +493,15 @@ def test_a_night_out_of_time_is_7_and_resume_does_the_rest_alone(bench: Bench):
     assert exit_code(results) == 0
 
 
+def test_a_night_ends_while_its_entries_wait_for_a_device(bench: Bench, monkeypatch):
+    monkeypatch.setattr(bench.runner, "conditions", lambda: time.sleep(60))
+    began = time.monotonic()
+    results = bench.run("n1", bench.options("a", "b", time="1s"))
+    assert time.monotonic() - began < 30
+    assert (results.nights, results.left, results.interrupted) == ((), ("a", "b"), 0)
+    assert exit_code(results) == 7
+
+
 def test_a_regression_outranks_the_entries_that_are_left(bench: Bench):
     bench.crown()
     bench.runner.pace[CHAMPION] = 1.2
