@@ -100,10 +100,11 @@ def _run_in_processes(
     def finish(entry: NightlyEntry, code: int) -> None:
         history = EntryDirectory(Path(job.options.directory) / entry.key).history()
         night = next((night for night in history if night.night == name), None)
-        # a process that was killed, or that could not start; another night's process may still work there
-        if night is None and not interrupts.received and code != LockedError.exit_code:
+        # it was killed or could not start; 0 is a signal or the end of the night, 75 another night that works there
+        if night is None and not interrupts.received and code not in (0, LockedError.exit_code):
             home = EntryDirectory(Path(job.options.directory) / entry.key)
-            night = _failed_night(home, entry, name, f"its process ended with exit code {code}; see its log", 1)
+            log = find_entry_log(job.options, entry.key, name)
+            night = _failed_night(home, entry, name, f"its process ended with exit code {code}; see {log}", 1)
             home.record(night)
         _write_results(job, name)
         if night is not None:
@@ -112,6 +113,11 @@ def _run_in_processes(
     entries = [entry for entry in job.options.entries if entry.key in results.left]
     run_in_parallel(entries, job.devices, deadline, start=job.start_entry, finish=finish, interrupts=interrupts)
     return _write_results(job, name, interrupts.received)
+
+
+def find_entry_log(options: NightlyConfig, key: str, night: str) -> Path:
+    """Return the log of the process that runs an entry in a night."""
+    return RunDir(Path(options.directory) / key).logs / f"{night}.log"
 
 
 def latest_night(options: NightlyConfig) -> str:

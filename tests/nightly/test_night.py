@@ -7,15 +7,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from autotune.errors import CaptureError, ConfigError, DeviceRefusedError, InfeasibleError, LockedError, StoreError
 from autotune.ir.plan import Plan
+from autotune.nightly import parallel
 from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
-from autotune.nightly.night import latest_night
+from autotune.nightly.night import NightJob, latest_night, run_night
 from autotune.nightly.result_files import to_document
 from autotune.nightly.results import worst_error
 from autotune.records import plan_file as planfile
@@ -500,6 +502,25 @@ def test_a_night_ends_while_its_entries_wait_for_a_device(bench: Bench, monkeypa
     assert time.monotonic() - began < 30
     assert (results.nights, results.left, results.interrupted) == ((), ("a", "b"), 0)
     assert exit_code(results) == 7
+
+
+@pytest.mark.parametrize("code", [0, LockedError.exit_code, 1, -signal.SIGKILL])
+def test_an_entry_whose_process_was_told_to_end_is_left_and_one_that_died_failed(bench: Bench, monkeypatch, code: int):
+    clock = bench.runner.clock
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=lambda seconds: None))
+    job = NightJob(
+        bench.options(), Path("night.yaml"), bench.open, bench.search, lambda night: None,
+        {None: 1}, lambda entry, entry_time: SimpleNamespace(poll=lambda: code),
+    )  # fmt: skip
+    results = run_night(job, "n1")
+    if code in (0, LockedError.exit_code):
+        assert (results.nights, results.left) == ((), ("chain",))
+    else:
+        (night,) = results.nights
+        log = bench.directory / "nightly" / "chain" / "logs" / "n1.log"
+        assert (night.verdict, night.detail) == (
+            NightVerdict.FAILED, f"its process ended with exit code {code}; see {log}",
+        )  # fmt: skip
 
 
 def test_a_regression_outranks_the_entries_that_are_left(bench: Bench):
