@@ -74,7 +74,8 @@ def test_no_device_is_75_and_says_how_to_go_on(call: Call, monkeypatch: pytest.M
     assert "ended with exit code 7: no node is up" in err
     assert err.rstrip().endswith("; start one, then run the command again")
     assert not Path("runs/lost").exists()
-    assert call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "fake", "--name", "lost", "--trials", "1")[0] == 0
+    recorded = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "fake", "--name", "lost", "--trials", "1")
+    assert recorded[0] == 0, recorded[2]
     code, out, err = call("resume", "runs/lost", "--on", "gone", "--trials", "8")
     assert (code, out) == (75, "")
     assert err.rstrip().endswith("; start one, then continue with autotune resume runs/lost")

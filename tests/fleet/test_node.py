@@ -90,6 +90,37 @@ def test_processes_on_disjoint_cpus_measure_at_the_same_time_and_others_do_not(t
         os.sched_setaffinity(0, usable)
 
 
+def test_locks_are_for_all_users_whatever_the_umask_is(tmp_path: Path):
+    before = os.umask(0o077)
+    try:
+        with lock_device("cpu", print, tmp_path / "locks"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "locks").iterdir()} == {0o644}
+    (tmp_path / "locks").chmod(0o755)
+    with lock_device("cpu", print, tmp_path / "locks"):
+        assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_link_in_the_place_of_locks_or_of_a_lock_is_refused_and_not_followed(tmp_path: Path):
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    link = tmp_path / "locks"
+    link.symlink_to(target)
+    with pytest.raises(DeviceRefusedError, match="locks: a link or a file"), lock_device("cpu", print, link):
+        pass
+    assert (target.stat().st_mode & 0o7777, list(target.iterdir())) == (0o700, [])
+    elsewhere = tmp_path / "elsewhere"
+    for name in name_locks("cpu"):
+        (target / f"{name}.lock").symlink_to(elsewhere)
+    with pytest.raises(DeviceRefusedError, match=r"\.lock: .*; remove it"), lock_device("cpu", print, target):
+        pass
+    assert not elsewhere.exists()
+    assert not is_in_use("cpu", target)
+
+
 def test_the_lock_of_a_gpu_is_the_one_that_the_process_sees(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device_lock, "_read_uuid", lambda index: f"GPU-{index}")
     for visible, name in (("1,0", "gpu-GPU-1"), ("GPU-abc", "gpu-GPU-abc"), ("", "gpu-GPU-0")):
