@@ -74,7 +74,7 @@ def test_no_device_is_75_and_says_how_to_go_on(call: Call, monkeypatch: pytest.M
     assert "ended with exit code 7: no node is up" in err
     assert err.rstrip().endswith("; start one, then run the command again")
     assert not Path("runs/lost").exists()
-    recorded = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "fake", "--name", "lost", "--trials", "1")
+    recorded = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "fake", "--name", "lost")
     assert recorded[0] == 0, recorded[2]
     code, out, err = call("resume", "runs/lost", "--on", "gone", "--trials", "8")
     assert (code, out) == (75, "")
