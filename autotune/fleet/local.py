@@ -28,11 +28,17 @@ if TYPE_CHECKING:
     from autotune.measure.survey import PreparedWorkload
 
 
+def _claim_nothing() -> None:
+    """Use the device beside others: people know what runs on their machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRunner:
     """Runner of this machine's harness that also collects the machine's conditions."""
 
     harness: "Harness"
+    claim: Callable[[], object] = _claim_nothing
+    """Called before the conditions are collected: it may wait until no other process measures on the device."""
 
     def prepare(self) -> "PreparedWorkload":
         return self.harness.prepare()
@@ -50,6 +56,7 @@ class LocalRunner:
         self.harness.close()
 
     def conditions(self) -> MachineConditions:
+        self.claim()
         return collect_machine_conditions()
 
     def listen(self, report: Callable[[str], None]) -> None:

@@ -1,6 +1,7 @@
 """`autotune nightly`: run every entry of a config, print one table and exit with one code."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from autotune.api.launch import run_tracked
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError, StudyInterruptedError, nearest
+from autotune.fleet.far_end.device_lock import lock_device
+from autotune.fleet.local import LocalRunner
 from autotune.fleet.open_runner import StudyRunner, apply_class, find_class, open_runner
 from autotune.nightly.config import NightlyConfig, NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
@@ -126,9 +129,12 @@ def _print_result(night: NightRecord) -> None:
 @contextlib.contextmanager
 def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[StudyRunner]:
     print_note(f"{entry.key}: {entry.ref}, budget {entry.budget}")
-    with open_runner(entry, log_dir) as runner:
+    with contextlib.ExitStack() as stack, open_runner(entry, log_dir) as runner:
         if entry.on is not None:
             runner.listen(lambda text: print_note(f"{entry.key}: {text}"))
+        elif NIGHT_VARIABLE in os.environ and isinstance(runner, LocalRunner):  # a class may be this machine
+            claim = functools.cache(lambda: stack.enter_context(lock_device(entry.device, print_note)))
+            runner = replace(runner, claim=claim)
         yield runner
 
 
