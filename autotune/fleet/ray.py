@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import DeviceRefusedError, install_command
+from autotune.errors import ConfigError, DeviceRefusedError, install_command
 from autotune.fleet.channel import Channel, FarEndLostError, Reach
 from autotune.fleet.far_end.device_server import DeviceServer
 from autotune.fleet.far_end.opener import find_opener
@@ -28,6 +28,10 @@ NOTICE_SECONDS = 3.0
 """Time after which a device that is not free yet is reported."""
 CLOSE_SECONDS = 1.5
 """Time in which an idle actor may end its children; then it is killed, and the kernel ends them."""
+SUMMARY_CHARACTERS = 300
+"""Number of last characters of an error of Ray that a message quotes."""
+_EXCLUDED = ("/runs/", "/plans/")
+"""Folders of the code that are not copied to the nodes, as patterns of a `.gitignore`: they grow with every study."""
 _RAY_DEFAULTS = ("OMP_NUM_THREADS",)
 """Variables that Ray sets in a worker unless its node has them."""
 
@@ -85,7 +89,7 @@ class ActorChannel:
         self._report = report
 
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
-        from ray.exceptions import RayActorError, RayError
+        from ray.exceptions import RayError, RayTaskError
 
         self._is_idle = False
         try:
@@ -97,10 +101,15 @@ class ActorChannel:
             answer = reply.result()
             self._is_up = self._is_idle = True
             return decode_reply(answer)
-        except RayActorError as error:
-            raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
-        except RayError as error:  # the cluster itself is gone, or the code cannot be copied to the node
-            raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
+        except RayError as error:
+            # the far end answers with its own exceptions: another one comes from its import or its constructor
+            if isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False):
+                raise DeviceRefusedError(
+                    f"class {self._reach.device_class}: the far end cannot start ({_summarize(error)}); "
+                    "install the same autotune on the node"
+                ) from None
+            # the actor, its node or the cluster is gone, or the code cannot be copied to the node
+            raise FarEndLostError(f"{type(error).__name__}: {_summarize(error)}") from None
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # Ray raises what it likes for an actor or a cluster that is gone
@@ -123,22 +132,26 @@ class ActorChannel:
 def connect(address: str, code: str | None = None) -> None:
     """Connect this process to a cluster, unless it is connected; the code's directory is copied to all nodes.
 
-    Raises DeviceRefusedError where Ray is not installed, or no cluster answers.
+    Raises ConfigError where that directory does not exist, and DeviceRefusedError where Ray is not installed, or no cluster
+    can be joined.
     """
+    if code and not Path(code).is_dir():
+        raise ConfigError(f"code {code}: no such directory; name that of the workloads as `code` of the fleet")
     if importlib.util.find_spec("ray") is None:
         raise DeviceRefusedError(f"engine ray: the package ray is not installed; {install_command('fleet')}")
     import ray
 
     if ray.is_initialized():
         return
-    runtime_env = {"working_dir": code} if code else None
+    runtime_env = {"working_dir": code, "excludes": list(_EXCLUDED)} if code else None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with _keep_signal_handlers():
         try:
             ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds, its own and Python's
             raise DeviceRefusedError(
-                f"engine ray: no cluster at address {address!r} ({_first_line(error)}); start one with: ray start --head"
+                f"engine ray: cannot join a cluster at {address!r} ({_summarize(error)}); make the versions of Ray and Python "
+                "equal, or start one with: ray start --head"
             ) from None
 
 
@@ -161,8 +174,9 @@ def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
     return ActorChannel(reach, report)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+def _summarize(error: Exception) -> str:
+    """Return the end of an error's text as one line: the cause comes last, after the frames of a far traceback."""
+    return " ".join(str(error).split())[-SUMMARY_CHARACTERS:]
 
 
 def _ignore(text: str) -> None:
