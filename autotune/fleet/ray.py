@@ -86,7 +86,8 @@ class ActorChannel:
         self._begun, self._is_up = time.monotonic(), False
         self._is_idle = False
         """True if the actor is up and answers no request."""
-        self._report = report
+        self._is_noticed = False
+        """True if it was reported that the device is not free."""
 
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
         from ray.exceptions import RayError, RayTaskError
@@ -119,13 +120,14 @@ class ActorChannel:
 
     def _watch_queue(self, report: Callable[[str], None]) -> None:
         """Report once that the device is waited for; FarEndLostError where no node of the cluster has one."""
-        waited = time.monotonic() - self._begun
-        if waited < NOTICE_SECONDS:
+        if time.monotonic() - self._begun < NOTICE_SECONDS:
             return
         resources: dict[str, float] = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
-        if not resources.get(self._reach.resource):
-            raise FarEndLostError(f"no node of the cluster has the resource {self._reach.resource!r}")
-        if waited - POLL_SECONDS < NOTICE_SECONDS:
+        for name in (self._reach.resource, *(["GPU"] if self._reach.uses_gpu else [])):
+            if not resources.get(name):
+                raise FarEndLostError(f"no node of the cluster has the resource {name!r}")
+        if not self._is_noticed:
+            self._is_noticed = True
             report(f"waiting for a free device of class {self._reach.device_class}")
 
 

@@ -127,6 +127,16 @@ def test_doctor_inspects_one_device_of_each_class(call: Call):
     assert "there, gone, large: must be fixed before tuning" in err
 
 
+def test_doctor_does_not_wait_for_ever(call: Call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("autotune.cli.doctor.fleet.WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("autotune.fleet.command.CLOSE_SECONDS", 0.1)
+    Path("doctor.yaml").write_text("classes:\n  mute: {engine: command, command: [sleep, '60']}\n")
+    code, out, _ = call("doctor", "--fleet", "doctor.yaml", "--json")
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["status"], finding["detail"]) == (2, "bad", "no answer for 0.5 s")
+    assert finding["fix"] == "run doctor when the device is idle"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_study_that_is_ended_leaves_no_far_end_and_is_resumed(call: Call, number: signal.Signals):
     Path("slow.yaml").write_text(

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import ConfigError, DeviceRefusedError
+from autotune.cli.doctor import fleet as doctor
+from autotune.errors import ConfigError, DeviceLostError, DeviceRefusedError
 from autotune.fleet import ray as ray_engine
-from autotune.fleet.channel import Reach
+from autotune.fleet.channel import FarEndLostError, Reach
+from autotune.fleet.fleet_file import DeviceClass, FleetConfig
 from autotune.fleet.messages import OpenDevice, code_identity
 from autotune.fleet.remote_runner import RemoteRunner
 from autotune.testing.fake_far_end import OPENER
@@ -22,9 +24,9 @@ class DeviceActor:
 """
 
 
-def make_runner(directory: Path, opener: str = OPENER) -> RemoteRunner:
+def make_runner(directory: Path, **fields: Any) -> RemoteRunner:
     request = OpenDevice(code_identity(), "fake", make_config(directory).model_dump(mode="json"))
-    reach = Reach("fake", directory, resource="fake", opener=opener)
+    reach = Reach("fake", directory, resource="fake", **{"opener": OPENER, **fields})
     return RemoteRunner(lambda report: ray_engine.open_channel(reach, report), request, pause_seconds=0.0)
 
 
@@ -42,12 +44,36 @@ def test_a_far_end_that_cannot_start_is_refused_with_its_cause(
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setattr(ray_engine, "DeviceActor", importlib.import_module("absent_on_nodes").DeviceActor)
     with pytest.raises(DeviceRefusedError) as caught:
-        make_runner(tmp_path, opener).prepare()
+        make_runner(tmp_path, opener=opener).prepare()
     text = str(caught.value)
     assert text.startswith("class fake: the far end cannot start (")
     assert "No module named 'absent_on_nodes'" in text
     assert text.endswith("); install the same autotune on the node")
     assert "\n" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_gpu_that_no_node_has_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray_engine, "NOTICE_SECONDS", 0.1)
+    runner = make_runner(tmp_path, uses_gpu=True)
+    with pytest.raises(DeviceLostError, match="no node of the cluster has the resource 'GPU'"):
+        runner.prepare()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_doctor_does_not_wait_for_a_device_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray_engine, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(doctor, "WAIT_SECONDS", 2.0)
+    studies = [make_runner(tmp_path) for _ in range(2)]
+    for study in studies:
+        study.prepare()
+    fleet = FleetConfig(classes={"fake": DeviceClass(engine="ray")})
+    with pytest.raises(FarEndLostError, match="^waiting for a free device of class fake for 2 s; run doctor when"):
+        doctor.inspect_class(fleet, "fake", tmp_path)
+    for study in studies:
+        study.close()
 
 
 @pytest.fixture
