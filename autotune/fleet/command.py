@@ -84,11 +84,12 @@ class CommandChannel:
                 view = view[self._requests.write(view) or 0 :]
 
     def _receive(self) -> bytes:
-        deadline = time.monotonic() + (SILENCE_SECONDS if self._is_alive else START_SECONDS)
+        limit = SILENCE_SECONDS if self._is_alive else START_SECONDS
+        deadline = time.monotonic() + limit
         while not self._frames:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._replies], [], [], left)[0]:
-                raise FarEndLostError(self._explain(f"no sign of life for {SILENCE_SECONDS:g} s"))
+                raise FarEndLostError(self._explain(f"no sign of life for {limit:g} s"))
             data = self._replies.read(1 << 20)
             if not data:
                 raise FarEndLostError(self._explain(self._describe_end()))

@@ -169,7 +169,6 @@ def test_a_far_end_that_neither_answers_nor_ends_counts_as_lost_and_is_killed(
 ):
     monkeypatch.setattr("autotune.fleet.command.START_SECONDS", 0.1)
     monkeypatch.setattr("autotune.fleet.command.CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr("autotune.fleet.command.SILENCE_SECONDS", 0.1)
     runner = runner_of(tmp_path, "sh", "-c", "trap '' TERM; echo $$ >&2; while :; do sleep 0.1; done")
     with pytest.raises(DeviceLostError, match=r"no sign of life for 0\.1 s: "):
         runner.prepare()
