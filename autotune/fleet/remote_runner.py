@@ -86,7 +86,7 @@ class RemoteRunner:
         return self._prepared
 
     def baseline(self) -> Measurement:
-        return self._repeat(lambda: self._ask(BaselineCall(), Measurement))
+        return self._repeat(self._measure_baseline)
 
     def conditions(self) -> MachineConditions:
         """Collect software and load of the device's machine."""
@@ -144,6 +144,10 @@ class RemoteRunner:
             time.sleep(pause)
             pause *= 2
         raise AssertionError
+
+    def _measure_baseline(self) -> Measurement:
+        self._prepare_here()  # a device in the place of a lost one is checked before it measures
+        return self._ask(BaselineCall(), Measurement)
 
     def _lose(self, error: FarEndLostError) -> None:
         self.lost += 1

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,42 @@ import pytest
 
 from autotune.errors import DeviceRefusedError
 from autotune.fleet import remote_runner
-from autotune.fleet.messages import OpenDevice, code_identity
+from autotune.fleet.channel import FarEndLostError
+from autotune.fleet.messages import (
+    BaselineCall,
+    FleetCall,
+    FleetReply,
+    NodeFacts,
+    OpenDevice,
+    PrepareCall,
+    code_identity,
+)
 from autotune.fleet.remote_runner import RemoteRunner
 from autotune.records.device import Device
-from autotune.testing.fake_runner import DEVICE
+from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.testing.runner_contract import make_config
+
+
+@dataclasses.dataclass
+class Far:
+    """A far end in this process, lost at a kind of call."""
+
+    device: Device = DEVICE
+    lost_at: type | None = None
+    calls: list[type] = dataclasses.field(default_factory=list)
+
+    def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+        self.calls.append(type(call))
+        if type(call) is self.lost_at:
+            raise FarEndLostError("gone")
+        match call:
+            case OpenDevice():
+                return NodeFacts("n7", 1, code_identity())
+            case PrepareCall():
+                return dataclasses.replace(FakeRunner().prepare(), device=self.device)
+        return FakeRunner().baseline()
+
+    def close(self) -> None: ...
 
 
 def make_runner(directory: Path, open_channel: Any = None) -> RemoteRunner:
@@ -46,3 +78,18 @@ def test_of_two_studies_that_begin_at_once_on_unequal_devices_one_is_refused(
         study.join()
     assert len(refusals) == 1
     assert refusals[0].endswith(f"; after an upgrade of all nodes delete {tmp_path / 'fleet' / 'fake.json'}")
+
+
+def test_a_device_in_the_place_of_a_lost_one_is_checked_before_it_measures_the_baseline(tmp_path: Path):
+    equal, unequal = Far(), Far(dataclasses.replace(DEVICE, silicon="Fake 8000"))
+    for second, refused in ((equal, False), (unequal, True)):
+        devices = iter([Far(lost_at=BaselineCall), second])
+        runner = make_runner(tmp_path / str(refused), lambda report, devices=devices: next(devices))
+        runner.prepare()
+        if refused:
+            with pytest.raises(DeviceRefusedError, match="has silicon Fake 8000, the class's first device"):
+                runner.baseline()
+        else:
+            assert runner.baseline() == FakeRunner().baseline()
+    assert equal.calls == [OpenDevice, PrepareCall, BaselineCall]
+    assert unequal.calls == [OpenDevice, PrepareCall]
