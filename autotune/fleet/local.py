@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import ConfigError, StoreError
+from autotune.errors import ConfigError, DeviceRefusedError, StoreError
 from autotune.fleet.channel import Channel, Reach
 from autotune.fleet.far_end import device_lock
 from autotune.fleet.far_end.device_server import DeviceServer, OpenDeviceRunner
@@ -119,9 +119,12 @@ def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[
 
 
 def find_cache() -> Path:
-    """Return the file of this machine's costs of ops, in the user's cache directory."""
+    """Return the file of this machine's costs of ops, in the user's cache directory; DeviceRefusedError where there is none."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeviceRefusedError(f"{home}: {error.strerror}; set XDG_CACHE_HOME on the node") from None
     return RunsDir(home).op_profile
 
 

@@ -12,6 +12,7 @@ from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.fleet.far_end import device_lock
 from autotune.fleet.far_end.device_lock import is_in_use, lock_device, name_locks
 from autotune.fleet.far_end.opener import OPEN_DEVICE, find_opener
+from autotune.fleet.local import find_cache
 from autotune.fleet.messages import DevicePromise
 from autotune.fleet.node import check_node, check_promise, check_same_device, prepare_process, read_node_facts
 from autotune.fleet.ray import remove_ray_defaults
@@ -126,6 +127,13 @@ def test_the_lock_of_a_gpu_is_the_one_that_the_process_sees(monkeypatch: pytest.
     for visible, name in (("1,0", "gpu-GPU-1"), ("GPU-abc", "gpu-GPU-abc"), ("", "gpu-GPU-0")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert name_locks("cuda") == [name]
+
+
+def test_a_home_that_cannot_be_written_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    with pytest.raises(DeviceRefusedError, match=r"home/autotune: Not a directory; set XDG_CACHE_HOME on the node$"):
+        find_cache()
 
 
 def test_an_opener_that_does_not_exist_is_named():
