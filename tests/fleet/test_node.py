@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.errors import ConfigError, DeviceRefusedError
-from autotune.fleet.far_end import device_lock
+from autotune.fleet.far_end import device_lock, inspection
 from autotune.fleet.far_end.device_lock import is_in_use, lock_device, name_locks
 from autotune.fleet.far_end.opener import OPEN_DEVICE, find_opener
 from autotune.fleet.local import find_cache
@@ -17,6 +18,7 @@ from autotune.fleet.messages import DevicePromise
 from autotune.fleet.node import check_node, check_promise, check_same_device, prepare_process, read_node_facts
 from autotune.fleet.ray import remove_ray_defaults
 from autotune.records.device import Device
+from tests.support.fake_nvml import FakeNvml, Gpu
 
 A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, 108, "2.13.0", "CUDA 13.0")
 
@@ -127,6 +129,16 @@ def test_the_lock_of_a_gpu_is_the_one_that_the_process_sees(monkeypatch: pytest.
     for visible, name in (("1,0", "gpu-GPU-1"), ("GPU-abc", "gpu-GPU-abc"), ("", "gpu-GPU-0")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert name_locks("cuda") == [name]
+
+
+def test_the_gpu_that_is_inspected_is_the_one_that_the_process_sees(monkeypatch: pytest.MonkeyPatch):
+    nvml = FakeNvml([Gpu("GPU-a"), Gpu("GPU-b")])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetName", lambda gpu: f"card {gpu.uuid}", raising=False)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=2**30))
+    monkeypatch.setattr(inspection, "open_nvml", lambda: nvml)
+    for visible, name in (("1,0", "card GPU-b"), ("GPU-b", "card GPU-b"), ("", "card GPU-a"), ("7", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert inspection._read_gpu() == (name, 2**30 if name else 0)
 
 
 def test_a_home_that_cannot_be_written_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,8 +25,13 @@ def name_locks(kind: str) -> list[str]:
     """
     if kind != "cuda":
         return [f"cpu-{number:04d}" for number in sorted(os.sched_getaffinity(0))]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
-    return [f"gpu-{_read_uuid(int(chosen)) if chosen.isdigit() else chosen}"]
+    gpu = find_visible_gpu()
+    return [f"gpu-{_read_uuid(int(gpu)) if gpu.isdigit() else gpu}"]
+
+
+def find_visible_gpu() -> str:
+    """Return the first GPU that this process sees, as CUDA_VISIBLE_DEVICES names it: by its index or its identity."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
 
 
 @contextlib.contextmanager
