@@ -119,7 +119,10 @@ def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[
 
 
 def find_cache() -> Path:
-    """Return the file of this machine's costs of ops, in the user's cache directory; DeviceRefusedError where there is none."""
+    """Return the file of this machine's costs of ops, in the user's cache directory.
+
+    Raises DeviceRefusedError where that directory cannot be made.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
     try:
         home.mkdir(parents=True, exist_ok=True)
