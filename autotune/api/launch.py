@@ -117,13 +117,14 @@ def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
 def run_tracked(
     config: Config, runner: "Runner", run_dir: Path, progress: Progress, tracker: "Tracker | None" = None
 ) -> "StudyResult":
-    """Run a study on a runner; MLflow receives its events as well, and the last event states where the run was logged.
+    """Run a study on a runner; MLflow receives its events as well, and the last events state where the run was logged.
 
     `tracker` is the connection to MLflow, by default a new one.
     """
     from autotune.report.html import write_report
     from autotune.report.mlflow_log import Tracker
     from autotune.study import session as study
+    from autotune.study.shared_study import share_study
 
     tracker = tracker or Tracker(config, run_dir)
     signal = 0
@@ -141,6 +142,8 @@ def run_tracked(
     finally:
         if message := tracker.finish(interrupted=signal):
             progress(Logged(message))
+        if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
+            progress(Logged(share_study(config.optuna_storage, run_dir), "optuna"))
     return result
 
 

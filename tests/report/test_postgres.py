@@ -21,7 +21,8 @@ from autotune.api.launch import run_tracked
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import make_config
 name = sys.argv[2]
-config = make_config(Path(sys.argv[1]), tracking_uri=sys.argv[3], trials=3)
+storage, trials = sys.argv[4] or None, int(sys.argv[5])
+config = make_config(Path(sys.argv[1]), tracking_uri=sys.argv[3], optuna_storage=storage, trials=trials)
 run_tracked(config, FakeRunner(), Path(sys.argv[1]) / name, lambda event: print(event, file=sys.stderr))
 """
 
@@ -42,8 +43,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         shutil.rmtree(directory)
 
 
-def start_study(directory: Path, name: str, uri: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", STUDY, str(directory), name, uri]
+def start_study(directory: Path, name: str, uri: str, storage: str = "", trials: int = 3) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", STUDY, str(directory), name, uri, storage, str(trials)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -89,3 +90,28 @@ def test_studies_of_several_processes_share_a_database_and_survive_its_restart(p
     assert done.returncode == 0, done.stderr
     counts = logged(postgres.uri, tmp_path)
     assert counts["fourth"] == counts["first"]
+
+
+def test_optuna_studies_are_copied_to_the_database_also_after_an_outage(postgres: Postgres, tmp_path: Path):
+    import optuna
+
+    uri = postgres.create_database("optuna")
+
+    def run(trials: int) -> str:
+        study = start_study(tmp_path, "copied", f"sqlite:///{tmp_path}/mlflow.db", uri, trials)
+        _, told = study.communicate(timeout=300)
+        assert study.returncode == 0, told
+        return told
+
+    def count() -> int:
+        summaries = optuna.get_all_study_summaries(uri)
+        return sum(summary.n_trials for summary in summaries if ".copied." in summary.study_name)
+
+    records = tmp_path / "copied" / "trials.jsonl"
+    assert f"trials copied to {uri}" in run(3)
+    assert count() == len(records.read_bytes().splitlines())
+    postgres.stop()
+    assert f"not copied to {uri}" in run(6)
+    postgres.start()
+    assert f"trials copied to {uri}" in run(8)
+    assert count() == len(records.read_bytes().splitlines())

@@ -38,6 +38,11 @@ class Postgres:
     def uri(self) -> str:
         return f"postgresql://autotune@127.0.0.1:{self.port}/postgres"
 
+    def create_database(self, name: str) -> str:
+        """Create a database and return its address."""
+        self.run("createdb", "-h", "127.0.0.1", "-p", self.port, "-U", "autotune", name)
+        return f"postgresql://autotune@127.0.0.1:{self.port}/{name}"
+
     def start(self) -> None:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
         self.run("pg_ctl", "-D", self.data, "-w", "-l", self.directory / "log", "-o", options, "start")
