@@ -10,6 +10,12 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 # one place says which torch: its line in pyproject.toml
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",*$$/\1/p' pyproject.toml)
 
+# tests start a cluster of their own; Debian keeps its programs off the PATH, and would start a server at once
+HAS_POSTGRES = { command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1
+CLUSTERS = /etc/postgresql-common/createcluster.conf
+NO_CLUSTER = mkdir -p $(dir $(CLUSTERS)) && { [ -e $(CLUSTERS) ] || echo "create_main_cluster = false" >$(CLUSTERS); }
+APT_INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-confold
+
 .DELETE_ON_ERROR:
 .PHONY: help tune test lint unit slow docs site screenshots venv clean
 
@@ -51,6 +57,9 @@ unit: .venv/dev.stamp
 slow: .venv/dev.stamp
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" && \
 		{ apt-get update && apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 </dev/null; } || true
+	@$(HAS_POSTGRES) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing PostgreSQL, without a server of its own" && \
+		{ $(NO_CLUSTER) && apt-get update && $(APT_INSTALL) postgresql; } >/dev/null 2>&1 </dev/null; } || true
+	@$(HAS_POSTGRES) || echo "no PostgreSQL: no tests of a shared database; apt-get install postgresql"
 	@if command -v chromium >/dev/null; then marked="slow or browser"; else marked="slow"; echo "no chromium: no browser tests"; fi; \
 		echo "$(BIN)/pytest -n 2 --dist worksteal -m '$$marked'"; $(BIN)/pytest -n 2 --dist worksteal -m "$$marked" || [ $$? -eq 5 ]
 

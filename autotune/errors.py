@@ -2,6 +2,7 @@
 
 AutotuneError           1   base class; never raised itself
 ├── ConfigError         2   unusable config, reference, argument or file
+│   └── DeviceRefusedError  2   device of a class that cannot be used
 ├── StoreError          2   missing, read-only or full store directory
 ├── CaptureError        2   training step that cannot be captured
 ├── RegressionError     3   nightly champion that became worse
@@ -13,7 +14,7 @@ AutotuneError           1   base class; never raised itself
 ├── ExperimentError     8   experiment that fails, or whose claim no longer holds
 ├── WorkerError         9   measuring process that was killed from outside
 ├── LockedError        75   run directory in use by another process
-├── DeviceLostError    75   class of devices without a device left to measure on
+├── DeviceLostError    75   no device of a class is left
 └── StudyInterruptedError   study ended by a signal: 128 + the signal's number
 """
 
@@ -37,6 +38,10 @@ class ConfigError(AutotuneError):
     """Raised when a config, a workload reference, an argument or a file cannot be used. Exit code 2."""
 
     exit_code = 2
+
+
+class DeviceRefusedError(ConfigError):
+    """Raised when a device of a class cannot be reached, or is not what its class promises. Exit code 2."""
 
 
 class StoreError(AutotuneError):

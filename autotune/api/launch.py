@@ -79,7 +79,9 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             runner.listen(lambda work: progress(Preparing(work)))
             return run_tracked(config, runner, run_dir, progress)
     except DeviceLostError as error:
-        raise DeviceLostError(f"{error} {run_dir}") from None
+        is_recorded = RunDir(run_dir).trials.exists()
+        go_on = f"continue with autotune resume {run_dir}" if is_recorded else "run the command again"
+        raise DeviceLostError(f"{error}, then {go_on}") from None
     except SystemExit as stopped:
         signal = int(stopped.code or 130) - 128
         if RunDir(run_dir).trials.exists():
@@ -101,8 +103,7 @@ def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config
     try:
         return choose_capture(config, run_dir, open_combination, lambda text: progress(Preparing(text)))
     except DeviceLostError as error:  # no study has begun that could be resumed
-        reason, _, _ = f"{error}".rpartition("; ")
-        raise DeviceLostError(f"{reason}; start one, then run the command again") from None
+        raise DeviceLostError(f"{error}, then run the command again") from None
 
 
 def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
@@ -119,13 +120,14 @@ def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
 def run_tracked(
     config: Config, runner: "Runner", run_dir: Path, progress: Progress, tracker: "Tracker | None" = None
 ) -> "StudyResult":
-    """Run a study on a runner; MLflow receives its events as well, and the last event states where the run was logged.
+    """Run a study on a runner; MLflow receives its events as well, and the last events state where the run was logged.
 
     `tracker` is the connection to MLflow, by default a new one.
     """
     from autotune.report.html import write_report
     from autotune.report.mlflow_log import Tracker
     from autotune.study import session as study
+    from autotune.study.shared_study import share_study
 
     tracker = tracker or Tracker(config, run_dir)
     signal = 0
@@ -143,6 +145,8 @@ def run_tracked(
     finally:
         if message := tracker.finish(interrupted=signal):
             progress(Logged(message))
+        if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
+            progress(Logged(share_study(config.optuna_storage, run_dir), "optuna"))
     return result
 
 

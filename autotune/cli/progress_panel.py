@@ -64,8 +64,8 @@ def show_progress(config: Config) -> Iterator[Progress]:
         with Live(console=console, refresh_per_second=1, transient=True, get_renderable=state.render):
             yield state.update
     finally:
-        if state.logged:
-            print_note(state.logged)
+        for line in state.logged:
+            print_note(line)
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ class _StudyState:
         self.activity_printed = -LINE_SECONDS
         """Moment of the last line about an activity, in seconds on the monotonic clock."""
         self.disturbed = ""
-        self.logged = ""
+        self.logged: list[str] = []
 
     def update(self, event: Event) -> None:
         """Include an event in the state."""
@@ -140,8 +140,8 @@ class _StudyState:
                     self._warn("other work disturbs the measurements: end it, and tune under another --name")
                 if event.leads:
                     self.best = event
-            case Logged(message):
-                self.logged = f"mlflow  {message}"
+            case Logged(message, store):
+                self.logged.append(f"{store}  {message}")
 
     def _warn(self, text: str) -> None:
         """Keep the first warning, with the advice for a machine that stays busy."""
@@ -200,7 +200,7 @@ def _print_event(state: _StudyState, event: Event) -> None:
             resumed_mark, best_mark = "resumed  " if resumed else "", "  best so far" if leads else ""
             print_note(f"[{state.elapsed}] {resumed_mark}{_format_finished(event)}{best_mark}")
         case Logged():
-            print_note(state.logged)
+            print_note(state.logged[-1])
     if state.warning != warned:
         print_note(f"warning: {state.warning}")
 

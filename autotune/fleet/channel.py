@@ -52,5 +52,5 @@ class Reach:
 OpenChannel = Callable[[Reach, Callable[[str], None]], Channel]
 """`open_channel(reach, report)`: reach a device that is free, and wait for one if all are in use.
 
-Raises FarEndLostError where it was lost before it answered, and ConfigError where it cannot be reached at all.
+Raises FarEndLostError where it was lost before it answered, and DeviceRefusedError where it cannot be reached at all.
 """

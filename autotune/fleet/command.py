@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.errors import ConfigError
+from autotune.errors import DeviceRefusedError
 from autotune.fleet.channel import Channel, FarEndLostError, Reach
 from autotune.fleet.framing import FrameReader, to_frame
 from autotune.fleet.messages import CallProgress, FleetCall, FleetReply, decode_reply, encode_message
@@ -44,7 +44,9 @@ class CommandChannel:
                     start_new_session=True,  # Ctrl-C in a terminal is for the study, which ends its trial first
                 )
             except OSError as error:
-                raise ConfigError(f"command {command[0]!r}: {error.strerror}; check `command` of the class") from None
+                raise DeviceRefusedError(
+                    f"command {command[0]!r}: {error.strerror}; check `command` of the class"
+                ) from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
@@ -82,11 +84,12 @@ class CommandChannel:
                 view = view[self._requests.write(view) or 0 :]
 
     def _receive(self) -> bytes:
-        deadline = time.monotonic() + (SILENCE_SECONDS if self._is_alive else START_SECONDS)
+        limit = SILENCE_SECONDS if self._is_alive else START_SECONDS
+        deadline = time.monotonic() + limit
         while not self._frames:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._replies], [], [], left)[0]:
-                raise FarEndLostError(self._explain(f"no sign of life for {SILENCE_SECONDS:g} s"))
+                raise FarEndLostError(self._explain(f"no sign of life for {limit:g} s"))
             data = self._replies.read(1 << 20)
             if not data:
                 raise FarEndLostError(self._explain(self._describe_end()))
@@ -130,7 +133,7 @@ class CommandChannel:
 
 
 def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
-    """Start the command of a class; ConfigError where it cannot be started."""
+    """Start the command of a class; DeviceRefusedError where it cannot be started."""
     del report
     log = reach.log_dir / f"{reach.device_class}-{os.getpid()}-{next(_NUMBERS)}.log"
     return CommandChannel(reach.command, log)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.errors import ConfigError, StoreError
+from autotune.errors import ConfigError, DeviceRefusedError, StoreError
 from autotune.fleet.channel import Channel, Reach
 from autotune.fleet.far_end import device_lock
 from autotune.fleet.far_end.device_server import DeviceServer, OpenDeviceRunner
@@ -28,11 +28,17 @@ if TYPE_CHECKING:
     from autotune.measure.survey import PreparedWorkload
 
 
+def _claim_nothing() -> None:
+    """Use the device beside others: people know what runs on their machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRunner:
     """Runner of this machine's harness that also collects the machine's conditions."""
 
     harness: "Harness"
+    claim: Callable[[], object] = _claim_nothing
+    """Called before the conditions are collected: it may wait until no other process measures on the device."""
 
     def prepare(self) -> "PreparedWorkload":
         return self.harness.prepare()
@@ -50,6 +56,7 @@ class LocalRunner:
         self.harness.close()
 
     def conditions(self) -> MachineConditions:
+        self.claim()
         return collect_machine_conditions()
 
     def listen(self, report: Callable[[str], None]) -> None:
@@ -96,8 +103,8 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
 def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[LocalRunner]:
     """Open this machine's device for a request: check its promise, wait until nobody measures on it, open its harness.
 
-    Logs and temporary files lie in the system's temporary directory, costs of ops in the user's cache. Raises ConfigError
-    for a broken promise, and StoreError for a store without a directory here.
+    Logs and temporary files lie in the system's temporary directory, costs of ops in the user's cache. Raises
+    DeviceRefusedError for a broken promise, and StoreError for a store without a directory here.
     """
     prepare_process(request.environment)
     config = Config.model_validate(request.config)
@@ -112,9 +119,15 @@ def open_device(request: OpenDevice, report: Callable[[str], None]) -> Iterator[
 
 
 def find_cache() -> Path:
-    """Return the file of this machine's costs of ops, in the user's cache directory."""
+    """Return the file of this machine's costs of ops, in the user's cache directory.
+
+    Raises DeviceRefusedError where that directory cannot be made.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeviceRefusedError(f"{home}: {error.strerror}; set XDG_CACHE_HOME on the node") from None
     return RunsDir(home).op_profile
 
 

@@ -14,7 +14,7 @@ import xxhash
 
 import autotune
 from autotune import errors
-from autotune.errors import AutotuneError, ConfigError, WorkerError
+from autotune.errors import AutotuneError, DeviceRefusedError, WorkerError
 from autotune.fleet.far_end.inspection import DeviceInspection
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
@@ -183,24 +183,24 @@ def encode_message(message: FleetCall | FleetReply) -> bytes:
 
 
 def decode_call(text: bytes) -> FleetCall:
-    """Return the request in a JSON text; ConfigError for another version's, and for anything else."""
+    """Return the request in a JSON text; DeviceRefusedError for another version's and for anything that is no request."""
     name, fields = _split(text, "the study")
     if name in (OpenDevice.__name__, InspectDevice.__name__) and fields.get("code") != code_identity():
-        raise ConfigError(
+        raise DeviceRefusedError(
             f"this end runs autotune {code_identity()}, the study runs {fields.get('code') or 'another one'}; "
             "install the same version on both"
         )
     if name not in _CALLS:
-        raise ConfigError(f"the study asks for {name!r}, which autotune {code_identity()} does not know")
+        raise DeviceRefusedError(f"the study asks for {name!r}, which autotune {code_identity()} does not know")
     call: FleetCall = from_json(_CALLS[name], fields, where=f"request {name}")
     return call
 
 
 def decode_reply(text: bytes) -> FleetReply:
-    """Return the reply in a JSON text; ConfigError for anything else."""
+    """Return the reply in a JSON text; DeviceRefusedError for anything that is no reply of this version."""
     name, fields = _split(text, "the far end")
     if name not in _REPLIES:
-        raise ConfigError(f"the far end answers with {name!r}; install autotune {code_identity()} there")
+        raise DeviceRefusedError(f"the far end answers with {name!r}; install autotune {code_identity()} there")
     reply: FleetReply = from_json(_REPLIES[name], fields, where=f"reply {name}")
     return reply
 
@@ -210,9 +210,9 @@ def _split(text: bytes, sender: str) -> tuple[str, dict[str, Any]]:
         document = parse_json(text)
         name, fields = document["type"], document["fields"]
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{sender} sent {text[:80]!r}, which is no message; check its command") from None
+        raise DeviceRefusedError(f"{sender} sent {text[:80]!r}, which is no message; check its command") from None
     if not isinstance(name, str) or not isinstance(fields, dict):
-        raise ConfigError(f"{sender} sent {text[:80]!r}, which is no message; check its command")
+        raise DeviceRefusedError(f"{sender} sent {text[:80]!r}, which is no message; check its command")
     return name, fields
 
 

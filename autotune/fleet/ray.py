@@ -4,6 +4,7 @@ Ray places the actor on a node that has the resource free, tells of nodes that d
 and replies travel as JSON, not as pickles, so that another version of autotune is refused by name.
 """
 
+import concurrent.futures
 import contextlib
 import importlib.util
 import logging
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ConfigError, install_command
+from autotune.errors import ConfigError, DeviceRefusedError, install_command
 from autotune.fleet.channel import Channel, FarEndLostError, Reach
 from autotune.fleet.far_end.device_server import DeviceServer
 from autotune.fleet.far_end.opener import find_opener
@@ -25,8 +26,12 @@ POLL_SECONDS = 0.5
 """Time between two looks for a signal while a reply is awaited."""
 NOTICE_SECONDS = 3.0
 """Time after which a device that is not free yet is reported."""
-CLOSE_SECONDS = 3.0
-"""Time in which an actor may end its children; then it is killed, and the kernel ends them."""
+CLOSE_SECONDS = 1.5
+"""Time in which an idle actor may end its children; then it is killed, and the kernel ends them."""
+SUMMARY_CHARACTERS = 300
+"""Number of last characters of an error of Ray that a message quotes."""
+_EXCLUDED = ("/runs/", "/plans/")
+"""Folders of the code that are not copied to the nodes, as patterns of a `.gitignore`: they grow with every study."""
 _RAY_DEFAULTS = ("OMP_NUM_THREADS",)
 """Variables that Ray sets in a worker unless its node has them."""
 
@@ -79,60 +84,76 @@ class ActorChannel:
         # untyped: Ray turns each method into an object with a method `remote`
         self._actor: Any = ray.remote(DeviceActor).options(**options).remote(reach.opener)
         self._begun, self._is_up = time.monotonic(), False
-        self._report = report
+        self._is_idle = False
+        """True if the actor is up and answers no request."""
+        self._is_noticed = False
+        """True if it was reported that the device is not free."""
 
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
-        from ray.exceptions import RayActorError, RayError
+        from ray.exceptions import RayError, RayTaskError
 
-        reference = self._actor.answer.remote(encode_message(call))
+        self._is_idle = False
         try:
-            while not self._ray.wait([reference], timeout=POLL_SECONDS)[0]:
+            # a future: `ray.wait` runs the handlers of signals, and drops the exceptions that they raise
+            reply: concurrent.futures.Future[bytes] = self._actor.answer.remote(encode_message(call)).future()
+            while not concurrent.futures.wait([reply], timeout=POLL_SECONDS).done:
                 if not self._is_up:
                     self._watch_queue(report)
-            self._is_up = True
-            return decode_reply(self._ray.get(reference))
-        except RayActorError as error:
-            raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
-        except RayError as error:  # the cluster itself is gone, or the code cannot be copied to the node
-            raise FarEndLostError(f"{type(error).__name__}: {_first_line(error)}") from None
+            answer = reply.result()
+            self._is_up = self._is_idle = True
+            return decode_reply(answer)
+        except RayError as error:
+            # the far end answers with its own exceptions: another one comes from its import or its constructor
+            if isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False):
+                raise DeviceRefusedError(
+                    f"class {self._reach.device_class}: the far end cannot start ({_summarize(error)}); "
+                    "install the same autotune on the node"
+                ) from None
+            # the actor, its node or the cluster is gone, or the code cannot be copied to the node
+            raise FarEndLostError(f"{type(error).__name__}: {_summarize(error)}") from None
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # Ray raises what it likes for an actor or a cluster that is gone
-            if self._is_up:
+            if self._is_idle:  # a busy actor would answer its request first
                 self._ray.wait([self._actor.close.remote()], timeout=CLOSE_SECONDS)
             self._ray.kill(self._actor)
 
     def _watch_queue(self, report: Callable[[str], None]) -> None:
         """Report once that the device is waited for; FarEndLostError where no node of the cluster has one."""
-        waited = time.monotonic() - self._begun
-        if waited < NOTICE_SECONDS:
+        if time.monotonic() - self._begun < NOTICE_SECONDS:
             return
         resources: dict[str, float] = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
-        if not resources.get(self._reach.resource):
-            raise FarEndLostError(f"no node of the cluster has the resource {self._reach.resource!r}")
-        if waited - POLL_SECONDS < NOTICE_SECONDS:
+        for name in (self._reach.resource, *(["GPU"] if self._reach.uses_gpu else [])):
+            if not resources.get(name):
+                raise FarEndLostError(f"no node of the cluster has the resource {name!r}")
+        if not self._is_noticed:
+            self._is_noticed = True
             report(f"waiting for a free device of class {self._reach.device_class}")
 
 
 def connect(address: str, code: str | None = None) -> None:
     """Connect this process to a cluster, unless it is connected; the code's directory is copied to all nodes.
 
-    Raises ConfigError where Ray is not installed, or no cluster answers.
+    Raises ConfigError where that directory does not exist, and DeviceRefusedError where Ray is not installed, or no cluster
+    can be joined.
     """
+    if code and not Path(code).is_dir():
+        raise ConfigError(f"code {code}: no such directory; name that of the workloads as `code` of the fleet")
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"engine ray: the package ray is not installed; {install_command('fleet')}")
+        raise DeviceRefusedError(f"engine ray: the package ray is not installed; {install_command('fleet')}")
     import ray
 
     if ray.is_initialized():
         return
-    runtime_env = {"working_dir": code} if code else None
+    runtime_env = {"working_dir": code, "excludes": list(_EXCLUDED)} if code else None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with _keep_signal_handlers():
         try:
             ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds, its own and Python's
-            raise ConfigError(
-                f"engine ray: no cluster at address {address!r} ({_first_line(error)}); start one with: ray start --head"
+            raise DeviceRefusedError(
+                f"engine ray: cannot join a cluster at {address!r} ({_summarize(error)}); make the versions of Ray and Python "
+                "equal, or start one with: ray start --head"
             ) from None
 
 
@@ -150,13 +171,14 @@ def _keep_signal_handlers() -> Iterator[None]:
 
 
 def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
-    """Ask Ray for a device of the class; ConfigError where no cluster answers."""
+    """Ask Ray for a device of the class; DeviceRefusedError where no cluster answers."""
     connect(reach.address, reach.code)
     return ActorChannel(reach, report)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+def _summarize(error: Exception) -> str:
+    """Return the end of an error's text as one line: the cause comes last, after the frames of a far traceback."""
+    return " ".join(str(error).split())[-SUMMARY_CHARACTERS:]
 
 
 def _ignore(text: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.errors import ConfigError, DeviceLostError
+from autotune.errors import DeviceLostError, DeviceRefusedError
 from autotune.fleet.channel import Channel, FarEndLostError
 from autotune.fleet.messages import (
     BaselineCall,
@@ -32,6 +32,7 @@ from autotune.measure.survey import PreparedWorkload
 from autotune.records.device import Device
 from autotune.records.json_codec import read_optional, write_whole
 from autotune.records.measurement import Measurement, Outcome
+from autotune.records.run_dir import lock_file
 
 MAX_LOSSES = 2
 """Number of devices lost under one plan after which the plan counts as crashed."""
@@ -79,13 +80,13 @@ class RemoteRunner:
         self.request = replace(self.request, recorded=RecordedBaseline(measurement, device))
 
     def prepare(self) -> PreparedWorkload:
-        """Capture and profile on the device, and check what its class promises. Raises ConfigError where it breaks it."""
+        """Capture and profile on the device. Raises DeviceRefusedError where it breaks what its class promises."""
         self._repeat(self._prepare_here)
         assert self._prepared is not None
         return self._prepared
 
     def baseline(self) -> Measurement:
-        return self._repeat(lambda: self._ask(BaselineCall(), Measurement))
+        return self._repeat(self._measure_baseline)
 
     def conditions(self) -> MachineConditions:
         """Collect software and load of the device's machine."""
@@ -138,11 +139,15 @@ class RemoteRunner:
                 if attempt == ATTEMPTS:
                     raise DeviceLostError(
                         f"no device of class {self.request.device_class} is left after {ATTEMPTS} attempts ({error}); "
-                        "start one, then continue with autotune resume"
+                        "start one"
                     ) from None
             time.sleep(pause)
             pause *= 2
         raise AssertionError
+
+    def _measure_baseline(self) -> Measurement:
+        self._prepare_here()  # a device in the place of a lost one is checked before it measures
+        return self._ask(BaselineCall(), Measurement)
 
     def _lose(self, error: FarEndLostError) -> None:
         self.lost += 1
@@ -163,20 +168,22 @@ class RemoteRunner:
             check_same_device(name, host, prepared.device, self._prepared.device)
             if prepared.graph.digest != self._prepared.graph.digest:
                 ours, theirs = prepared.graph.digest[:8], self._prepared.graph.digest[:8]
-                raise ConfigError(
+                raise DeviceRefusedError(
                     f"{host} of class {name} captures graph {ours}, the device before it {theirs}; make their code equal"
                 )
         self._is_prepared_here = True
 
     def _check_class(self, host: str, device: Device) -> None:
-        """Compare a device with the first one of its class, or record it as such."""
+        """Compare a device with the first one of its class, or record it as such; other studies may begin now, too."""
         if self.class_file is None:
             return
-        first = read_optional(Device, self.class_file, remedy="delete the file to record the class anew")
-        if first is None:
-            write_whole(self.class_file, device, what="class's device", remedy="name another directory as `runs`")
-        else:
-            check_same_device(self.request.device_class, host, device, first)
+        self.class_file.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file(self.class_file.with_suffix(".lock"), wait=True):
+            first = read_optional(Device, self.class_file, remedy="delete the file to record the class again")
+            if first is None:
+                write_whole(self.class_file, device, what="class's device", remedy="name another directory as `runs`")
+                return
+        check_same_device(self.request.device_class, host, device, first, self.class_file)
 
     def _ask(self, call: FleetCall, kind: type[ReplyT]) -> ReplyT:
         """Send a request to the device in use, or to a new one; whatever goes wrong, no later reply can answer it."""
@@ -201,5 +208,5 @@ class RemoteRunner:
         if isinstance(reply, CallFailed):
             raise reply.to_error(self._host)
         if not isinstance(reply, kind):
-            raise ConfigError(f"the far end answers with {type(reply).__name__}; it must be {kind.__name__}")
+            raise DeviceRefusedError(f"the far end answers with {type(reply).__name__}; it must be {kind.__name__}")
         return reply

@@ -92,20 +92,21 @@ def expand_classes(document: yamlfile.Document, fleet: str | None, on: str | Non
     entries = document.data.get("entries")
     if not isinstance(entries, list):
         return document
-    fleet = fleet or document.data.get("fleet")
+    default = fleet or document.data.get("fleet")
     expanded: list[object] = []
     lines = {path: line for path, line in document.lines.items() if path[:1] != ("entries",) or len(path) == 1}
     for number, entry in enumerate(entries):
         copies: list[object] = [entry]
         if isinstance(entry, dict):
             classes = [on] if on is not None else entry.get("on")
-            shared = {} if fleet is None else {"fleet": fleet}
+            chosen = fleet or entry.get("fleet") or default
+            shared = {} if chosen is None else {"fleet": chosen}
             named = classes if isinstance(classes, list) and classes else [classes]
-            copies = [entry if name is None else {**shared, **entry, "on": name} for name in named]
+            copies = [entry if name is None else {**entry, **shared, "on": name} for name in named]
         for copy in copies:
             for path, line in document.lines.items():
                 if path[:2] == ("entries", number):
                     lines["entries", len(expanded), *path[2:]] = line
             expanded.append(copy)
     data = {**document.data, "entries": expanded}
-    return yamlfile.Document(document.name, data if fleet is None else {**data, "fleet": fleet}, lines)
+    return yamlfile.Document(document.name, data if default is None else {**data, "fleet": default}, lines)

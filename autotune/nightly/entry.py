@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, DeviceLostError, PlanError, StoreError
+from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError, PlanError, StoreError
 from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
@@ -33,7 +33,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.budget import Budget
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
-from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.interrupts import Interrupts, Stopped, expire_after
 from autotune.study.outcome import StudyResult
 from autotune.study.runner import SharedRunner
 from autotune.study.verdicts.ranking import Rules
@@ -78,18 +78,21 @@ class EntrySession:
         )
         self.notes: list[str] = []
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
+        self.is_up = False
+        """True if the device answered."""
         self.is_stale = False
         """True if the champion cannot run on this graph."""
 
     def run(self) -> NightRecord:
         """Run the entry and return its record; an error of the workload becomes a verdict.
 
-        Raises Stopped after a signal.
+        Raises Stopped after a signal, and Expired where the night ended before the device was free.
         """
         machine = MachineConditions()
         try:
             with self.interrupts.breakable(patient=False):
-                machine = self.runner.conditions()
+                with expire_after(self.latest - time.monotonic()):  # the device may be in use for longer than the night
+                    machine = self.runner.conditions()
                 self.start_clock()
                 self.prepared = self.runner.prepare()
                 baseline = self.runner.baseline() if self.prepared.baseline_fits else None
@@ -112,15 +115,18 @@ class EntrySession:
 
     def start_clock(self) -> None:
         """Begin the entry's time now: until its device answered, it waited for others."""
+        self.is_up = True
         self.deadline = min(self.deadline + time.monotonic() - self.began, self.latest)
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
 
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
 
-        A missing store is inconclusive, and so is a device that is gone.
+        A store or a device that cannot be used is inconclusive: it is no evidence against the champion. Neither is any error
+        before the device was up.
         """
-        if isinstance(error, StoreError | DeviceLostError):
+        is_unrelated = isinstance(error, StoreError | DeviceLostError | DeviceRefusedError)
+        if is_unrelated or (self.champion is not None and not self.is_up):
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:
             failed = NightVerdict.FAILED

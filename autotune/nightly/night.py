@@ -1,7 +1,6 @@
 """Run a night: every entry in turn with its share of the time, with result files after each."""
 
 import contextlib
-import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from autotune.nightly.parallel import EntryProcess, EntryTime, run_in_parallel
 from autotune.nightly.result_files import write_results
 from autotune.nightly.results import NightResults
 from autotune.records.run_dir import RunDir, lock_run_dir
-from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.interrupts import Expired, Interrupts, Stopped
 
 OpenRunner = Callable[[NightlyEntry, Path], contextlib.AbstractContextManager[DeviceRunner]]
 """`open_runner(entry, log_dir)`: context manager of an entry's runner."""
@@ -59,7 +58,9 @@ def run_night(job: NightJob, name: str) -> NightResults:
             shares = sum(other.share for other in job.options.entries if other.key in results.left)
             until = time.monotonic() + min(left * entry.share / shares, entry.time_seconds)
             try:
-                night = _run_entry(job, entry, name, interrupts, until)
+                night = _run_entry(job, entry, name, interrupts, until, latest=deadline)
+            except Expired:  # the entry stays `left`
+                continue
             except Stopped:
                 return _write_results(job, name, interrupts.received)
             except SystemExit as stopped:  # a study stopped before its baseline
@@ -99,10 +100,11 @@ def _run_in_processes(
     def finish(entry: NightlyEntry, code: int) -> None:
         history = EntryDirectory(Path(job.options.directory) / entry.key).history()
         night = next((night for night in history if night.night == name), None)
-        # a process that was killed, or that could not start; another night's process may still work there
-        if night is None and not interrupts.received and code != LockedError.exit_code:
+        # it was killed or could not start; 0 is a signal or the end of the night, 75 another night that works there
+        if night is None and not interrupts.received and code not in (0, LockedError.exit_code):
             home = EntryDirectory(Path(job.options.directory) / entry.key)
-            night = _failed_night(home, entry, name, f"its process ended with exit code {code}; see its log", 1)
+            log = find_entry_log(job.options, entry.key, name)
+            night = _failed_night(home, entry, name, f"its process ended with exit code {code}; see {log}", 1)
             home.record(night)
         _write_results(job, name)
         if night is not None:
@@ -111,6 +113,11 @@ def _run_in_processes(
     entries = [entry for entry in job.options.entries if entry.key in results.left]
     run_in_parallel(entries, job.devices, deadline, start=job.start_entry, finish=finish, interrupts=interrupts)
     return _write_results(job, name, interrupts.received)
+
+
+def find_entry_log(options: NightlyConfig, key: str, night: str) -> Path:
+    """Return the log of the process that runs an entry in a night."""
+    return RunDir(Path(options.directory) / key).logs / f"{night}.log"
 
 
 def latest_night(options: NightlyConfig) -> str:
@@ -128,7 +135,7 @@ def is_complete(options: NightlyConfig, name: str) -> bool:
 
 
 def _run_entry(
-    job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float, *, latest: float = math.inf
+    job: NightJob, entry: NightlyEntry, name: str, interrupts: Interrupts, until: float, *, latest: float
 ) -> NightRecord:
     home = EntryDirectory(Path(job.options.directory) / entry.key)
     try:

@@ -96,6 +96,9 @@ class Config(Section):
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None
     """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
+    optuna_storage: str | None = None
+    """Database to which the Optuna study is copied when a session ends, such as `postgresql://user@server/name`: another one than
+    MLflow's. The run keeps its own file."""
     fleet: str | None = None
     """File of a fleet, such as `fleet.yaml`; default: `$AUTOTUNE_FLEET`. Used with `on`."""
     on: str | None = None
@@ -126,19 +129,19 @@ class Config(Section):
         """Enforced memory limit in bytes; None for none."""
         return None if self.limit is None else parse_bytes(self.limit)
 
-    @field_validator("tracking_uri")
+    @field_validator("tracking_uri", "optuna_storage")
     @classmethod
-    def _refuse_password(cls, uri: str | None) -> str | None:
+    def _refuse_password(cls, uri: str | None, info: ValidationInfo) -> str | None:
         if uri is not None:
             try:
                 check_address(uri)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
         if uri is not None and has_secret(uri):
-            raise ValueError(
-                "contains a password, and configs are logged; leave it out and set PGPASSWORD or MLFLOW_TRACKING_PASSWORD, "
-                "or set the whole address as MLFLOW_TRACKING_URI"
-            )
+            remedy = "set PGPASSWORD"
+            if info.field_name == "tracking_uri":
+                remedy += " or MLFLOW_TRACKING_PASSWORD, or set the whole address as MLFLOW_TRACKING_URI"
+            raise ValueError(f"contains a password, and configs are logged; leave it out and {remedy}")
         return uri
 
     @field_validator("kernels", mode="before")

@@ -96,10 +96,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The run was logged to MLflow, or could not be."""
+    """The run was logged to a store beside its own records, or could not be."""
 
     message: str
     """Address of the logged run, or the reason for the failure and the next step."""
+    store: str = "mlflow"
+    """`mlflow`, or `optuna` for a shared database of Optuna."""
 
 
 Event = PhaseStarted | Preparing | Ready | Resolved | Measuring | Disturbed | Finished | Logged

@@ -1,6 +1,8 @@
 """Stop a study by SIGINT, SIGTERM or SIGHUP."""
 
 import ctypes
+import math
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,13 +13,45 @@ from typing import Any, Self
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Make the kernel send SIGTERM to this process when the thread that started it ends, however that happens."""
+def end_with_parent(parent: int) -> None:
+    """Make the kernel send SIGTERM to this process when the thread that started it ends, however that happens.
+
+    `parent` is the id of the process that started this one. Where it has ended already, this process ends now.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        signal.raise_signal(signal.SIGTERM)
 
 
 class Stopped(BaseException):
     """The study stops here and drops the running trial. Not an Exception, so that no handler catches it by accident."""
+
+
+class Expired(Stopped):
+    """The time of a `with` block is up, and it still waits."""
+
+
+@contextmanager
+def expire_after(seconds: float) -> Iterator[None]:
+    """Raise Expired inside a `with` block after so many seconds; infinity for no limit.
+
+    Outside of the main thread, which alone handles signals, the block has no limit.
+    """
+    if not math.isfinite(seconds) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _expire)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # zero would disarm it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _expire(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise Expired
 
 
 class Interrupts:

@@ -1,5 +1,6 @@
 """Run the first two phases of a study: capture and profile the step, then measure the baseline and resolve the budget."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from autotune.measure.survey import PreparedWorkload, explain_eager_failure
 from autotune.planners.candidates import DevicePlanning, MakePlanning
 from autotune.predict.simulate import simulate
 from autotune.records.config import Config, dump_config, load_config
-from autotune.records.json_codec import to_json
+from autotune.records.device import Device
+from autotune.records.json_codec import read_optional, to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, write_json, write_text
 from autotune.records.trial import Trial, TrialKind, append_trial
@@ -57,14 +59,14 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
 def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     """Capture and profile the step, and write the first records.
 
-    Raises ConfigError where the run directory contains a study of another budget or another graph.
+    Raises ConfigError where the run directory contains a study of another budget, another graph or another device of a fleet.
     """
     config, run_dir, files = task.config, task.run_dir, RunDir(task.run_dir)
-    if files.config.exists():
-        earlier = load_config(str(files.config)).budget
-        if earlier != config.budget:
+    earlier = load_config(str(files.config)) if files.config.exists() else None
+    if earlier is not None:
+        if earlier.budget != config.budget:
             raise ConfigError(
-                f"{run_dir}: contains a study for {earlier}, not {config.budget}; tune under another --name"
+                f"{run_dir}: contains a study for {earlier.budget}, not {config.budget}; tune under another --name"
             )
     task.progress(PhaseStarted(StudyPhase.PREPARE))
     with task.interrupts.breakable(patient=False):
@@ -75,6 +77,8 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
                 f"{run_dir}: contains trials of {trial.workload} with graph {trial.graph_digest[:8]}; {config.ref} is now "
                 f"{prepared.graph.digest[:8]}; tune under another --name"
             )
+    if earlier is not None and (config.on is not None or earlier.on is not None):
+        check_device(run_dir, trials, prepared.device)
     write_json(files.graph, to_json(prepared.graph))
     write_json(files.costs, to_json(prepared.costs))
     write_json(files.device, to_json(prepared.device))
@@ -82,6 +86,34 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
         write_text(files.config, dump_config(config))
     task.progress(Ready(prepared.graph, prepared.costs, prepared.device))
     return prepared
+
+
+def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None:
+    """Raise ConfigError where the trials of a run were measured on another chip, or with other cores.
+
+    Only a fleet is checked: a class may be another one than before. On one machine a virtual CPU may change its name between
+    two starts.
+    """
+    recorded = find_recorded_device(run_dir, trials)
+    if recorded is None or recorded.key == device.key:
+        return
+    raise ConfigError(
+        f"{run_dir}: its trials ran on {recorded.silicon} ({recorded.cores} cores), this device is {device.silicon} "
+        f"({device.cores} cores); resume on the former, or tune under another --name with --seed-from {run_dir}"
+    )
+
+
+def find_recorded_device(run_dir: Path, trials: Sequence[Trial]) -> Device | None:
+    """Return the device that measured the trials; None where no trial is recorded, or no record names the device."""
+    for trial in trials:
+        if trial.measurement is not None and trial.measurement.device is not None:
+            return trial.measurement.device
+    if not trials:
+        return None
+    # the baseline names no device; a damaged file is written again
+    with contextlib.suppress(ConfigError):
+        return read_optional(Device, RunDir(run_dir).device, remedy="resume the study to write it again")
+    return None
 
 
 def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) -> Rules:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import ConfigError, DeviceLostError, PlanError
+from autotune.errors import DeviceLostError, DeviceRefusedError, PlanError
 from autotune.fleet import messages
 from autotune.fleet.channel import Channel
 from autotune.fleet.messages import DevicePromise, OpenDevice, code_identity
@@ -29,6 +29,7 @@ from autotune.ir.plan import Plan
 from autotune.records.config import Config, load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, load_trials
+from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.runner import Runner
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
@@ -115,6 +116,18 @@ class RunnerContract:
         runner.close()
         assert dataclasses.replace(second, node="") == first.measure(plan, budget_bytes=10**9)
 
+    def test_a_signal_of_a_study_ends_a_measurement_with_all_its_processes(self, tmp_path: Path) -> None:
+        runner = self.make_runner(tmp_path, workload="has a child", seconds=30.0)
+        plan = Plan.traced(runner.prepare().graph)
+        assert runner.facts is not None
+        far_end = runner.facts.pid
+        processes = [] if self.is_in_this_process else [far_end, *_find_children(far_end)]
+        sent = time.monotonic() + 0.3
+        with Interrupts() as interrupts, pytest.raises(Stopped), interrupts.breakable():
+            _interrupt(0.3, lambda: runner.measure(plan, budget_bytes=10**9), signal.SIGTERM)
+        assert time.monotonic() < sent + 2.0
+        assert all(wait_for_death(pid, sent + 2.0 - time.monotonic()) for pid in processes)
+
     def test_an_error_keeps_its_class_and_names_the_host(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, workload="raises PlanError")
         plan = Plan.traced(runner.prepare().graph)
@@ -144,7 +157,9 @@ class RunnerContract:
     ) -> None:
         runner = self.make_runner(tmp_path)
         runner.request = dataclasses.replace(runner.request, code="0.0.1 (sources 00000000)")
-        with pytest.raises(ConfigError, match=r"the study runs 0\.0\.1 \(sources 00000000\); install the same version"):
+        with pytest.raises(
+            DeviceRefusedError, match=r"the study runs 0\.0\.1 \(sources 00000000\); install the same version"
+        ):
             runner.prepare()
         # a request that this version cannot even read
         encode = messages.encode_message
@@ -156,12 +171,12 @@ class RunnerContract:
         monkeypatch.setattr("autotune.fleet.command.encode_message", other)
         monkeypatch.setattr("autotune.fleet.local.encode_message", other)
         monkeypatch.setattr("autotune.fleet.ray.encode_message", other)
-        with pytest.raises(ConfigError, match=r"the study runs 9\.9; install the same version on both"):
+        with pytest.raises(DeviceRefusedError, match=r"the study runs 9\.9; install the same version on both"):
             runner.prepare()
 
     def test_a_device_that_breaks_its_promise_is_refused_by_name(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, promise=DevicePromise(name="A100"))
-        with pytest.raises(ConfigError, match="of class fake is 'Fake 9000', the class promises 'A100'"):
+        with pytest.raises(DeviceRefusedError, match="of class fake is 'Fake 9000', the class promises 'A100'"):
             runner.prepare()
         runner.close()
 
@@ -210,12 +225,10 @@ class RunnerContract:
         assert (result.outcome, result.lost_nodes) == (Outcome.CRASHED, (host, host))
         assert result.detail == f"2 devices were lost while it ran: {host}, {host}"
 
-    def test_without_a_device_the_study_ends_and_says_how_to_go_on(self, tmp_path: Path) -> None:
+    def test_without_a_device_the_study_ends_and_says_that_none_is_left(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, workload="never opens")
         self._skip_in_one_process()
-        with pytest.raises(
-            DeviceLostError, match=r"no device of class fake is left after 4 attempts .*autotune resume"
-        ):
+        with pytest.raises(DeviceLostError, match=r"no device of class fake is left after 4 attempts .*; start one$"):
             runner.prepare()
 
     def test_close_leaves_no_process(self, tmp_path: Path) -> None:
@@ -223,7 +236,7 @@ class RunnerContract:
         self._skip_in_one_process()
         runner.prepare()
         assert runner.facts is not None
-        children = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == runner.facts.pid]
+        children = _find_children(runner.facts.pid)
         assert children
         runner.close()
         assert all(wait_for_death(pid, 2.0) for pid in children)
@@ -253,13 +266,17 @@ class _Measuring:
         self.runner.close()
 
 
+def _find_children(pid: int) -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == pid]
+
+
 def _parent(process: Path) -> int:
     with suppress(OSError, IndexError):
         return int((process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     return -1
 
 
-def _interrupt(seconds: float, work: Callable[[], object]) -> None:
-    """Run work in the main thread, and send it SIGINT after so many seconds."""
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+def _interrupt(seconds: float, work: Callable[[], object], number: signal.Signals = signal.SIGINT) -> None:
+    """Run work in the main thread, and send it a signal after so many seconds."""
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
     work()

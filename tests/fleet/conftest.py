@@ -14,6 +14,7 @@ def cluster() -> Iterator[None]:
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     ray.init(
         num_cpus=1,
+        num_gpus=0,
         resources={"fake": 2},
         object_store_memory=80 << 20,
         include_dashboard=False,

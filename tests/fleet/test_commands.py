@@ -77,6 +77,12 @@ def test_no_device_is_75_and_says_how_to_go_on(call: Call, monkeypatch: pytest.M
     assert (code, out) == (75, "")
     assert "no device of class gone is left after 1 attempts" in err
     assert "ended with exit code 7: no node is up" in err
+    assert err.rstrip().endswith("; start one, then run the command again")
+    assert not Path("runs/lost").exists()
+    recorded = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "fake", "--name", "lost")
+    assert recorded[0] == 0, recorded[2]
+    code, out, err = call("resume", "runs/lost", "--on", "gone", "--trials", "8")
+    assert (code, out) == (75, "")
     assert err.rstrip().endswith("; start one, then continue with autotune resume runs/lost")
 
 
@@ -91,6 +97,7 @@ def test_a_device_that_is_not_what_its_class_promises_is_2(call: Call):
     code, _, err = call("tune", "study.yaml", "--fleet", "fleet.yaml", "--on", "other")
     assert code == 2
     assert "of class other has silicon Fake 9000, the class's first device has Fake 8000, and " in err
+    assert err.rstrip().endswith("; after an upgrade of all nodes delete runs/fleet/other.json")
 
 
 def test_kernels_are_chosen_on_a_device_of_the_class(call: Call, monkeypatch: pytest.MonkeyPatch):
@@ -151,6 +158,16 @@ def test_doctor_inspects_one_device_of_each_class(call: Call):
     assert "of memory, the class promises " in findings["large"]["detail"]
     assert code == 2
     assert "there, gone, large: must be fixed before tuning" in err
+
+
+def test_doctor_does_not_wait_for_ever(call: Call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("autotune.cli.doctor.fleet.WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("autotune.fleet.command.CLOSE_SECONDS", 0.1)
+    Path("doctor.yaml").write_text("classes:\n  mute: {engine: command, command: [sleep, '60']}\n")
+    code, out, _ = call("doctor", "--fleet", "doctor.yaml", "--json")
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["status"], finding["detail"]) == (2, "bad", "no answer for 0.5 s")
+    assert finding["fix"] == "run doctor when the device is idle"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])

@@ -110,6 +110,9 @@ def test_a_nightly_entry_on_two_classes_is_two_entries_with_a_history_each():
     options = load_nightly_config(Path("night.yaml"))
     assert [entry.key for entry in options.entries] == ["resnet18@a100", "resnet18@epyc", "gpt2"]
     assert [entry.fleet for entry in options.entries] == ["fleet.yaml", "fleet.yaml", None]
+    text = Path("night.yaml").read_text()
+    Path("night.yaml").write_text(text.replace("on: [a100, epyc]}", "on: a100, fleet: own.yaml}"))
+    assert [entry.fleet for entry in load_nightly_config(Path("night.yaml")).entries] == ["own.yaml", None]
     options = load_nightly_config(Path("night.yaml"), on="epyc", fleet="other.yaml")
     assert [(entry.key, entry.fleet) for entry in options.entries] == [
         ("resnet18@epyc", "other.yaml"), ("gpt2@epyc", "other.yaml"),

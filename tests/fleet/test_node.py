@@ -5,17 +5,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import ConfigError
-from autotune.fleet.far_end import device_lock
+from autotune.errors import ConfigError, DeviceRefusedError
+from autotune.fleet.far_end import device_lock, inspection
 from autotune.fleet.far_end.device_lock import is_in_use, lock_device, name_locks
 from autotune.fleet.far_end.opener import OPEN_DEVICE, find_opener
+from autotune.fleet.local import find_cache
 from autotune.fleet.messages import DevicePromise
 from autotune.fleet.node import check_node, check_promise, check_same_device, prepare_process, read_node_facts
 from autotune.fleet.ray import remove_ray_defaults
 from autotune.records.device import Device
+from tests.support.fake_nvml import FakeNvml, Gpu
 
 A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, 108, "2.13.0", "CUDA 13.0")
 
@@ -23,7 +26,7 @@ A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, 108, "2.13.0", "CUDA 
 def test_a_far_end_at_another_niceness_is_refused_with_its_cure():
     facts = read_node_facts()
     check_node("a100", dataclasses.replace(facts, nice=0))
-    with pytest.raises(ConfigError, match=r"would run at nice 15, .*Ray: RAY_worker_niceness=0 ray start"):
+    with pytest.raises(DeviceRefusedError, match=r"would run at nice 15, .*Ray: RAY_worker_niceness=0 ray start"):
         check_node("a100", dataclasses.replace(facts, nice=15))
 
 
@@ -42,7 +45,7 @@ def test_a_promise_is_what_it_names_and_nothing_else(promise: DevicePromise, wor
     if not words:
         check_promise("a100", "n7", A100, promise)
         return
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(DeviceRefusedError) as caught:
         check_promise("a100", "n7", A100, promise)
     assert str(caught.value) == f"n7 of class a100 {words}; take the node out of the class"
 
@@ -51,7 +54,7 @@ def test_a_promise_is_what_it_names_and_nothing_else(promise: DevicePromise, wor
 def test_a_device_that_differs_from_the_first_of_its_class_is_refused_by_what_differs(name: str):
     other = dataclasses.replace(A100, **{name: 1 if name == "cores" else "other"})
     check_same_device("a100", "n7", dataclasses.replace(A100, environment={"OMP_NUM_THREADS": "1"}), A100)
-    with pytest.raises(ConfigError, match=f"^n7 of class a100 has {name} "):
+    with pytest.raises(DeviceRefusedError, match=f"^n7 of class a100 has {name} "):
         check_same_device("a100", "n7", other, A100)
 
 
@@ -90,11 +93,59 @@ def test_processes_on_disjoint_cpus_measure_at_the_same_time_and_others_do_not(t
         os.sched_setaffinity(0, usable)
 
 
+def test_locks_are_for_all_users_whatever_the_umask_is(tmp_path: Path):
+    before = os.umask(0o077)
+    try:
+        with lock_device("cpu", print, tmp_path / "locks"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "locks").iterdir()} == {0o644}
+    (tmp_path / "locks").chmod(0o755)
+    with lock_device("cpu", print, tmp_path / "locks"):
+        assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_link_in_the_place_of_locks_or_of_a_lock_is_refused_and_not_followed(tmp_path: Path):
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    link = tmp_path / "locks"
+    link.symlink_to(target)
+    with pytest.raises(DeviceRefusedError, match="locks: a link or a file"), lock_device("cpu", print, link):
+        pass
+    assert (target.stat().st_mode & 0o7777, list(target.iterdir())) == (0o700, [])
+    elsewhere = tmp_path / "elsewhere"
+    for name in name_locks("cpu"):
+        (target / f"{name}.lock").symlink_to(elsewhere)
+    with pytest.raises(DeviceRefusedError, match=r"\.lock: .*; remove it"), lock_device("cpu", print, target):
+        pass
+    assert not elsewhere.exists()
+    assert not is_in_use("cpu", target)
+
+
 def test_the_lock_of_a_gpu_is_the_one_that_the_process_sees(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device_lock, "_read_uuid", lambda index: f"GPU-{index}")
     for visible, name in (("1,0", "gpu-GPU-1"), ("GPU-abc", "gpu-GPU-abc"), ("", "gpu-GPU-0")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert name_locks("cuda") == [name]
+
+
+def test_the_gpu_that_is_inspected_is_the_one_that_the_process_sees(monkeypatch: pytest.MonkeyPatch):
+    nvml = FakeNvml([Gpu("GPU-a"), Gpu("GPU-b")])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetName", lambda gpu: f"card {gpu.uuid}", raising=False)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=2**30))
+    monkeypatch.setattr(inspection, "open_nvml", lambda: nvml)
+    for visible, name in (("1,0", "card GPU-b"), ("GPU-b", "card GPU-b"), ("", "card GPU-a"), ("7", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert inspection._read_gpu() == (name, 2**30 if name else 0)
+
+
+def test_a_home_that_cannot_be_written_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    with pytest.raises(DeviceRefusedError, match=r"home/autotune: Not a directory; set XDG_CACHE_HOME on the node$"):
+        find_cache()
 
 
 def test_an_opener_that_does_not_exist_is_named():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError, DeviceLostError
+from autotune.errors import DeviceLostError, DeviceRefusedError
 from autotune.fleet.channel import Reach
 from autotune.fleet.command import open_channel
 from autotune.fleet.framing import FrameReader, to_frame
@@ -120,12 +120,15 @@ def test_requests_sent_at_once_and_broken_ones_get_their_replies_in_order():
     far_end.process.communicate()
 
 
-def test_a_call_before_a_device_is_open_is_refused():
+def test_a_call_before_a_device_is_open_is_refused_without_a_traceback():
     far_end = FarEnd()
     far_end.send(PrepareCall())
     reply = far_end.receive()
     assert reply == CallFailed("ConfigError", "PrepareCall came before a device was open; open one first")
-    far_end.process.communicate()
+    far_end.send(dataclasses.replace(request(), config={"whatever": 1}))
+    assert far_end.receive() == CallFailed("KeyError", "'workload'")
+    _, errors = far_end.process.communicate()
+    assert errors.count(b"Traceback") == 1  # of the second, which is a defect
 
 
 def runner_of(tmp_path: Path, *command: str) -> RemoteRunner:
@@ -145,7 +148,7 @@ def test_a_command_that_fails_is_quoted_with_its_last_lines(tmp_path: Path):
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path):
     with pytest.raises(
-        ConfigError, match=r"^command 'srunn': No such file or directory; check `command` of the class$"
+        DeviceRefusedError, match=r"^command 'srunn': No such file or directory; check `command` of the class$"
     ):
         runner_of(tmp_path, "srunn", "autotune", "serve").prepare()
 
@@ -166,7 +169,6 @@ def test_a_far_end_that_neither_answers_nor_ends_counts_as_lost_and_is_killed(
 ):
     monkeypatch.setattr("autotune.fleet.command.START_SECONDS", 0.1)
     monkeypatch.setattr("autotune.fleet.command.CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr("autotune.fleet.command.SILENCE_SECONDS", 0.1)
     runner = runner_of(tmp_path, "sh", "-c", "trap '' TERM; echo $$ >&2; while :; do sleep 0.1; done")
     with pytest.raises(DeviceLostError, match=r"no sign of life for 0\.1 s: "):
         runner.prepare()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.measure.device.this_device import cpu_flags, cpu_name, cpu_quota, this_device, usable_cores
 
 THREADED = """processor\t: 0
@@ -103,5 +103,5 @@ def test_a_gpu_that_is_not_there_is_refused_with_a_next_move() -> None:
     if torch.cuda.is_available():
         assert this_device("cuda").memory_bytes > 2**30
     else:
-        with pytest.raises(ConfigError, match="torch sees no GPU; check the driver"):
+        with pytest.raises(DeviceRefusedError, match="torch sees no GPU; check the driver"):
             this_device("cuda")

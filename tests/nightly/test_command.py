@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.cli import main as cli
+from autotune.cli.commands.nightly import NIGHT_VARIABLE
+from autotune.fleet.far_end import device_lock
 from autotune.ir.plan import Plan
-from autotune.measure.device.conditions import collect_machine_conditions
+from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
 from autotune.nightly.conditions import collect_conditions
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
@@ -138,3 +140,24 @@ def test_conditions_hold_what_a_cause_is_told_by():
     recorded = collect_conditions(machine, with_threads, "", baseline_seconds=0.5)
     assert recorded.threads == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert (conditions.busy, conditions.baseline_seconds, conditions.code["graph"]) == (0.25, 0.5, "0123456789ab")
+
+
+@pytest.mark.parametrize("is_in_a_process", [True, False])
+def test_an_entry_on_this_machine_beside_those_of_a_fleet_has_the_machine_to_itself(
+    night: Path, run: Run, monkeypatch: pytest.MonkeyPatch, is_in_a_process: bool
+):
+    in_use: list[bool] = []
+
+    def collect() -> MachineConditions:
+        in_use.append(device_lock.is_in_use("cpu"))
+        return collect_machine_conditions()
+
+    monkeypatch.setattr(device_lock, "LOCK_DIR", Path("locks").resolve())
+    monkeypatch.setattr("autotune.fleet.local.collect_machine_conditions", collect)
+    monkeypatch.setattr("autotune.cli.commands.nightly.end_with_parent", lambda parent: None)
+    if is_in_a_process:
+        monkeypatch.setenv(NIGHT_VARIABLE, "2026-11-20 600 600 1")
+    code, _, err = run("nightly", "night.yaml", "--only", "chain")
+    assert code == 0, err
+    assert in_use == [is_in_a_process]
+    assert not device_lock.is_in_use("cpu")

@@ -7,15 +7,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-from autotune.errors import CaptureError, InfeasibleError, LockedError, StoreError
+from autotune.errors import CaptureError, ConfigError, DeviceRefusedError, InfeasibleError, LockedError, StoreError
 from autotune.ir.plan import Plan
+from autotune.nightly import parallel
 from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
-from autotune.nightly.night import latest_night
+from autotune.nightly.night import NightJob, latest_night, run_night
 from autotune.nightly.result_files import to_document
 from autotune.nightly.results import worst_error
 from autotune.records import plan_file as planfile
@@ -422,6 +424,22 @@ def test_a_store_that_is_gone_is_inconclusive_for_a_champion(bench: Bench, monke
     assert exit_code(bench.run("n9")) == 5
 
 
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("conditions", DeviceRefusedError), ("conditions", ConfigError), ("prepare", DeviceRefusedError)],
+)
+def test_a_device_that_cannot_be_used_is_inconclusive_for_a_champion(bench: Bench, monkeypatch, call: str, error: type):
+    bench.crown()
+
+    def refuse() -> None:
+        raise error("n7 of class a100 runs autotune 0.0.1")
+
+    monkeypatch.setattr(bench.runner, call, refuse)
+    results = bench.run("n9")
+    assert exit_code(results) == 5
+    assert results.nights[0].detail == "n7 of class a100 runs autotune 0.0.1"
+
+
 def test_one_bad_entry_does_not_end_the_night(bench: Bench):
     bench.search.finds = CHAMPION
 
@@ -475,6 +493,34 @@ def test_a_night_out_of_time_is_7_and_resume_does_the_rest_alone(bench: Bench):
     assert bench.opened == ["c"]
     assert ([night.entry for night in results.nights], results.left) == (["a", "b", "c"], ())
     assert exit_code(results) == 0
+
+
+def test_a_night_ends_while_its_entries_wait_for_a_device(bench: Bench, monkeypatch):
+    monkeypatch.setattr(bench.runner, "conditions", lambda: time.sleep(60))
+    began = time.monotonic()
+    results = bench.run("n1", bench.options("a", "b", time="1s"))
+    assert time.monotonic() - began < 30
+    assert (results.nights, results.left, results.interrupted) == ((), ("a", "b"), 0)
+    assert exit_code(results) == 7
+
+
+@pytest.mark.parametrize("code", [0, LockedError.exit_code, 1, -signal.SIGKILL])
+def test_an_entry_whose_process_was_told_to_end_is_left_and_one_that_died_failed(bench: Bench, monkeypatch, code: int):
+    clock = bench.runner.clock
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=lambda seconds: None))
+    job = NightJob(
+        bench.options(), Path("night.yaml"), bench.open, bench.search, lambda night: None,
+        {None: 1}, lambda entry, entry_time: SimpleNamespace(poll=lambda: code),
+    )  # fmt: skip
+    results = run_night(job, "n1")
+    if code in (0, LockedError.exit_code):
+        assert (results.nights, results.left) == ((), ("chain",))
+    else:
+        (night,) = results.nights
+        log = bench.directory / "nightly" / "chain" / "logs" / "n1.log"
+        assert (night.verdict, night.detail) == (
+            NightVerdict.FAILED, f"its process ended with exit code {code}; see {log}",
+        )  # fmt: skip
 
 
 def test_a_regression_outranks_the_entries_that_are_left(bench: Bench):

@@ -38,6 +38,7 @@ from autotune.study.verdicts.confirm import to_table
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.units import mib
 from tests.study.test_session import configured
+from tests.support.postgres import ABSENT, find_programs
 
 
 class Logged:
@@ -518,12 +519,12 @@ def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_deliv
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("postgres") is None, reason="needs postgres")
+@pytest.mark.skipif(find_programs() is None, reason=ABSENT)
 def test_a_study_is_logged_to_postgresql_by_its_address_alone(tmp_path, monkeypatch):
     pytest.importorskip("psycopg")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     port = free_port()
-    binaries = Path(shutil.which("postgres")).resolve().parent
+    binaries = find_programs()
     as_user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses root
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)

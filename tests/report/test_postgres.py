@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.postgres import ABSENT, Postgres, find_programs
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -20,59 +21,17 @@ from autotune.api.launch import run_tracked
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import make_config
 name = sys.argv[2]
-config = make_config(Path(sys.argv[1]), tracking_uri=sys.argv[3], trials=3)
+storage, trials = sys.argv[4] or None, int(sys.argv[5])
+config = make_config(Path(sys.argv[1]), tracking_uri=sys.argv[3], optuna_storage=storage, trials=trials)
 run_tracked(config, FakeRunner(), Path(sys.argv[1]) / name, lambda event: print(event, file=sys.stderr))
 """
-
-
-def find_programs() -> Path | None:
-    """Return the directory of PostgreSQL's programs; Debian keeps them off the PATH."""
-    if (path := shutil.which("initdb")) is not None:
-        return Path(path).parent
-    return next((path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None)
-
-
-class Postgres:
-    """A cluster in a directory, on a free port of this machine; as root it runs as the user `postgres`."""
-
-    def __init__(self, programs: Path, directory: Path) -> None:
-        self.programs, self.directory = programs, directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.data = directory / "data"
-        self.data.mkdir()
-        if os.geteuid() == 0:
-            for path in (self.data, *self.data.parents):
-                if path.is_relative_to(directory):
-                    shutil.chown(path, "postgres")
-        self.run("initdb", "-D", self.data, "-U", "autotune", "-A", "trust", "--no-sync")
-        self.start()
-
-    @property
-    def uri(self) -> str:
-        return f"postgresql://autotune@127.0.0.1:{self.port}/postgres"
-
-    def start(self) -> None:
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
-        self.run("pg_ctl", "-D", self.data, "-w", "-l", self.directory / "log", "-o", options, "start")
-
-    def stop(self) -> None:
-        self.run("pg_ctl", "-D", self.data, "-w", "-m", "immediate", "stop")
-
-    def run(self, program: str, *arguments: object) -> None:
-        command = [str(self.programs / program), *map(str, arguments)]
-        if os.geteuid() == 0:
-            command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command]
-        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     programs = find_programs()
     if programs is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        pytest.skip(ABSENT)
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autotune-training[postgres]'")
     directory = Path("/tmp") / f"autotune-postgres-{os.getpid()}"  # the user postgres cannot enter pytest's directories
     directory.mkdir(mode=0o755)
@@ -84,8 +43,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         shutil.rmtree(directory)
 
 
-def start_study(directory: Path, name: str, uri: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", STUDY, str(directory), name, uri]
+def start_study(directory: Path, name: str, uri: str, storage: str = "", trials: int = 3) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", STUDY, str(directory), name, uri, storage, str(trials)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -131,3 +90,28 @@ def test_studies_of_several_processes_share_a_database_and_survive_its_restart(p
     assert done.returncode == 0, done.stderr
     counts = logged(postgres.uri, tmp_path)
     assert counts["fourth"] == counts["first"]
+
+
+def test_optuna_studies_are_copied_to_the_database_also_after_an_outage(postgres: Postgres, tmp_path: Path):
+    import optuna
+
+    uri = postgres.create_database("optuna")
+
+    def run(trials: int) -> str:
+        study = start_study(tmp_path, "copied", f"sqlite:///{tmp_path}/mlflow.db", uri, trials)
+        _, told = study.communicate(timeout=300)
+        assert study.returncode == 0, told
+        return told
+
+    def count() -> int:
+        summaries = optuna.get_all_study_summaries(uri)
+        return sum(summary.n_trials for summary in summaries if ".copied." in summary.study_name)
+
+    records = tmp_path / "copied" / "trials.jsonl"
+    assert f"trials copied to {uri}" in run(3)
+    assert count() == len(records.read_bytes().splitlines())
+    postgres.stop()
+    assert f"not copied to {uri}" in run(6)
+    postgres.start()
+    assert f"trials copied to {uri}" in run(8)
+    assert count() == len(records.read_bytes().splitlines())

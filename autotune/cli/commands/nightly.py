@@ -1,6 +1,7 @@
 """`autotune nightly`: run every entry of a config, print one table and exit with one code."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING
 from autotune.api.launch import run_tracked
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError, StudyInterruptedError, nearest
+from autotune.fleet.far_end.device_lock import lock_device
+from autotune.fleet.local import LocalRunner
 from autotune.fleet.open_runner import StudyRunner, apply_class, find_class, open_runner
 from autotune.nightly.config import NightlyConfig, NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
-from autotune.nightly.night import NightJob, is_complete, latest_night, run_entry, run_night
+from autotune.nightly.night import NightJob, find_entry_log, is_complete, latest_night, run_entry, run_night
 from autotune.nightly.parallel import EntryTime
 from autotune.nightly.result_files import format_text, to_document
 from autotune.nightly.results import worst_error
-from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import end_with_parent
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from autotune.study.runner import Runner
 
 NIGHT_VARIABLE = "AUTOTUNE_NIGHT"
-"""Environment variable by which a night tells the process of an entry its name, and the entry's seconds."""
+"""Environment variable for the process of an entry: the night's name, the entry's seconds and the night's process."""
 
 
 def run(
@@ -42,8 +44,8 @@ def run(
     options = options.model_copy(update={"entries": [apply_class(entry) for entry in options.entries]})
     studies = _TrackedStudies()
     if only is not None and NIGHT_VARIABLE in os.environ:  # a process that the night itself has started
-        end_with_parent()
-        name, seconds, latest = os.environ[NIGHT_VARIABLE].split()
+        name, seconds, latest, parent = os.environ[NIGHT_VARIABLE].split()
+        end_with_parent(int(parent))
         job = NightJob(options, path, _open_runner, studies.search, studies.report)
         run_entry(job, only, name, EntryTime(float(seconds), float(latest)))
         return
@@ -54,7 +56,7 @@ def run(
         print_note(f"night {night} is complete: every entry has a result; start a new night without --resume")
     job = NightJob(options, path, _open_runner, studies.search, studies.report)
     if any(entry.on is not None for entry in options.entries) and len(options.entries) > 1:
-        start = _start_entry(path, night, Path(options.directory), fleet, on)
+        start = _start_entry(path, options, night, fleet, on)
         job = replace(job, devices=_count_devices(options), start_entry=start, on_result=_print_result)
     with answer_stream() as out:
         results = run_night(job, night)
@@ -94,7 +96,7 @@ def _count_devices(options: NightlyConfig) -> dict[str | None, int]:
 
 
 def _start_entry(
-    path: Path, night: str, directory: Path, fleet: str | None, on: str | None
+    path: Path, options: NightlyConfig, night: str, fleet: str | None, on: str | None
 ) -> Callable[[NightlyEntry, EntryTime], "subprocess.Popen[bytes]"]:
     """Return a function that runs an entry of a night in a process of its own, with a log beside its records."""
 
@@ -102,10 +104,11 @@ def _start_entry(
         command = [sys.executable, "-m", "autotune", "nightly", str(path), "--only", entry.key]
         for option, value in (("--fleet", fleet), ("--on", on)):
             command += [option, value] if value is not None else []
-        log = RunDir(directory / entry.key).logs / f"{night}.log"
+        log = find_entry_log(options, entry.key, night)
         log.parent.mkdir(parents=True, exist_ok=True)
         print_note(f"{entry.key}: {entry.ref}, budget {entry.budget}, log {log}")
-        environment = {NIGHT_VARIABLE: f"{night} {entry_time.seconds} {entry_time.latest_seconds}"}
+        times = f"{entry_time.seconds} {entry_time.latest_seconds}"
+        environment = {NIGHT_VARIABLE: f"{night} {times} {os.getpid()}"}
         with log.open("ab") as output:
             return subprocess.Popen(
                 command,
@@ -126,9 +129,12 @@ def _print_result(night: NightRecord) -> None:
 @contextlib.contextmanager
 def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[StudyRunner]:
     print_note(f"{entry.key}: {entry.ref}, budget {entry.budget}")
-    with open_runner(entry, log_dir) as runner:
+    with contextlib.ExitStack() as stack, open_runner(entry, log_dir) as runner:
         if entry.on is not None:
             runner.listen(lambda text: print_note(f"{entry.key}: {text}"))
+        elif NIGHT_VARIABLE in os.environ and isinstance(runner, LocalRunner):  # a class may be this machine
+            claim = functools.cache(lambda: stack.enter_context(lock_device(entry.device, print_note)))
+            runner = replace(runner, claim=claim)
         yield runner
 
 

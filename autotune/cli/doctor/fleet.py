@@ -13,14 +13,17 @@ from autotune.fleet.messages import CallFailed, InspectDevice, code_identity
 from autotune.fleet.node import check_promise
 from autotune.fleet.open_runner import to_reach
 from autotune.records.device import Device
+from autotune.study.interrupts import Expired, expire_after
 from autotune.units import fmt_bytes
 
 BUSY_SHARE = 0.1
 """Share of the cores in use by others from which a device is not quiet."""
+WAIT_SECONDS = 30.0
+"""Time in which a device must answer: nobody waits at a terminal until another study ends."""
 
 
 def check_fleet(fleet: FleetConfig, names: list[str]) -> list[CheckResult]:
-    """Return the result of each class; a device that another study uses is reached after it, by Ray, or at once."""
+    """Return the result of each class; one without a free device within `WAIT_SECONDS` is bad."""
     with tempfile.TemporaryDirectory(prefix="autotune-doctor-") as logs:
         return [check_class(fleet, name, Path(logs)) for name in names]
 
@@ -47,10 +50,14 @@ def check_class(fleet: FleetConfig, name: str, log_dir: Path) -> CheckResult:
 def inspect_class(fleet: FleetConfig, name: str, log_dir: Path) -> DeviceInspection:
     """Return the inspection of one device; raises what reaching it raises."""
     device_class = fleet.find(name)
-    channel = ENGINES[device_class.engine](to_reach(fleet, name, log_dir), _ignore)
+    stores = {str(store): directory for store, directory in (device_class.stores or {}).items()}
+    notes = ["no answer"]
+    channel = ENGINES[device_class.engine](to_reach(fleet, name, log_dir), notes.append)
     try:
-        stores = {str(store): directory for store, directory in (device_class.stores or {}).items()}
-        reply = channel.ask(InspectDevice(code_identity(), device_class.device, stores), _ignore)
+        with expire_after(WAIT_SECONDS):
+            reply = channel.ask(InspectDevice(code_identity(), device_class.device, stores), notes.append)
+    except Expired:
+        raise FarEndLostError(f"{notes[-1]} for {WAIT_SECONDS:g} s; run doctor when the device is idle") from None
     finally:
         channel.close()
     if isinstance(reply, CallFailed):
@@ -89,7 +96,3 @@ def _find_weakness(name: str, device_class: DeviceClass, inspection: DeviceInspe
         (not inspection.limits_memory, "no writable memory cgroup; limits are emulated"),
     ]
     return next((text for applies, text in checks if applies), "")
-
-
-def _ignore(text: str) -> None:
-    del text

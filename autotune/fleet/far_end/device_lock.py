@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from autotune.errors import DeviceRefusedError
+
 LOCK_DIR = Path("/tmp/autotune-locks")
 """Directory of the locks: one for all users, whatever their TMPDIR is."""
 POLL_SECONDS = 0.1
 """Time between two attempts to take a lock that another process holds."""
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+"""Flags of every lock file: anybody may have put a link into the directory."""
 
 
 def name_locks(kind: str) -> list[str]:
@@ -21,27 +25,34 @@ def name_locks(kind: str) -> list[str]:
     """
     if kind != "cuda":
         return [f"cpu-{number:04d}" for number in sorted(os.sched_getaffinity(0))]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
-    return [f"gpu-{_read_uuid(int(chosen)) if chosen.isdigit() else chosen}"]
+    gpu = find_visible_gpu()
+    return [f"gpu-{_read_uuid(int(gpu)) if gpu.isdigit() else gpu}"]
+
+
+def find_visible_gpu() -> str:
+    """Return the first GPU that this process sees, as CUDA_VISIBLE_DEVICES names it: by its index or its identity."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
 
 
 @contextlib.contextmanager
-def lock_device(kind: str, report: Callable[[str], None], directory: Path = LOCK_DIR) -> Iterator[None]:
-    """Hold the locks of this process's device for the time of a `with` block; wait for another process, and report that."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(OSError):  # another user made it
-        directory.chmod(0o1777)
+def lock_device(kind: str, report: Callable[[str], None], directory: Path | None = None) -> Iterator[None]:
+    """Hold the locks of this process's device for the time of a `with` block; wait for another process, and report that.
+
+    Raises DeviceRefusedError where the directory or a lock cannot be used; the directory is `LOCK_DIR` by default.
+    """
+    directory = directory or LOCK_DIR
+    _make_directory(directory)
     with contextlib.ExitStack() as stack:
         for name in name_locks(kind):
             _lock(directory / f"{name}.lock", stack, report)
         yield
 
 
-def is_in_use(kind: str, directory: Path = LOCK_DIR) -> bool:
+def is_in_use(kind: str, directory: Path | None = None) -> bool:
     """Return whether another process measures on this process's device now."""
     for name in name_locks(kind):
         try:
-            lock = os.open(directory / f"{name}.lock", os.O_RDONLY | os.O_CLOEXEC)
+            lock = os.open((directory or LOCK_DIR) / f"{name}.lock", _FLAGS)
         except OSError:
             continue  # nobody has measured there yet
         try:
@@ -53,12 +64,36 @@ def is_in_use(kind: str, directory: Path = LOCK_DIR) -> bool:
     return False
 
 
-def _lock(path: Path, stack: contextlib.ExitStack, report: Callable[[str], None]) -> None:
-    # another user's file in a directory with the sticky bit opens for reading alone, which suffices for a lock
+def _make_directory(directory: Path) -> None:
+    """Make the directory of the locks for all users; refuse a link, which would lead elsewhere."""
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        if directory.is_symlink() or not directory.is_dir():
+            raise DeviceRefusedError(f"{directory}: a link or a file, not the directory of locks; remove it") from None
+    except OSError as error:
+        raise DeviceRefusedError(f"{directory}: {error.strerror}; make it with: mkdir -m 1777 {directory}") from None
+    else:
+        directory.chmod(0o1777)
+
+
+def _open_lock(path: Path) -> int:
+    """Open a lock for reading, which suffices to lock it: in a directory with the sticky bit it may be another user's."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, _FLAGS)
+        try:
+            lock = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:  # another process made it meanwhile
+            return os.open(path, _FLAGS)
+    except OSError as error:
+        raise DeviceRefusedError(f"{path}: {error.strerror}; remove it") from None
+    os.fchmod(lock, 0o644)  # whatever the umask of this process is
+    return lock
+
+
+def _lock(path: Path, stack: contextlib.ExitStack, report: Callable[[str], None]) -> None:
+    lock = _open_lock(path)
     stack.callback(os.close, lock)
     is_reported = False
     while True:

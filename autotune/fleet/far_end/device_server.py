@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, assert_never
 
-from autotune.errors import ConfigError
+from autotune.errors import AutotuneError, ConfigError
 from autotune.fleet.far_end.inspection import inspect_device
 from autotune.fleet.messages import (
     BaselineCall,
@@ -49,11 +49,15 @@ class DeviceServer:
         self._runner: DeviceRunner | None = None
 
     def answer(self, text: bytes, report: Callable[[str], None]) -> bytes:
-        """Return the reply to a request, both as JSON; an exception becomes a reply too, and its traceback goes to the log."""
+        """Return the reply to a request, both as JSON; an exception becomes a reply too.
+
+        The traceback of one that is not autotune's own goes to the log.
+        """
         try:
             return encode_message(self._answer(decode_call(text), report))
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and the study must receive it
-            traceback.print_exc()
+            if not isinstance(error, AutotuneError):
+                traceback.print_exc()
             return encode_message(CallFailed(type(error).__name__, f"{error}"))
 
     def close(self) -> None:

@@ -61,7 +61,9 @@ def inspect_device(kind: str, stores: Mapping[str, str]) -> DeviceInspection:
 def _read_gpu() -> tuple[str, int]:
     with contextlib.suppress(Exception):  # containers make the library fail with many kinds of exceptions
         nvml = open_nvml()
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = device_lock.find_visible_gpu()
+        by_index = gpu.isdigit()
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if by_index else nvml.nvmlDeviceGetHandleByUUID(gpu)
         name = nvml.nvmlDeviceGetName(handle)
         return name if isinstance(name, str) else name.decode(), int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return "", 0

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.records.device import Device
 
 
 def this_device(kind: str = "cpu") -> Device:
     """Return the device of this process: `cpu`, or `cuda` for the current GPU.
 
-    Only `cuda` imports torch. Raises ConfigError where torch detects no GPU, and for another kind.
+    Only `cuda` imports torch. Raises DeviceRefusedError where torch detects no GPU, and ConfigError for another kind.
     """
     match kind:
         case "cpu":
@@ -29,7 +29,9 @@ def this_device(kind: str = "cpu") -> Device:
             import torch
 
             if not torch.cuda.is_available():
-                raise ConfigError("device cuda: torch sees no GPU; check the driver with nvidia-smi, or use device cpu")
+                raise DeviceRefusedError(
+                    "device cuda: torch sees no GPU; check the driver with nvidia-smi, or use device cpu"
+                )
             properties = torch.cuda.get_device_properties(torch.cuda.current_device())
             return Device(
                 kind="cuda",

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.capture.optimizers.optimizer_copy import collect_state_tensors
 from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
@@ -253,7 +253,7 @@ def _on_device(workload: Workload, kind: str) -> Workload:
     if kind == "cpu":
         return workload
     if not torch.cuda.is_available():
-        raise ConfigError(
+        raise DeviceRefusedError(
             f"device {kind}: torch {torch.__version__} sees no GPU here; autotune doctor says why, or use --device cpu"
         )
     workload.model.to(kind)

@@ -1,0 +1,95 @@
+"""The runner over a channel, without a far end: what it asks of which device, and what it records of a class."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import DeviceRefusedError
+from autotune.fleet import remote_runner
+from autotune.fleet.channel import FarEndLostError
+from autotune.fleet.messages import (
+    BaselineCall,
+    FleetCall,
+    FleetReply,
+    NodeFacts,
+    OpenDevice,
+    PrepareCall,
+    code_identity,
+)
+from autotune.fleet.remote_runner import RemoteRunner
+from autotune.records.device import Device
+from autotune.testing.fake_runner import DEVICE, FakeRunner
+from autotune.testing.runner_contract import make_config
+
+
+@dataclasses.dataclass
+class Far:
+    """A far end in this process, lost at a kind of call."""
+
+    device: Device = DEVICE
+    lost_at: type | None = None
+    calls: list[type] = dataclasses.field(default_factory=list)
+
+    def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+        self.calls.append(type(call))
+        if type(call) is self.lost_at:
+            raise FarEndLostError("gone")
+        match call:
+            case OpenDevice():
+                return NodeFacts("n7", 1, code_identity())
+            case PrepareCall():
+                return dataclasses.replace(FakeRunner().prepare(), device=self.device)
+        return FakeRunner().baseline()
+
+    def close(self) -> None: ...
+
+
+def make_runner(directory: Path, open_channel: Any = None) -> RemoteRunner:
+    request = OpenDevice(code_identity(), "fake", make_config(directory).model_dump(mode="json"))
+    return RemoteRunner(open_channel, request, directory / "fleet" / "fake.json", pause_seconds=0.0)
+
+
+def test_of_two_studies_that_begin_at_once_on_unequal_devices_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write, refusals = remote_runner.write_whole, []
+
+    def write_slowly(*arguments: Any, **options: Any) -> None:
+        time.sleep(0.2)
+        write(*arguments, **options)
+
+    def begin(device: Device) -> None:
+        try:
+            make_runner(tmp_path)._check_class("n7", device)
+        except DeviceRefusedError as error:
+            refusals.append(str(error))
+
+    monkeypatch.setattr(remote_runner, "write_whole", write_slowly)
+    devices = [DEVICE, dataclasses.replace(DEVICE, driver="Linux 7.0")]
+    studies = [threading.Thread(target=begin, args=[device]) for device in devices]
+    for study in studies:
+        study.start()
+    for study in studies:
+        study.join()
+    assert len(refusals) == 1
+    assert refusals[0].endswith(f"; after an upgrade of all nodes delete {tmp_path / 'fleet' / 'fake.json'}")
+
+
+def test_a_device_in_the_place_of_a_lost_one_is_checked_before_it_measures_the_baseline(tmp_path: Path):
+    equal, unequal = Far(), Far(dataclasses.replace(DEVICE, silicon="Fake 8000"))
+    for second, refused in ((equal, False), (unequal, True)):
+        devices = iter([Far(lost_at=BaselineCall), second])
+        runner = make_runner(tmp_path / str(refused), lambda report, devices=devices: next(devices))
+        runner.prepare()
+        if refused:
+            with pytest.raises(DeviceRefusedError, match="has silicon Fake 8000, the class's first device"):
+                runner.baseline()
+        else:
+            assert runner.baseline() == FakeRunner().baseline()
+    assert equal.calls == [OpenDevice, PrepareCall, BaselineCall]
+    assert unequal.calls == [OpenDevice, PrepareCall]

@@ -1,0 +1,53 @@
+"""What ends a wait: a limit of time, a signal, the end of the parent."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from autotune.study.interrupts import Expired, expire_after
+
+
+def test_a_wait_ends_at_its_limit_and_a_shorter_one_is_left_alone():
+    before = signal.getsignal(signal.SIGALRM)
+    began = time.monotonic()
+    with pytest.raises(Expired), expire_after(0.05):
+        time.sleep(30)
+    with pytest.raises(Expired), expire_after(-1.0):
+        time.sleep(30)
+    assert time.monotonic() - began < 10
+    with expire_after(0.05):
+        pass
+    with expire_after(math.inf):
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    time.sleep(0.1)
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_a_wait_in_another_thread_has_no_limit():
+    ended: list[str] = []
+
+    def wait() -> None:
+        with expire_after(0.01):
+            time.sleep(0.1)
+        ended.append("whole")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert ended == ["whole"]
+
+
+def test_a_process_whose_parent_has_ended_before_it_could_ask_ends_too():
+    code = (
+        "import sys; from autotune.study.interrupts import end_with_parent; end_with_parent(int(sys.argv[1])); print('on')"
+    )
+    command = [sys.executable, "-c", code]
+    for parent, expected in ((os.getpid(), (0, "on\n")), (os.getppid(), (-signal.SIGTERM, ""))):
+        child = subprocess.run([*command, str(parent)], stdout=subprocess.PIPE, text=True, check=False)
+        assert (child.returncode, child.stdout) == expected

@@ -1,0 +1,63 @@
+"""What a study refuses before it measures: the records of another device."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.measure.survey import PreparedWorkload
+from autotune.records.device import Device
+from autotune.records.run_dir import RunDir
+from autotune.study.session import tune
+from autotune.testing.fake_runner import DEVICE, FakeRunner
+from autotune.testing.runner_contract import make_config
+
+OTHER = replace(DEVICE, silicon="Fake 8000", cores=4)
+UPGRADED = replace(DEVICE, torch="2.14.0", driver="Linux 7.0", memory_bytes=DEVICE.memory_bytes - 2**20)
+
+
+@dataclass
+class RunnerOn(FakeRunner):
+    """Runner of a device."""
+
+    device: Device = DEVICE
+
+    def prepare(self) -> PreparedWorkload:
+        return replace(super().prepare(), device=self.device)
+
+
+def run(directory: Path, on: str | None, device: Device, trials: int = 5) -> None:
+    tune(make_config(directory, on=on, trials=trials), RunnerOn(device=device), directory / "run", lasting=False)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", "a"), (None, "a"), ("a", None)])
+def test_a_study_on_a_fleet_is_not_resumed_on_another_chip(tmp_path: Path, first: str | None, second: str | None):
+    run(tmp_path, first, DEVICE)
+    files = RunDir(tmp_path / "run")
+    lines = files.trials.read_bytes().splitlines(keepends=True)
+    for count in (len(lines), 1):  # the baseline names no device: device.json does
+        files.trials.write_bytes(b"".join(lines[:count]))
+        before = files.trials.read_bytes(), files.device.read_bytes()
+        with pytest.raises(ConfigError) as caught:
+            run(tmp_path, second, OTHER, trials=8)
+        assert str(caught.value) == (
+            f"{files.path}: its trials ran on Fake 9000 (2 cores), this device is Fake 8000 (4 cores); resume on the former, "
+            f"or tune under another --name with --seed-from {files.path}"
+        )
+        assert (files.trials.read_bytes(), files.device.read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "device"),
+    [("a", "a", UPGRADED), ("a", "b", DEVICE), (None, None, OTHER), (None, "a", UPGRADED)],
+)
+def test_an_upgraded_device_another_class_of_equal_ones_and_a_renamed_cpu_here_go_on(
+    tmp_path: Path, first: str | None, second: str | None, device: Device
+):
+    run(tmp_path, first, DEVICE)
+    files = RunDir(tmp_path / "run")
+    before = files.trials.read_bytes()
+    run(tmp_path, second, device, trials=8)
+    assert files.trials.read_bytes().startswith(before)
+    assert files.trials.read_bytes() != before

@@ -1,0 +1,70 @@
+"""Copies of Optuna studies in a database that several runs share."""
+
+import sqlite3
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.records.run_dir import RunDir
+from autotune.study.session import tune
+from autotune.study.shared_study import share_study
+from autotune.testing.fake_runner import FakeRunner
+from autotune.testing.runner_contract import make_config
+
+
+def run(run_dir: Path, trials: int) -> None:
+    tune(make_config(run_dir.parent, trials=trials), FakeRunner(), run_dir)
+
+
+def count_trials(address: str) -> list[int]:
+    return sorted(summary.n_trials for summary in optuna.get_all_study_summaries(address))
+
+
+def test_runs_of_one_workload_are_studies_of_their_own_and_later_sessions_add_their_trials(tmp_path: Path):
+    address = f"sqlite:///{tmp_path}/shared.db"
+    runs = [tmp_path / machine / "runs" / "same-name" for machine in ("one", "other")]
+    for run_dir in runs:
+        run(run_dir, 4)
+        assert "trials copied to sqlite:///" in share_study(address, run_dir)
+    counts = [len(RunDir(run_dir).trials.read_bytes().splitlines()) for run_dir in runs]
+    assert count_trials(address) == sorted(counts)
+    assert share_study(address, runs[0]).startswith("0 trials copied")
+    run(runs[0], 8)
+    share_study(address, runs[0])
+    added = len(RunDir(runs[0]).trials.read_bytes().splitlines())
+    assert added > counts[0]
+    assert count_trials(address) == sorted([added, counts[1]])
+    (own,) = optuna.get_all_study_summaries(f"sqlite:///{RunDir(runs[0]).optuna}")
+    name = next(
+        summary.study_name for summary in optuna.get_all_study_summaries(address) if summary.n_trials == added
+    )
+    assert name.startswith(f"{own.study_name}.same-name.")
+    copy = optuna.load_study(study_name=name, storage=address)
+    original = optuna.load_study(study_name=own.study_name, storage=f"sqlite:///{RunDir(runs[0]).optuna}")
+    assert [(trial.number, trial.values, trial.params) for trial in copy.trials] == [
+        (trial.number, trial.values, trial.params) for trial in original.trials
+    ]
+    assert copy.user_attrs == original.user_attrs
+
+
+def test_a_database_that_cannot_be_used_is_a_line_without_secrets_and_no_error(tmp_path: Path):
+    assert share_study("sqlite:///x.db", tmp_path / "run").startswith("nothing to copy to sqlite:///x.db: ")
+    run(tmp_path / "run", 4)
+    line = share_study(f"sqlite:///{tmp_path}/absent/shared.db", tmp_path / "run")
+    assert line.startswith(f"not copied to sqlite:///{tmp_path}/absent/shared.db: ")
+    assert line.endswith("; the next session copies what is missing")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+    assert "the database holds the tables of another program" in share_study(
+        f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "run"
+    )
+    line = share_study("postgresql://me:S3CRET@127.0.0.1:1/db", tmp_path / "run")
+    assert line.startswith("not copied to postgresql://me:***@127.0.0.1:1/db: ")
+    assert "S3CRET" not in line
+
+
+def test_an_address_with_a_password_is_refused_in_a_config(tmp_path: Path):
+    with pytest.raises(ConfigError, match="optuna_storage: contains a password, .* leave it out and set PGPASSWORD$"):
+        make_config(tmp_path, optuna_storage="postgresql://me:secret@server/db")
