@@ -120,6 +120,36 @@ def test_a_planned_loss_on_regions_accumulates_the_gradients_of_eager():
         assert torch.equal(one.grad, other.grad)
 
 
+class Averaging(torch.nn.Module):
+    """Two buffers that change in each step; the second is computed from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 64)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.steps.add_(1)
+            self.scale.mul_(0.9).add_(0.1 * self.steps)
+        return self.linear(x) * self.scale
+
+
+def make_averaging() -> Workload:
+    torch.manual_seed(0)
+    model = Averaging()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.randn(8, 32))
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_buffer_is_computed_from_the_old_content_of_another_one():
+    case = Case("averaging", make_averaging, lambda number: torch.full((8, 32), 1.0 + number))
+    plan = fused_plan(Plan.traced(fuse(capture(make_averaging())).graph))
+    assert not difference(eager_trace(case), planned_trace(case, plan, {}))
+
+
 def test_rebuilt_values_are_not_saved_for_the_backward_pass():
     before, after = capture(make()).graph, program().graph
     gelu = next(value.id for value in before.values if "gelu" in value.name)
