@@ -20,6 +20,11 @@ _KERNELS: dict[tuple[str, int], Kernel | CaptureError] = {}
 The key is the region's signature and the number of threads, for which inductor generates code.
 """
 
+_LACK_OF_MEMORY = (
+    "out of memory", "allocate memory", "memory exhausted", "bad_alloc", "killed signal terminated program",
+)  # fmt: skip
+"""Texts of compilers and allocators without enough memory."""
+
 
 class CompiledRegion:
     """The callable of a region: compiled on the first call, or before it by `compile`.
@@ -165,11 +170,13 @@ class CompiledRegion:
                     examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
                     return compile_fx_inner(traced, examples, is_inference=True)
             except (CppCompileError, InvalidCxxCompiler) as error:
+                _pass_on_lack_of_memory(error)
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(
                     f"compiled kernels need a C++ compiler: {reason}; install g++, or use --kernels aten"
                 ) from error
             except Exception as error:  # inductor raises dozens of its own exceptions
+                _pass_on_lack_of_memory(error)
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise CaptureError(
                     f"inductor cannot compile {self.__name__} ({len(self.region.calls)} ops): {reason}; use --kernels aten"
@@ -213,6 +220,13 @@ class CompiledRegion:
     def _copy(self, number: int, output: torch.Tensor) -> torch.Tensor:
         meta = self._outputs[number]
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device).copy_(output)
+
+
+def _pass_on_lack_of_memory(error: Exception) -> None:
+    """Raise MemoryError where a compilation failed for memory: the region can be compiled, with more of it."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(phrase in text for phrase in _LACK_OF_MEMORY):
+        raise MemoryError("too little memory to compile a region") from error
 
 
 def _storage_bytes(meta: Meta) -> int:

@@ -102,13 +102,18 @@ def compile_regions(program: Program, listen: Listen | None = None) -> None:
     load_kernels(list_regions(program), listen)
 
 
-def load_variants(targets: Iterable[object]) -> None:
-    """Load the kernels of those targets that are regions which write over an input."""
+def load_variants(targets: Iterable[object], listen: Listen | None = None) -> None:
+    """Load the kernels of those targets that are regions which write over an input.
+
+    One that cannot be compiled, or whose compiling process was killed, copies its output in this process.
+    """
     variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
     unique = list({variant.signature: variant for variant in variants if not variant.is_loaded}.values())
-    compile_in_pool([variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached])
+    missing = [variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached]
+    with contextlib.suppress(CaptureError):  # a memory limit of this process is one of its compilers, too
+        compile_in_pool(missing, listen)
     for variant in unique:
-        with contextlib.suppress(CaptureError):  # it copies
+        with contextlib.suppress(CaptureError):
             variant.compile()
 
 

@@ -17,11 +17,11 @@ import torch
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
-from autotune.kernels import compile_pool, compiled_region, kernel_cache
+from autotune.kernels import compile_pool, compiled_region, kernel_cache, region_program
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.compile_worker import encode_request
 from autotune.kernels.compiled_region import CompiledRegion
-from autotune.kernels.region_program import fuse, list_regions
+from autotune.kernels.region_program import fuse, list_regions, load_variants
 from autotune.workloads.workload import Workload
 
 
@@ -179,6 +179,30 @@ def test_a_region_that_cannot_write_over_its_input_is_compiled_once_and_copies(
                 region.compile()
     assert attempts == [region.signature]
     assert [path.name for path in cache.glob("entries/*/*")] == ["failure.txt"]
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_lack_of_memory_is_not_recorded_as_a_property_of_the_region(monkeypatch: pytest.MonkeyPatch):
+    region = make_regions()[0].over(0)
+    error = RuntimeError("C++ compile error: cc1plus: out of memory allocating 65536 bytes")
+    monkeypatch.setattr(CompiledRegion, "_trace", lambda self: (_ for _ in ()).throw(error))
+    with pytest.raises(MemoryError):  # it ends the compiling process
+        region.write()
+    assert not region.is_cached
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_plan_runs_without_the_variants_whose_compiler_was_killed(monkeypatch: pytest.MonkeyPatch):
+    def kill(*_: object) -> None:
+        raise CaptureError("the process that compiled fused1 ended: killed by SIGKILL")
+
+    region = make_regions()[0].over(0)
+    for module in (region_program, compiled_region):
+        monkeypatch.setattr(module, "compile_in_pool", kill)
+    load_variants([region])
+    assert region.is_loaded, "it copies, and no step tries again"
+    with pytest.raises(CaptureError, match="SIGKILL"):
+        region.compile()
 
 
 def test_kernels_that_others_could_write_are_refused(cache: Path):
