@@ -107,8 +107,10 @@ class AutoPlan:
         if graph is None:
             from autotune.capture.tracer import capture
             from autotune.kernels.region_program import with_kernels
+            from autotune.workloads.memory_format import in_format
 
-            graph = with_kernels(capture(workload), self.kernels).graph
+            with in_format(workload, self.memory_format) as converted:
+                graph = with_kernels(capture(converted), self.kernels).graph
         key = self._key(workload, graph)
         cached = self._cache_directory() / f"{key}.json"
         if (file := _read_cached(cached, graph)) is not None:
