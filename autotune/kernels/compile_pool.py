@@ -105,7 +105,7 @@ class _Worker:
     def begin(self, region: "CompiledRegion") -> None:
         """Send a region; `replies` is readable once it is compiled."""
         with contextlib.suppress(BrokenPipeError):  # the missing reply gives the reason
-            self._requests.send_bytes(encode_request(region, torch.get_num_threads()))
+            self._requests.send_bytes(encode_request(region, torch.get_num_threads(), torch.get_default_dtype()))
 
     def finish(self, region: "CompiledRegion") -> None:
         """Read the reply; raise the error of the compiling process."""

@@ -14,10 +14,10 @@ from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry, write_failure
 from autotune.kernels.overwriting import find_target, write_over
 
-_KERNELS: dict[tuple[str, int], Kernel | CaptureError] = {}
+_KERNELS: dict[tuple[str, str, int, torch.dtype], Kernel | CaptureError] = {}
 """Kernel of each region in this process, or the error of its compilation.
 
-The key is the region's signature and the number of threads, for which inductor generates code.
+The key is the region's signature, its device, and the number of threads and the default dtype that it is compiled for.
 """
 
 _LACK_OF_MEMORY = (
@@ -94,13 +94,17 @@ class CompiledRegion:
         return number
 
     @property
+    def _key(self) -> tuple[str, str, int, torch.dtype]:
+        return self.signature, str(self.device), torch.get_num_threads(), torch.get_default_dtype()
+
+    @property
     def is_loaded(self) -> bool:
         """True if this process has the region's kernel."""
-        return (self.signature, torch.get_num_threads()) in _KERNELS
+        return self._key in _KERNELS
 
     @property
     def is_cached(self) -> bool:
-        """True if a process of this machine compiled the region, for as many threads as this one has."""
+        """True if a process of this machine compiled the region, for the threads and the default dtype of this one."""
         return entry_path(self.signature).exists()
 
     @property
@@ -115,7 +119,7 @@ class CompiledRegion:
             CaptureError: Inductor cannot compile the region.
             ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
         """
-        key = (self.signature, torch.get_num_threads())
+        key = self._key
         kernel = _KERNELS.get(key)
         if kernel is None:
             try:

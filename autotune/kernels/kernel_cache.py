@@ -57,11 +57,12 @@ def kernel_directory() -> Path:
 
 
 def entry_path(signature: str) -> Path:
-    """Return the directory of a region's entry for this torch, Python, CPU and number of threads.
+    """Return the directory of a region's entry for this torch, Python, CPU, number of threads and default dtype.
 
     `signature` is the digest of the region's ops, wiring, shapes, dtypes and strides.
     """
-    text = repr((_FORMAT, signature, torch.__version__, sys.version, torch.get_num_threads(), _cpu()))
+    settings = torch.get_num_threads(), torch.get_default_dtype()  # the latter is that of quotients of integers
+    text = repr((_FORMAT, signature, torch.__version__, sys.version, settings, _cpu()))
     return kernel_directory() / "entries" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -17,7 +17,7 @@ import torch
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
-from autotune.kernels import compile_pool, compiled_region, kernel_cache, region_program
+from autotune.kernels import compiled_region, kernel_cache, region_program
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.compile_worker import encode_request
 from autotune.kernels.compiled_region import CompiledRegion
@@ -130,6 +130,20 @@ def test_another_number_of_threads_or_another_signature_is_another_entry(cache: 
     assert kernel_cache.entry_path("a") == entry
 
 
+def test_a_region_is_compiled_once_for_each_default_dtype(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    region, kernel = make_regions()[0], object()
+    monkeypatch.setattr(CompiledRegion, "_load", lambda region: kernel)
+    region.compile()
+    entry = kernel_cache.entry_path("a")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert kernel_cache.entry_path("a") != entry
+        assert not region.is_loaded
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert region.is_loaded
+
+
 def test_a_damaged_entry_is_named_with_its_remedy(cache: Path):
     path = kernel_cache.entry_path("a")
     path.mkdir(parents=True)
@@ -216,8 +230,8 @@ def test_kernels_that_others_could_write_are_refused(cache: Path):
 
 def test_a_region_arrives_in_a_compiling_process_with_the_same_ops():
     region = make_regions()[0]
-    copied, threads = pickle.loads(compile_pool.encode_request(region, 3))
-    assert threads == 3
+    copied, *settings = pickle.loads(encode_request(region, 3, torch.float64))
+    assert settings == [3, torch.float64]
     assert (copied.signature, copied.region.source) == (region.signature, region.region.source)
     assert copied.region.calls == region.region.calls
 
@@ -226,5 +240,5 @@ def test_a_region_with_a_batch_norm_arrives_in_a_compiling_process():
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     workload = Workload(model, lambda model, x: model(x).square().sum(), None, torch.rand(2, 2, 6, 6))
     for region in list_regions(fuse(capture(workload))):
-        arrived, _ = pickle.loads(encode_request(region, 2))
+        arrived, *_ = pickle.loads(encode_request(region, 2, torch.float32))
         assert (arrived.signature, arrived.region.source) == (region.signature, region.region.source)
