@@ -215,7 +215,7 @@ class CompiledRegion:
         shared = set()
         for number, (output, meta) in enumerate(zip(outputs, self._outputs, strict=True)):
             storage = output.untyped_storage()
-            fits = storage.nbytes() == _storage_bytes(meta) and output.stride() == meta.stride
+            fits = storage.nbytes() == storage_bytes(meta) and output.stride() == meta.stride
             if storage._cdata in taken or not fits:
                 shared.add(number)
             taken.add(storage._cdata)
@@ -233,7 +233,8 @@ def _pass_on_lack_of_memory(error: Exception) -> None:
         raise MemoryError("too little memory to compile a region") from error
 
 
-def _storage_bytes(meta: Meta) -> int:
+def storage_bytes(meta: Meta) -> int:
+    """Return the bytes that a region allocates for an output."""
     if 0 in meta.shape:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))) * meta.dtype.itemsize

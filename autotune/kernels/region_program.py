@@ -12,7 +12,7 @@ from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
 from autotune.errors import CaptureError
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
 from autotune.kernels.compile_pool import Listen, compile_in_pool
-from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.compiled_region import CompiledRegion, storage_bytes
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
 from autotune.kernels.overwriting import find_overwritable
@@ -239,7 +239,7 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
     produced = {value for op in grouped.ops for value in op.outputs}
     static = {value.id for value in grouped.values if value.id not in produced}
     results = renumber(source.results, ids)
-    ops, calls = [], []
+    ops, calls, values = [], [], list(grouped.values)
     for op, call in zip(grouped.ops, grouped.calls, strict=True):
         ops.append(op)
         calls.append(call)
@@ -251,11 +251,13 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
                 inplace=_overwritable(call.target, op.inputs, static, metas),
             )
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
+            for value, meta in zip(op.outputs, outputs, strict=True):  # ATen keeps a loss in the memory of all its terms
+                values[value] = replace(values[value], nbytes=storage_bytes(meta))
             calls[-1] = replace(call, target=CompiledRegion(call.target, op.signature, inputs, outputs))
     graph = TrainGraph(
         name=source.graph.name,
         ops=tuple(ops),
-        values=grouped.values,
+        values=tuple(values),
         inputs=tuple(value.id for value in grouped.values if value.id not in produced),
         outputs=tuple(ids[value] for value in source.graph.outputs),
     )

@@ -194,6 +194,30 @@ def test_a_plan_for_other_kernels_is_refused_by_name():
                   replace(Plan.traced(program().graph), kernels="triton"))  # fmt: skip
 
 
+def make_regression() -> Workload:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 64))
+
+    def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(batch[0]).tanh(), batch[1])
+
+    return Workload(model, loss, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(256, 32), torch.randn(256, 64)))
+
+
+def test_a_compiled_loss_is_one_number_where_eager_keeps_its_terms():
+    graphs = capture(make_regression()).graph, fuse(capture(make_regression())).graph
+    assert [graph.values[graph.outputs[0]].nbytes for graph in graphs] == [256 * 64 * 4, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+def test_the_peak_of_a_compiled_loss_is_predicted():
+    case = Case("regression", make_regression, lambda number: make_regression().batch)
+    program = fuse(capture(make_regression()))
+    plan = fused_plan(Plan.traced(program.graph))
+    assert not peak_difference(program, case, plan, profile(program), {})
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_cache")
 def test_a_compiled_step_passes_the_gate_and_every_plan_gives_its_bits_at_the_predicted_bytes():
