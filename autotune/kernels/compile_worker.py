@@ -29,7 +29,7 @@ def main() -> None:
     requests, replies = (Connection(int(number)) for number in sys.argv[1:])
     scratch = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     marker = scratch / f"unfinished-{os.getpid()}"
-    with scratch.with_suffix(".lock").open("w") as lock:
+    with scratch.with_suffix(".lock").open("a+") as lock:  # NFS locks files for readers only where they can be read
         fcntl.flock(lock, fcntl.LOCK_SH)
         while True:
             try:
@@ -38,8 +38,9 @@ def main() -> None:
                 return
             region, threads, dtype = pickle.loads(request)
             marker.touch()
-            replies.send_bytes(json.dumps(_compile(region, threads, dtype)).encode())
-            marker.unlink()
+            reply = json.dumps(_compile(region, threads, dtype)).encode()
+            marker.unlink()  # before the reply, after which this process may be ended
+            replies.send_bytes(reply)
 
 
 def encode_request(region: "CompiledRegion", threads: int, dtype: torch.dtype) -> bytes:

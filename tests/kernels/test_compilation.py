@@ -1,5 +1,6 @@
 """Compilation of regions: in processes of its own, once per machine, and without a trace of an interrupted one."""
 
+import fcntl
 import os
 import pickle
 import shutil
@@ -17,7 +18,7 @@ import torch
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
-from autotune.kernels import compiled_region, kernel_cache, region_program
+from autotune.kernels import compile_pool, compile_worker, compiled_region, kernel_cache, region_program
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.compile_worker import encode_request
 from autotune.kernels.compiled_region import CompiledRegion
@@ -115,6 +116,60 @@ def test_a_killed_compiler_leaves_no_entry_and_the_next_process_compiles_it(
     compile_in_pool([region])
     assert region.is_cached
     assert not (cache / "inductor" / "incomplete.so").exists(), "files beside a killed compiler may be incomplete"
+
+
+def test_what_a_killed_process_left_is_removed_unless_another_one_compiles(cache: Path):
+    scratch, unfinished = cache / "inductor", cache / "entries" / "unfinished-x"
+    for directory in (scratch, unfinished):
+        directory.mkdir(parents=True)
+    with scratch.with_suffix(".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        compile_pool._remove_incomplete(scratch)
+        assert unfinished.exists()
+    compile_pool._remove_incomplete(scratch)
+    assert not unfinished.exists()
+    assert scratch.exists(), "no compiler was killed"
+
+
+def test_a_process_compiles_nothing_that_the_one_before_it_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    region, compiled, locked = make_regions()[0], list[object](), threading.Event()
+    entry = kernel_cache.entry_path(region.signature)
+    monkeypatch.setattr(compile_pool, "_compile", lambda regions, listen: compiled.extend(regions))
+
+    def compile_as_another_process() -> None:
+        with compile_pool._lock_compilation():
+            locked.set()
+            time.sleep(0.2)
+            kernel_cache.write_failure(entry, "compiled")
+
+    other = threading.Thread(target=compile_as_another_process)
+    other.start()
+    locked.wait()
+    compile_in_pool([region])
+    other.join()
+    assert not compiled
+
+
+def test_a_compiling_process_may_be_ended_once_it_replied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scratch, markers = tmp_path / "inductor", list[list[Path]]()
+    scratch.mkdir()
+    requests = [encode_request(make_regions()[0], 1, torch.float32)]
+
+    class Pipe:
+        def recv_bytes(self) -> bytes:
+            if not requests:
+                raise EOFError
+            return requests.pop()
+
+        def send_bytes(self, reply: bytes) -> None:
+            markers.append(list(scratch.glob("unfinished-*")))
+
+    monkeypatch.setattr(compile_worker, "Connection", lambda number: Pipe())
+    monkeypatch.setattr(compile_worker, "_compile", lambda *_: ("", ""))
+    monkeypatch.setattr(sys, "argv", ["compile_worker", "1", "2"])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(scratch))
+    compile_worker.main()
+    assert markers == [[]]
 
 
 def test_another_number_of_threads_or_another_signature_is_another_entry(cache: Path):
