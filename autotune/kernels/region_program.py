@@ -7,8 +7,9 @@ from typing import Any
 
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import LoopUpdates
-from autotune.capture.program import Call, Meta, Program, Read, reads
+from autotune.capture.program import Call, Meta, Program, Read, hash_signature, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
+from autotune.capture.rewrites.batch_norm import REMADE_BY
 from autotune.errors import CaptureError
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
 from autotune.kernels.compile_pool import Listen, compile_in_pool
@@ -253,7 +254,8 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
             for value, meta in zip(op.outputs, outputs, strict=True):  # ATen keeps a loss in the memory of all its terms
                 values[value] = replace(values[value], nbytes=storage_bytes(meta))
-            calls[-1] = replace(call, target=CompiledRegion(call.target, op.signature, inputs, outputs))
+            compiled = CompiledRegion(call.target, _kernel_signature(op, call.target), inputs, outputs)
+            calls[-1] = replace(call, target=compiled)
     graph = TrainGraph(
         name=source.graph.name,
         ops=tuple(ops),
@@ -273,6 +275,13 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
         results=results,
         gradients=tuple(ids[value] for value in source.gradients),
     )
+
+
+def _kernel_signature(op: Op, region: Region) -> str:
+    """Return the signature of a region's kernel: with the constants of its functions, which are in no argument."""
+    remade = [getattr(call.target, REMADE_BY, None) for call in region.calls]
+    constants = [arguments for _, arguments in filter(None, remade)]
+    return hash_signature((op.signature, constants)) if constants else op.signature
 
 
 def _overwritable(

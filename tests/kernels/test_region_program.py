@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from autotune.capture.program import Program
+from autotune.capture.rewrites.batch_norm import REMADE_BY
 from autotune.capture.tracer import capture
 from autotune.errors import PlanError
 from autotune.ir.costs import Costs
@@ -207,6 +208,20 @@ def make_regression() -> Workload:
 def test_a_compiled_loss_is_one_number_where_eager_keeps_its_terms():
     graphs = capture(make_regression()).graph, fuse(capture(make_regression())).graph
     assert [graph.values[graph.outputs[0]].nbytes for graph in graphs] == [256 * 64 * 4, 4]
+
+
+def test_batch_norms_with_another_constant_run_other_kernels():
+    def signatures(eps: float) -> set[str]:
+        norm = torch.nn.BatchNorm2d(4, eps)
+        model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), norm, torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        workload = Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.rand(2, 2, 6, 6))
+        compiled = list_regions(fuse(capture(workload)))
+        return {region.signature for region in compiled for call in region.region.calls if hasattr(call.target, REMADE_BY)}
+
+    assert signatures(1e-5)
+    assert signatures(1e-5) == signatures(1e-5)
+    assert signatures(1e-5).isdisjoint(signatures(1e-3))
 
 
 @pytest.mark.slow
