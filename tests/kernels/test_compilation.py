@@ -199,10 +199,26 @@ def test_a_region_is_compiled_once_for_each_default_dtype(cache: Path, monkeypat
     assert region.is_loaded
 
 
-def test_a_damaged_entry_is_named_with_its_remedy(cache: Path):
+def test_another_version_of_the_code_that_is_compiled_is_another_entry(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    entry = kernel_cache.entry_path("a")
+    assert kernel_cache.entry_path("a") == entry
+    monkeypatch.setattr(kernel_cache, "_SOURCES", (tmp_path / "batch_norm.py",))
+    (tmp_path / "batch_norm.py").write_text("scale = weight / deviation")
+    kernel_cache._digest_sources.cache_clear()
+    try:
+        assert kernel_cache.entry_path("a") != entry
+    finally:
+        kernel_cache._digest_sources.cache_clear()
+
+
+@pytest.mark.parametrize("damaged", ["kernel.so", "constants.pt", "region.py"])
+def test_a_damaged_entry_is_named_with_its_remedy(cache: Path, damaged: str):
     path = kernel_cache.entry_path("a")
     path.mkdir(parents=True)
-    (path / "kernel.so").write_bytes(b"")
+    (path / "region.py").write_text("def call(tensors): ...")
+    (path / damaged).write_bytes(b"")
     with pytest.raises(ConfigError, match=f"delete {path}"):
         kernel_cache.load_entry(path)
 
