@@ -19,7 +19,7 @@ from autotune.records.config import Config, load_config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
-from autotune.study.verdicts.ranking import baseline_step_bytes
+from autotune.study.verdicts.ranking import baseline_step_bytes, ratio_noise
 
 PLANNING_SECONDS = 20.0
 """Time after which no other planner is tried for a combination."""
@@ -55,6 +55,8 @@ class MeasuredCapture:
     """Outcome of the measurement, or of the attempt to capture or plan."""
     time_ratio: float | None = None
     """Median step time over eager's."""
+    noise: float = 0.0
+    """Half the width of the ratio's interval, relative to the ratio."""
     charged_bytes: int | None = None
     """Charge of the step, without the floor."""
     verified: str = ""
@@ -75,7 +77,7 @@ class MeasuredCapture:
 
 
 def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notify: Callable[[str], None]) -> Config:
-    """Return the config with the kernels and the memory format that were fastest within the budget.
+    """Return the config with the kernels and the memory format that were surely fastest within the budget.
 
     A config that names its kernels is returned as it is. A run directory with a config was chosen for before. The
     measurements are written to `captures.json`.
@@ -133,12 +135,25 @@ def _measure_all(
 def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     """Return the fastest combination within the budget; the first where none is.
 
-    >>> slow, fast = (MeasuredCapture(kernels, "", "ok", ratio) for kernels, ratio in (("", 1.0), ("inductor", 0.9)))
-    >>> select_capture([slow, fast]).kernels
+    An earlier combination stays unless another one is faster by more than the noise of both.
+
+    >>> eager, other = MeasuredCapture("", "", "ok", 1.0), MeasuredCapture("inductor", "", "ok", 0.9)
+    >>> select_capture([eager, other]).kernels
     'inductor'
+    >>> select_capture([eager, replace(other, noise=0.12)]).kernels
+    ''
     """
-    fitting = [each for each in measured if each.outcome == Outcome.OK and each.time_ratio is not None]
-    return min(fitting, key=lambda each: each.time_ratio or 0.0, default=measured[0])
+    best: MeasuredCapture | None = None
+    for each in measured:
+        if each.outcome == Outcome.OK and each.time_ratio is not None and (best is None or _is_surely_faster(each, best)):
+            best = each
+    return best or measured[0]
+
+
+def _is_surely_faster(one: MeasuredCapture, other: MeasuredCapture) -> bool:
+    assert one.time_ratio is not None
+    assert other.time_ratio is not None
+    return one.time_ratio * (1 + one.noise + other.noise) < other.time_ratio
 
 
 def _combinations(config: Config) -> Iterator[Config]:
@@ -167,7 +182,10 @@ def _measure(config: Config, runner: CaptureRunner) -> MeasuredCapture:
         return _describe(config, Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate"))
     plan = replace(best.plan, kernels=config.kernels, memory_format=config.memory_format)
     accepted = int(budget_bytes * (1 + config.parsed_budget.tolerance))
-    return _describe(config, runner.measure(plan, budget_bytes=accepted))
+    measurement = runner.measure(plan, budget_bytes=accepted)
+    if measurement.disturbed:
+        measurement = runner.measure(plan, budget_bytes=accepted)
+    return _describe(config, measurement)
 
 
 def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
@@ -177,6 +195,7 @@ def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
         memory_format=config.memory_format,
         outcome=measurement.outcome.value,
         time_ratio=measurement.time_ratio,
+        noise=ratio_noise(measurement),
         charged_bytes=measurement.step_charged_bytes,
         verified=measurement.verified,
         detail=measurement.detail.partition("\n")[0],

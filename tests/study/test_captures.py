@@ -29,6 +29,7 @@ class Runners:
 
     speed: dict[tuple[str, str], float] = field(default_factory=lambda: dict(SPEED))
     outcome_of: Callable[[Plan], Outcome] = lambda plan: Outcome.OK
+    disturbed: Callable[[int], bool] = lambda number: False
     refused: tuple[tuple[str, str], ...] = ()
     opened: list[tuple[str, str]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -50,7 +51,12 @@ class Runners:
             def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
                 runners.reused += 1
 
-        yield Runner(graph=GRAPH, slowdown_of=lambda plan: self.speed[combination], outcome_of=self.outcome_of)
+        yield Runner(
+            graph=GRAPH,
+            slowdown_of=lambda plan: self.speed[combination],
+            outcome_of=self.outcome_of,
+            disturbed=self.disturbed,
+        )
 
 
 def choose(runners: Runners, tmp_path: Path, config: Config = CONFIG) -> tuple[str, str]:
@@ -72,6 +78,19 @@ def test_the_fastest_combination_is_tuned_and_every_measurement_is_recorded(tmp_
 def test_a_plan_that_fails_or_exceeds_the_budget_does_not_win(tmp_path: Path):
     runners = Runners(outcome_of=lambda plan: Outcome.WRONG_RESULT if plan.kernels else Outcome.OK)
     assert choose(runners, tmp_path) == ("", "channels_last")
+
+
+def test_eager_s_kernels_stay_where_no_other_ones_are_faster_beyond_the_noise(tmp_path: Path):
+    runners = Runners(speed=dict.fromkeys(SPEED, 0.999) | {("", ""): 1.0})
+    assert choose(runners, tmp_path) == ("", "")
+
+
+def test_a_disturbed_measurement_is_repeated_once(tmp_path: Path):
+    runners = Runners(disturbed=lambda number: number == 1)
+    assert choose(runners, tmp_path) == ("inductor", "channels_last")
+    assert len(runners.plans) == 2 * len(set(runners.opened))
+    recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
+    assert recorded[0]["time_ratio"] == pytest.approx(1.0, rel=0.3), "not the doubled time of the first measurement"
 
 
 def test_a_model_without_another_format_is_tuned_in_its_own(tmp_path: Path):
