@@ -1,6 +1,7 @@
 """Turn a captured program into one whose fusible ops are compiled regions."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,17 +11,15 @@ from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.program import Call, Meta, Program, Read, hash_signature, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
 from autotune.capture.rewrites.batch_norm import REMADE_BY
-from autotune.errors import CaptureError
+from autotune.errors import CaptureError, PlanError
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
+from autotune.ir.plan import REBUILD_PRICE
 from autotune.kernels.compile_pool import Listen, compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion, storage_bytes
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
 from autotune.kernels.overwriting import find_overwritable
 from autotune.kernels.saving import rebuilding_ops, rebuilt_values
-
-REBUILD_PRICE = 0.05
-"""Default of `rebuild_price`. It keeps long chains short."""
 
 SHARED_WITHIN = 24
 """Number of later ops within which a value that was rebuilt for one op is reused by another."""
@@ -37,6 +36,9 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
         rebuild_price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes. At 0 the
             fewest bytes are saved; at 4 hardly anything is rebuilt, and planners decide what is recomputed.
 
+    Raises:
+        PlanError: The price is negative, or no finite number.
+
     Examples:
         >>> import torch
         >>> from autotune.capture.tracer import capture
@@ -47,6 +49,8 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
         >>> len(fused.graph.ops) < len(step.graph.ops)
         True
     """
+    if not 0 <= rebuild_price < math.inf:
+        raise PlanError(f"the rebuild_price of the regions is {rebuild_price}; give a number from 0 on")
     graph = program.graph
     fusible = find_fusible(program)
     expansion = _Expansion(program)

@@ -1,14 +1,14 @@
-"""Choose kernels and memory format of a study: measure one plan of each combination, and tune the fastest."""
+"""Choose kernels, memory format and rebuild price of a study: measure one plan of each combination, and tune the fastest."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.auto import best_plan
@@ -20,11 +20,14 @@ from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.study.verdicts.ranking import baseline_step_bytes, ratio_noise
+from autotune.units import fmt_seconds
 
 PLANNING_SECONDS = 20.0
 """Time after which no other planner is tried for a combination."""
 AIM = 0.99
 """Share of the budget to plan for: the charge is above the peak."""
+PRICES = (0.0, 0.5, 4.0)
+"""Rebuild prices that are measured beside the default, where compiled regions lead."""
 
 Kernels = Literal["", "inductor"]
 MemoryFormat = Literal["", "channels_last"]
@@ -47,7 +50,7 @@ OpenRunner = Callable[[Config], AbstractContextManager[CaptureRunner]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCapture:
-    """One combination of kernels and memory format, with the measurement of its plan."""
+    """One combination of kernels, memory format and rebuild price, with the measurement of its plan."""
 
     kernels: Kernels
     memory_format: MemoryFormat
@@ -64,11 +67,16 @@ class MeasuredCapture:
     detail: str = ""
     seconds: float = 0.0
     """Duration of capture, compilation, planning and measurement."""
+    rebuild_price: float = REBUILD_PRICE
+    graph_digest: str = ""
+    estimated_seconds: float | None = None
+    """Step time of the plan by estimate."""
 
     @property
     def name(self) -> str:
-        """Kernels and memory format as text."""
-        return " ".join(filter(None, (self.kernels or "aten", self.memory_format)))
+        """Kernels, memory format and an unusual rebuild price as text."""
+        plan = Plan((), kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+        return plan.capture_name
 
     def __str__(self) -> str:
         if self.time_ratio is None or self.outcome != Outcome.OK:
@@ -77,7 +85,7 @@ class MeasuredCapture:
 
 
 def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notify: Callable[[str], None]) -> Config:
-    """Return the config with the kernels and the memory format that were surely fastest within the budget.
+    """Return the config with the kernels, memory format and rebuild price that were surely fastest within the budget.
 
     A config that names its kernels is returned as it is. A run directory with a config was chosen for before. The
     measurements are written to `captures.json`.
@@ -95,41 +103,60 @@ def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notif
         return config
     files = RunDir(run_dir)
     if files.config.exists():
-        earlier = load_config(str(files.config))
-        return config.model_copy(update={"kernels": earlier.kernels, "memory_format": earlier.memory_format})
+        return _with_choice(config, load_config(str(files.config)))
     with lock_run_dir(run_dir):
-        best = select_capture(_measure_all(config, files, open_runner, notify))
+        best = _race(config, _Measurements(files, open_runner, notify))
     notify(f"tuning on {best.name}")
-    return config.model_copy(update={"kernels": best.kernels, "memory_format": best.memory_format})
+    return _with_choice(config, best)
 
 
-def _measure_all(
-    config: Config, files: RunDir, open_runner: OpenRunner, notify: Callable[[str], None]
-) -> list[MeasuredCapture]:
-    measured: list[MeasuredCapture] = []
-    baseline: tuple[Measurement, Device] | None = None
-    refused: set[str] = set()
+def _with_choice(config: Config, choice: Config | MeasuredCapture) -> Config:
+    names = ("kernels", "memory_format", "rebuild_price")
+    return config.model_copy(update={name: getattr(choice, name) for name in names})
+
+
+def _race(config: Config, measurements: "_Measurements") -> MeasuredCapture:
+    """Measure kernels and memory formats, then rebuild prices where compiled regions lead."""
     for combination in _combinations(config):
-        if combination.memory_format in refused:
-            continue
+        if combination.memory_format not in measurements.refused:
+            measurements.add(combination)
+    best = select_capture(measurements.measured)
+    if best.kernels and config.rebuild_price == REBUILD_PRICE:
+        for price in PRICES:
+            measurements.add(_with_choice(config, replace(best, rebuild_price=price)), leader=best)
+            best = select_capture(measurements.measured)
+    return best
+
+
+class _Measurements:
+    """Measured combinations of one run, the first one's baseline, and the memory formats that the model refuses."""
+
+    def __init__(self, files: RunDir, open_runner: OpenRunner, notify: Callable[[str], None]) -> None:
+        self.measured: list[MeasuredCapture] = []
+        self.refused: set[str] = set()
+        self._files, self._open_runner, self._notify = files, open_runner, notify
+        self._baseline: tuple[Measurement, Device] | None = None
+
+    def add(self, combination: Config, leader: MeasuredCapture | None = None) -> None:
+        """Measure a combination and record it; one that cannot be faster than the `leader` is only estimated."""
         began = time.monotonic()
         try:
-            with open_runner(combination) as runner:
-                if baseline is not None:
-                    runner.reuse_baseline(*baseline)
-                result = _measure(combination, runner)
-                if baseline is None:
-                    baseline = runner.baseline(), runner.prepare().device
+            with self._open_runner(combination) as runner:
+                if self._baseline is not None:
+                    runner.reuse_baseline(*self._baseline)
+                known = {each.graph_digest: each.name for each in self.measured} if leader is not None else {}
+                result = _measure(combination, runner, known, leader)
+                if self._baseline is None:
+                    self._baseline = runner.baseline(), runner.prepare().device
         except (CaptureError, ConfigError, NumericsError, InfeasibleError) as error:
-            if not measured:
+            if not self.measured:
                 raise
             if isinstance(error, ConfigError):  # a model without four-dimensional weights
-                refused.add(combination.memory_format)
+                self.refused.add(combination.memory_format)
             result = _describe(combination, Measurement(Outcome.CRASHED, str(error)))
-        measured.append(replace(result, seconds=time.monotonic() - began))
-        notify(str(measured[-1]))
-        write_json(files.captures, [asdict(each) for each in measured])
-    return measured
+        self.measured.append(replace(result, seconds=time.monotonic() - began))
+        self._notify(str(self.measured[-1]))
+        write_json(self._files.captures, [asdict(each) for each in self.measured])
 
 
 def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
@@ -164,10 +191,18 @@ def _combinations(config: Config) -> Iterator[Config]:
             yield config.model_copy(update={"kernels": kernels, "memory_format": memory_format})
 
 
-def _measure(config: Config, runner: CaptureRunner) -> MeasuredCapture:
-    """Measure the planners' fastest plan for the budget."""
+def _measure(
+    config: Config, runner: CaptureRunner, known: Mapping[str, str], leader: MeasuredCapture | None
+) -> MeasuredCapture:
+    """Measure the planners' fastest plan for the budget.
+
+    A graph among the `known` ones, by digest, is not measured again, nor is a plan whose estimate is above the leader's.
+    """
     prepared, baseline = runner.prepare(), runner.baseline()
     graph, costs = prepared.graph, prepared.costs
+    if graph.digest in known:
+        detail = f"the graph is that of {known[graph.digest]}: not measured"
+        return replace(_describe(config, Measurement(Outcome.STOPPED_EARLY, detail)), graph_digest=graph.digest)
     baseline_bytes = baseline_step_bytes(baseline) if prepared.baseline_fits else None
     if baseline_bytes is None:
         baseline_bytes = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
@@ -178,14 +213,30 @@ def _measure(config: Config, runner: CaptureRunner) -> MeasuredCapture:
     layout_bytes = add_layout(graph, best.plan, costs, best.estimate).charged_bytes
     if layout_bytes is not None and layout_bytes > budget_bytes:
         best = best_plan(graph, costs, int(target * budget_bytes / layout_bytes), space, seconds=PLANNING_SECONDS)
+    estimated = best.estimate.seconds
     if best.estimate.peak_bytes > budget_bytes:
-        return _describe(config, Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate"))
-    plan = replace(best.plan, kernels=config.kernels, memory_format=config.memory_format)
-    accepted = int(budget_bytes * (1 + config.parsed_budget.tolerance))
-    measurement = runner.measure(plan, budget_bytes=accepted)
-    if measurement.disturbed:
-        measurement = runner.measure(plan, budget_bytes=accepted)
-    return _describe(config, measurement)
+        measurement = Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate")
+    elif (limit := _longest_seconds(leader)) is not None and estimated > limit:
+        detail = f"estimated {fmt_seconds(estimated)}, no less than {fmt_seconds(limit)}: not measured"
+        measurement = Measurement(Outcome.STOPPED_EARLY, detail)
+    else:
+        measurement = _measure_undisturbed(
+            runner, config.captured(best.plan), int(budget_bytes * (1 + config.parsed_budget.tolerance))
+        )
+    return replace(_describe(config, measurement), graph_digest=graph.digest, estimated_seconds=estimated)
+
+
+def _longest_seconds(leader: MeasuredCapture | None) -> float | None:
+    """Return the estimate above which a plan is surely slower than the leader's; None without one."""
+    if leader is None or leader.estimated_seconds is None:
+        return None
+    return leader.estimated_seconds * (1 + leader.noise)
+
+
+def _measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:
+    """Measure a plan, and once more where other work disturbed it."""
+    measurement = runner.measure(plan, budget_bytes=budget_bytes)
+    return runner.measure(plan, budget_bytes=budget_bytes) if measurement.disturbed else measurement
 
 
 def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
@@ -199,4 +250,5 @@ def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
         charged_bytes=measurement.step_charged_bytes,
         verified=measurement.verified,
         detail=measurement.detail.partition("\n")[0],
+        rebuild_price=config.rebuild_price,
     )

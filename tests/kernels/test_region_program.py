@@ -14,7 +14,7 @@ from autotune.capture.tracer import capture
 from autotune.errors import PlanError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, TrainGraph
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
 from autotune.planners import make_plan
@@ -203,6 +203,19 @@ def make_regression() -> Workload:
         return torch.nn.functional.mse_loss(model(batch[0]).tanh(), batch[1])
 
     return Workload(model, loss, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(256, 32), torch.randn(256, 64)))
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_plan_runs_on_regions_of_its_own_rebuild_price_and_on_no_others():
+    case = Case("regions", make, lambda number: make().batch)
+    graph = fuse(capture(make()), rebuild_price=4.0).graph
+    assert graph.digest != program().graph.digest
+    plan = replace(fused_plan(Plan.traced(graph)), rebuild_price=4.0)
+    assert not difference(eager_trace(case), planned_trace(case, plan, {}))
+    with pytest.raises(PlanError):
+        planned_trace(case, replace(plan, rebuild_price=REBUILD_PRICE), {})
+    with pytest.raises(PlanError, match="rebuild_price of the regions is -1"):
+        planned_trace(case, replace(plan, rebuild_price=-1.0), {})
 
 
 def test_a_compiled_loss_is_one_number_where_eager_keeps_its_terms():

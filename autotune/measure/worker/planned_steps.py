@@ -38,7 +38,8 @@ class PlannedSteps:
     @cached_property
     def program(self) -> Program:
         """The captured step."""
-        program = with_kernels(capture(self._eager.workload, self._spec.workload.reference), self._spec.kernels)
+        captured = capture(self._eager.workload, self._spec.workload.reference)
+        program = with_kernels(captured, self._spec.kernels, self._spec.rebuild_price)
         compile_regions(program, lambda done, total: self._report(WorkProgress("compiling regions", done, total)))
         exclude_from_collections()
         return program

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import PlanError
 from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
@@ -47,3 +48,11 @@ def test_a_plan_in_place_needs_no_compiler_after_the_compilation_beforehand(
     assert plan.inplace
     Executor(program, lower(program.graph, plan))
     assert compiled == before
+
+
+def test_a_plan_for_regions_of_another_rebuild_price_is_refused(tmp_path: Path):
+    spec = Spec(WorkloadRef("mine.py:factory"), tmp_path, kernels="inductor", rebuild_price=0.5)
+    spec.refuse_other_capture(Plan((0,)))
+    spec.refuse_other_capture(Plan((0,), kernels="inductor", rebuild_price=0.5))
+    with pytest.raises(PlanError, match="prepare it with rebuild_price=4"):
+        spec.refuse_other_capture(Plan((0,), kernels="inductor", rebuild_price=4.0))
