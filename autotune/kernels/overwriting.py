@@ -44,9 +44,9 @@ _SUMMED: dict[Any, Callable[[tuple[int, ...], tuple[Any, ...]], int]] = {
     aten._log_softmax.default: lambda shape, args: _size(shape, args[1]),
     aten._softmax_backward_data.default: lambda shape, args: _size(shape, args[2]),
     aten._log_softmax_backward_data.default: lambda shape, args: _size(shape, args[2]),
-    aten.native_layer_norm.default: lambda shape, args: math.prod(args[1]),
-    aten.native_layer_norm_backward.default: lambda shape, args: math.prod(args[2]),
-    aten.native_batch_norm_backward.default: lambda shape, args: math.prod(shape) // max(shape[1], 1),
+    aten.native_layer_norm.default: lambda _, args: math.prod(args[1]),
+    aten.native_layer_norm_backward.default: lambda _, args: math.prod(args[2]),
+    aten.native_batch_norm_backward.default: lambda shape, _: math.prod(shape) // max(shape[1], 1),
     aten.native_group_norm_backward.default: lambda shape, args: math.prod(shape[1:]) // args[8],
 }
 """Number of elements in each sum of an op, from the shape of its first argument and all arguments."""

@@ -1,5 +1,6 @@
 """Choose kernels, memory format and rebuild price of a study: measure one plan of each combination, and tune the fastest."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.auto import best_plan
+from autotune.planners.candidates import Candidate
 from autotune.planners.space import space_for_device
 from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import simulate
@@ -144,8 +146,8 @@ class _Measurements:
             with self._open_runner(combination) as runner:
                 if self._baseline is not None:
                     runner.reuse_baseline(*self._baseline)
-                known = {each.graph_digest: each.name for each in self.measured} if leader is not None else {}
-                result = _measure(combination, runner, known, leader)
+                earlier = {each.graph_digest: each.name for each in self.measured} if leader is not None else {}
+                result = _measure(combination, runner, earlier, leader)
                 if self._baseline is None:
                     self._baseline = runner.baseline(), runner.prepare().device
         except (CaptureError, ConfigError, NumericsError, InfeasibleError) as error:
@@ -177,10 +179,10 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     return best or measured[0]
 
 
-def _is_surely_faster(one: MeasuredCapture, other: MeasuredCapture) -> bool:
-    assert one.time_ratio is not None
-    assert other.time_ratio is not None
-    return one.time_ratio * (1 + one.noise + other.noise) < other.time_ratio
+def _is_surely_faster(capture: MeasuredCapture, best: MeasuredCapture) -> bool:
+    assert capture.time_ratio is not None
+    assert best.time_ratio is not None
+    return capture.time_ratio * (1 + capture.noise + best.noise) < best.time_ratio
 
 
 def _combinations(config: Config) -> Iterator[Config]:
@@ -192,17 +194,34 @@ def _combinations(config: Config) -> Iterator[Config]:
 
 
 def _measure(
-    config: Config, runner: CaptureRunner, known: Mapping[str, str], leader: MeasuredCapture | None
+    config: Config, runner: CaptureRunner, earlier: Mapping[str, str], leader: MeasuredCapture | None
 ) -> MeasuredCapture:
     """Measure the planners' fastest plan for the budget.
 
-    A graph among the `known` ones, by digest, is not measured again, nor is a plan whose estimate is above the leader's.
+    A graph whose digest is among the `earlier` ones is not measured again, nor is a plan that is slower than the leader's by
+    estimate.
     """
     prepared, baseline = runner.prepare(), runner.baseline()
+    digest = prepared.graph.digest
+    if digest in earlier:
+        detail = f"the graph is that of {earlier[digest]}: not measured"
+        return replace(_describe(config, Measurement(Outcome.STOPPED_EARLY, detail)), graph_digest=digest)
+    best, budget_bytes = _plan(config, prepared, baseline)
+    seconds, limit = best.estimate.seconds, _longest_seconds(leader)
+    if best.estimate.peak_bytes > budget_bytes:
+        measurement = Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate")
+    elif seconds > limit:
+        detail = f"estimated {fmt_seconds(seconds)}, at most {fmt_seconds(limit)} may win: not measured"
+        measurement = Measurement(Outcome.STOPPED_EARLY, detail)
+    else:
+        accepted = int(budget_bytes * (1 + config.parsed_budget.tolerance))
+        measurement = _measure_undisturbed(runner, config.captured(best.plan), accepted)
+    return replace(_describe(config, measurement), graph_digest=digest, estimated_seconds=seconds)
+
+
+def _plan(config: Config, prepared: PreparedWorkload, baseline: Measurement) -> tuple[Candidate, int]:
+    """Return the planners' fastest plan for the budget, and the budget of the step in bytes."""
     graph, costs = prepared.graph, prepared.costs
-    if graph.digest in known:
-        detail = f"the graph is that of {known[graph.digest]}: not measured"
-        return replace(_describe(config, Measurement(Outcome.STOPPED_EARLY, detail)), graph_digest=graph.digest)
     baseline_bytes = baseline_step_bytes(baseline) if prepared.baseline_fits else None
     if baseline_bytes is None:
         baseline_bytes = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
@@ -213,23 +232,13 @@ def _measure(
     layout_bytes = add_layout(graph, best.plan, costs, best.estimate).charged_bytes
     if layout_bytes is not None and layout_bytes > budget_bytes:
         best = best_plan(graph, costs, int(target * budget_bytes / layout_bytes), space, seconds=PLANNING_SECONDS)
-    estimated = best.estimate.seconds
-    if best.estimate.peak_bytes > budget_bytes:
-        measurement = Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate")
-    elif (limit := _longest_seconds(leader)) is not None and estimated > limit:
-        detail = f"estimated {fmt_seconds(estimated)}, no less than {fmt_seconds(limit)}: not measured"
-        measurement = Measurement(Outcome.STOPPED_EARLY, detail)
-    else:
-        measurement = _measure_undisturbed(
-            runner, config.captured(best.plan), int(budget_bytes * (1 + config.parsed_budget.tolerance))
-        )
-    return replace(_describe(config, measurement), graph_digest=graph.digest, estimated_seconds=estimated)
+    return best, budget_bytes
 
 
-def _longest_seconds(leader: MeasuredCapture | None) -> float | None:
-    """Return the estimate above which a plan is surely slower than the leader's; None without one."""
+def _longest_seconds(leader: MeasuredCapture | None) -> float:
+    """Return the estimate above which a plan is slower than the leader's; infinity without one."""
     if leader is None or leader.estimated_seconds is None:
-        return None
+        return math.inf
     return leader.estimated_seconds * (1 + leader.noise)
 
 

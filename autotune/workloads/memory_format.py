@@ -45,12 +45,12 @@ def in_format(workload: Workload, memory_format: str) -> Iterator[Workload]:
     if not memory_format:
         yield workload
         return
-    own = [(tensor, tensor.data) for tensor in _tensors(workload.model, workload.optimizer)]
+    originals = [(tensor, tensor.data) for tensor in _tensors(workload.model, workload.optimizer)]
     try:
         convert_model(workload.model, workload.optimizer, memory_format)
         yield replace(workload, batch=convert_batch(workload.batch, memory_format))
     finally:
-        for tensor, data in own:
+        for tensor, data in originals:
             tensor.data = data
 
 
