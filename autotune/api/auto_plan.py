@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import errors
 from autotune.errors import AutotuneError, ConfigError, PlanError, StudyInterruptedError, WorkerError
+from autotune.ir.plan import REBUILD_PRICE
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
 from autotune.records.plan_file import PlanFile
@@ -54,6 +55,8 @@ class AutoPlan:
         kernels: "inductor" for plans on compiled regions, whose results differ from eager's by rounding; empty for eager's
             kernels, whose plans are equal to eager in every bit.
         memory_format: "channels_last" for plans in that format; weights and batches of this process are converted, too.
+        rebuild_price: Bytes that compiled regions save in addition, for each byte that rebuilding reads or writes; at 0 the
+            fewest bytes are saved, at 4 hardly anything is rebuilt.
         cache: Directory of the plans; by default `autotune/plans` in `$XDG_CACHE_HOME` or `~/.cache`.
         runs: Directory of all runs, for their records, logs, temporary files and MLflow store.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
@@ -80,6 +83,7 @@ class AutoPlan:
     planners: Mapping[str, Sequence[str]] = field(default_factory=dict)
     kernels: str = ""
     memory_format: str = ""
+    rebuild_price: float = REBUILD_PRICE
     cache: str | Path | None = None
     runs: str | Path = "runs"
     tracking_uri: str | None = None
@@ -108,8 +112,10 @@ class AutoPlan:
         if graph is None:
             from autotune.capture.tracer import capture
             from autotune.kernels.region_program import with_kernels
+            from autotune.workloads.memory_format import in_format
 
-            graph = with_kernels(capture(workload), self.kernels).graph
+            with in_format(workload, self.memory_format) as converted:
+                graph = with_kernels(capture(converted), self.kernels, self.rebuild_price).graph
         key = self._key(workload, graph)
         cached = self._cache_directory() / f"{key}.json"
         if (file := _read_cached(cached, graph)) is not None:
@@ -158,6 +164,7 @@ class AutoPlan:
             "loop": loop,
             "kernels": self.kernels,
             "memory_format": self.memory_format,
+            "rebuild_price": self.rebuild_price,
             "runs": str(self.runs),
             "tracking_uri": self.tracking_uri,
         }
@@ -175,7 +182,7 @@ class AutoPlan:
         parts = (
             autotune.__version__, planfile.SCHEMA, graph.digest, device.key, device.torch, thread_count(), config.budget,
             sorted(config.stores.items()), config.planners.model_dump_json(), config.loop,
-            config.kernels, config.memory_format,
+            config.kernels, config.memory_format, config.rebuild_price,
         )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -190,6 +190,7 @@ def measure_plan(
         "memory_format": file.plan.memory_format or None,
         "loop": file.loop or None,
         "kernels": file.plan.kernels or None,
+        "rebuild_price": file.plan.rebuild_price if file.plan.kernels else None,
     }
     config = load_config(file.workload.reference, overrides=overrides)
     with open_harness(config) as runner:

@@ -52,7 +52,8 @@ def plan_loss(
         model: The model that `accelerator.prepare` returned.
         loss_fn: `loss_fn(model, batch)` returns the scalar loss, or a tuple of the loss and any nested extras.
         plan: Path of a plan file, a `PlanFile`, a `Plan`, or an `AutoPlan`, for a workload of the prepared model with a loss
-            and without an optimizer. "auto" tunes at the first step. None runs the step as traced.
+            and without an optimizer. "auto" tunes at the first step, and
+            `AutoPlan(budget="65%", kernels="inductor")` on compiled regions. None runs the step as traced.
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
         buckets: Sizes to pad batches to; see `PlannedLoss`.
@@ -144,7 +145,7 @@ def _refuse_accelerator(accelerator: accelerate.Accelerator) -> None:
         )
     if (backend := accelerator.state.dynamo_plugin.backend) != DynamoBackend.NO:
         raise ConfigError(
-            f"the accelerator compiles models with {backend.value}, but a plan runs PyTorch's own kernels; leave "
+            f"the accelerator compiles models with {backend.value}, but a plan chooses its own kernels; leave "
             "dynamo_backend out, or train without a plan"
         )
     if accelerator.device.type not in ("cpu", "cuda"):

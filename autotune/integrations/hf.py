@@ -39,7 +39,8 @@ class PlannedTrainerMixin:
 
     Args:
         plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the workload that `workload` returns. "auto" tunes at the
-            first step for `budget`; an `AutoPlan` does so with its own limits. None runs the step as traced.
+            first step for `budget`; an `AutoPlan` does so with its own limits and kernels, such as
+            `AutoPlan(budget="65%", kernels="inductor")`. None runs the step as traced.
         budget: Budget of the plan "auto", as of `AutoPlan`: bytes, or a share such as "65%".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, such as the last one: "replan", "background", "eager" or "error";

@@ -31,7 +31,7 @@ def _unsupported(trainer: Any) -> Iterator[tuple[str, str]]:
     if arguments.n_gpu > 1:
         yield f"DataParallel on {arguments.n_gpu} GPUs", "start one process per GPU with torchrun"
     if arguments.torch_compile:
-        yield "torch_compile=True", "a plan runs PyTorch's own kernels; leave it out, or use the trainer without a plan"
+        yield "torch_compile=True", "a plan chooses its own kernels; leave it out, or use the trainer without a plan"
     checkpoints = any(getattr(arguments, f"{name}_checkpointing", False) for name in ("gradient", "activation"))
     if checkpoints and hasattr(trainer.model, "peft_config"):
         yield "activation or gradient_checkpointing=True with PEFT", "leave it out; a plan chooses what to recompute"

@@ -53,7 +53,8 @@ class PlanCallback(pl.Callback):
 
     Args:
         plan: Path of a plan file, a `PlanFile`, a `Plan`, or an `AutoPlan`, for the graph of `workload(module, batch, loss)`.
-            "auto" tunes at the first step. None runs the method as traced.
+            "auto" tunes at the first step, and `AutoPlan(budget="65%", kernels="inductor")` on compiled regions. None runs the
+            method as traced.
         loss: Name of the method. It returns the loss, a tuple that begins with it, or a mapping with the key "loss".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.

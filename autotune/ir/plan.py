@@ -8,6 +8,12 @@ from autotune.ir.graph import Phase, Role, TrainGraph
 OFFLOADABLE_ROLES = (Role.PARAM, Role.STATE)
 """Roles of graph inputs that may be offloaded during a step. All of them are resident again when the step ends."""
 
+REBUILD_PRICE = 0.05
+"""Default price at which regions rebuild a byte: bytes saved in addition, for each byte that rebuilding reads or writes.
+
+It keeps long chains short.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Swap:
@@ -60,6 +66,8 @@ class Plan:
     """Memory format that the graph was captured in: `channels_last`, or empty for the format of the user's model."""
     kernels: str = ""
     """Kernels that the graph's ops run: `inductor` for compiled regions, or empty for the kernels of eager."""
+    rebuild_price: float = REBUILD_PRICE
+    """Price at which the graph's regions rebuild a byte; used with kernels only."""
 
     @classmethod
     def traced(cls, graph: TrainGraph) -> Self:
@@ -68,8 +76,10 @@ class Plan:
 
     @property
     def capture_name(self) -> str:
-        """Kernels and memory format as text: `aten`, or `inductor, channels_last`."""
-        return ", ".join(filter(None, (self.kernels or "aten", self.memory_format)))
+        """Kernels, memory format and an unusual rebuild price as text: `aten`, or `inductor, channels_last`."""
+        is_usual = not self.kernels or self.rebuild_price == REBUILD_PRICE
+        price = "" if is_usual else f"rebuild price {self.rebuild_price:g}"
+        return ", ".join(filter(None, (self.kernels or "aten", self.memory_format, price)))
 
     @property
     def recomputed(self) -> int:

@@ -50,6 +50,13 @@ def compile_in_pool(regions: Sequence["CompiledRegion"], listen: Listen | None =
     """
     if not regions:
         return
+    with _lock_compilation():
+        missing = [region for region in regions if not region.is_cached]  # another process may have compiled some
+        if missing:
+            _compile(missing, listen)
+
+
+def _compile(regions: Sequence["CompiledRegion"], listen: Listen | None) -> None:
     waiting = deque(regions)
     running: dict[Connection, tuple[_Worker, CompiledRegion]] = {}
     count = min(len(regions), len(os.sched_getaffinity(0)), MAX_PROCESSES)
@@ -68,6 +75,14 @@ def compile_in_pool(regions: Sequence["CompiledRegion"], listen: Listen | None =
                 worker, region = running.pop(replies)
                 worker.finish(region)
                 idle.append(worker)
+
+
+@contextlib.contextmanager
+def _lock_compilation() -> Iterator[None]:
+    """Let one process of this machine compile at a time: several ranks or measuring processes need the same regions."""
+    with (kernel_directory() / "compile.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class _Worker:
@@ -105,7 +120,7 @@ class _Worker:
     def begin(self, region: "CompiledRegion") -> None:
         """Send a region; `replies` is readable once it is compiled."""
         with contextlib.suppress(BrokenPipeError):  # the missing reply gives the reason
-            self._requests.send_bytes(encode_request(region, torch.get_num_threads()))
+            self._requests.send_bytes(encode_request(region, torch.get_num_threads(), torch.get_default_dtype()))
 
     def finish(self, region: "CompiledRegion") -> None:
         """Read the reply; raise the error of the compiling process."""
@@ -148,9 +163,13 @@ def _workers(count: int) -> Iterator[list[_Worker]]:
 
 
 def _remove_incomplete(scratch: Path) -> None:
-    """Delete the scratch directory if a process died while it compiled, unless others use the directory."""
-    if not any(scratch.glob("unfinished-*")):
+    """Delete what processes left that died while they compiled, unless others use the scratch directory."""
+    entries = scratch.parent / "entries"
+    if not any(scratch.glob("unfinished-*")) and not any(entries.glob("unfinished-*")):
         return
-    with scratch.with_suffix(".lock").open("w") as lock, contextlib.suppress(BlockingIOError):
+    with scratch.with_suffix(".lock").open("a+") as lock, contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(scratch)
+        if any(scratch.glob("unfinished-*")):  # a file of the compiler may be incomplete
+            shutil.rmtree(scratch)
+        for unfinished in entries.glob("unfinished-*"):
+            shutil.rmtree(unfinished)

@@ -1,7 +1,7 @@
 """The main module of a compiling process: `python -m autotune.kernels.compile_worker REQUESTS REPLIES`.
 
-The arguments are two open pipes. A request is a pickled region with a number of threads; the reply is an error, or empty.
-The process ends when the other end of the pipe is closed.
+The arguments are two open pipes. A request is a pickled region with a number of threads and a default dtype; the reply is an
+error, or empty. The process ends when the other end of the pipe is closed.
 """
 
 import fcntl
@@ -29,23 +29,24 @@ def main() -> None:
     requests, replies = (Connection(int(number)) for number in sys.argv[1:])
     scratch = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     marker = scratch / f"unfinished-{os.getpid()}"
-    with scratch.with_suffix(".lock").open("w") as lock:
+    with scratch.with_suffix(".lock").open("a+") as lock:  # NFS locks files for readers only where they can be read
         fcntl.flock(lock, fcntl.LOCK_SH)
         while True:
             try:
                 request = requests.recv_bytes()
             except EOFError:
                 return
-            region, threads = pickle.loads(request)
+            region, threads, dtype = pickle.loads(request)
             marker.touch()
-            replies.send_bytes(json.dumps(_compile(region, threads)).encode())
-            marker.unlink()
+            reply = json.dumps(_compile(region, threads, dtype)).encode()
+            marker.unlink()  # before the reply, after which this process may be ended
+            replies.send_bytes(reply)
 
 
-def encode_request(region: "CompiledRegion", threads: int) -> bytes:
-    """Return the request to compile a region for a number of threads."""
+def encode_request(region: "CompiledRegion", threads: int, dtype: torch.dtype) -> bytes:
+    """Return the request to compile a region for a number of threads and a default dtype."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump((region, threads))
+    _Pickler(buffer).dump((region, threads, dtype))
     return buffer.getvalue()
 
 
@@ -65,9 +66,10 @@ def find_overload(name: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), op), overload)
 
 
-def _compile(region: "CompiledRegion", threads: int) -> tuple[str, str]:
+def _compile(region: "CompiledRegion", threads: int, dtype: torch.dtype) -> tuple[str, str]:
     """Compile a region; return the class name and the message of an error, or two empty strings."""
     torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
     try:
         region.write()
     except AutotuneError as error:

@@ -14,11 +14,16 @@ from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry, write_failure
 from autotune.kernels.overwriting import find_target, write_over
 
-_KERNELS: dict[tuple[str, int], Kernel | CaptureError] = {}
+_KERNELS: dict[tuple[str, str, int, torch.dtype], Kernel | CaptureError] = {}
 """Kernel of each region in this process, or the error of its compilation.
 
-The key is the region's signature and the number of threads, for which inductor generates code.
+The key is the region's signature, its device, and the number of threads and the default dtype that it is compiled for.
 """
+
+_LACK_OF_MEMORY = (
+    "out of memory", "allocate memory", "memory exhausted", "bad_alloc", "killed signal terminated program",
+)  # fmt: skip
+"""Texts of compilers and allocators without enough memory."""
 
 
 class CompiledRegion:
@@ -89,13 +94,17 @@ class CompiledRegion:
         return number
 
     @property
+    def _key(self) -> tuple[str, str, int, torch.dtype]:
+        return self.signature, str(self.device), torch.get_num_threads(), torch.get_default_dtype()
+
+    @property
     def is_loaded(self) -> bool:
         """True if this process has the region's kernel."""
-        return (self.signature, torch.get_num_threads()) in _KERNELS
+        return self._key in _KERNELS
 
     @property
     def is_cached(self) -> bool:
-        """True if a process of this machine compiled the region, for as many threads as this one has."""
+        """True if a process of this machine compiled the region, for the threads and the default dtype of this one."""
         return entry_path(self.signature).exists()
 
     @property
@@ -110,7 +119,7 @@ class CompiledRegion:
             CaptureError: Inductor cannot compile the region.
             ConfigError: No C++ compiler works, or the directory of compiled kernels cannot be used.
         """
-        key = (self.signature, torch.get_num_threads())
+        key = self._key
         kernel = _KERNELS.get(key)
         if kernel is None:
             try:
@@ -165,11 +174,13 @@ class CompiledRegion:
                     examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
                     return compile_fx_inner(traced, examples, is_inference=True)
             except (CppCompileError, InvalidCxxCompiler) as error:
+                _pass_on_lack_of_memory(error)
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(
                     f"compiled kernels need a C++ compiler: {reason}; install g++, or use --kernels aten"
                 ) from error
             except Exception as error:  # inductor raises dozens of its own exceptions
+                _pass_on_lack_of_memory(error)
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise CaptureError(
                     f"inductor cannot compile {self.__name__} ({len(self.region.calls)} ops): {reason}; use --kernels aten"
@@ -204,7 +215,7 @@ class CompiledRegion:
         shared = set()
         for number, (output, meta) in enumerate(zip(outputs, self._outputs, strict=True)):
             storage = output.untyped_storage()
-            fits = storage.nbytes() == _storage_bytes(meta) and output.stride() == meta.stride
+            fits = storage.nbytes() == storage_bytes(meta) and output.stride() == meta.stride
             if storage._cdata in taken or not fits:
                 shared.add(number)
             taken.add(storage._cdata)
@@ -215,7 +226,15 @@ class CompiledRegion:
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device).copy_(output)
 
 
-def _storage_bytes(meta: Meta) -> int:
+def _pass_on_lack_of_memory(error: Exception) -> None:
+    """Raise MemoryError where a compilation failed for memory: the region can be compiled, with more of it."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(phrase in text for phrase in _LACK_OF_MEMORY):
+        raise MemoryError("too little memory to compile a region") from error
+
+
+def storage_bytes(meta: Meta) -> int:
+    """Return the bytes that a region allocates for an output."""
     if 0 in meta.shape:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))) * meta.dtype.itemsize

@@ -27,8 +27,15 @@ from autotune.errors import CaptureError, ConfigError
 Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """A compiled region: takes a list of tensors, which it empties, and returns new tensors."""
 
-_FORMAT = 1
-"""Number of the format of entries; another one is another key."""
+_PACKAGE = Path(__file__).parents[1]
+_SOURCES = tuple(
+    _PACKAGE / name
+    for name in (
+        "capture/regions.py", "capture/rewrites/batch_norm.py", "capture/rewrites/dropout.py", "capture/source_writer.py",
+        "kernels/compiled_region.py", "kernels/kernel_cache.py", "kernels/overwriting.py",
+    )
+)  # fmt: skip
+"""Files that define what is compiled and how an entry is written: other contents are another key."""
 _CODE, _CONSTANTS, _FAILURE = "region.py", "constants.pt", "failure.txt"
 _COMPILER = "async_compile"
 """Variable of generated code by which it compiles C++ kernels."""
@@ -57,12 +64,19 @@ def kernel_directory() -> Path:
 
 
 def entry_path(signature: str) -> Path:
-    """Return the directory of a region's entry for this torch, Python, CPU and number of threads.
+    """Return the directory of a region's entry for this code, torch, Python, CPU, number of threads and default dtype.
 
     `signature` is the digest of the region's ops, wiring, shapes, dtypes and strides.
     """
-    text = repr((_FORMAT, signature, torch.__version__, sys.version, torch.get_num_threads(), _cpu()))
+    settings = torch.get_num_threads(), torch.get_default_dtype()  # the latter is that of quotients of integers
+    text = repr((_digest_sources(), signature, torch.__version__, sys.version, settings, _cpu()))
     return kernel_directory() / "entries" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _digest_sources() -> str:
+    """Return a digest of `_SOURCES`."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()
 
 
 @cache
@@ -121,11 +135,14 @@ def load_entry(path: Path) -> Kernel:
             vars(module).update(torch.load(path / _CONSTANTS, weights_only=True))
         code = compile((path / _CODE).read_text(encoding="utf-8"), module.__file__, "exec")
         exec(code, vars(module))
-    except (OSError, ImportError, SyntaxError, NameError) as error:
+        kernel: Kernel = module.call
+    except MemoryError:
+        raise
+    except Exception as error:  # files that were cut short fail in many ways
+        reason = str(error) or type(error).__name__
         raise ConfigError(
-            f"cannot load compiled kernels: {error}; delete {path}, and they are compiled again"
+            f"cannot load compiled kernels: {reason}; delete {path}, and they are compiled again"
         ) from error
-    kernel: Kernel = module.call
     return kernel
 
 

@@ -1,6 +1,7 @@
 """Let a region write an output over one of its inputs: decide which inputs allow it, and change the traced graph."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,24 @@ REDUCTIONS = frozenset(
 RESHAPES = frozenset([aten.view.default, aten._unsafe_view.default, aten.reshape.default])
 """Views that keep the order of the elements of a contiguous tensor."""
 
+UNROLLED = 8
+"""Number of elements below which inductor computes a sum inside of the loop that reads it."""
+
+_SUMMED: dict[Any, Callable[[tuple[int, ...], tuple[Any, ...]], int]] = {
+    aten._log_softmax.default: lambda shape, args: _size(shape, args[1]),
+    aten._softmax_backward_data.default: lambda shape, args: _size(shape, args[2]),
+    aten._log_softmax_backward_data.default: lambda shape, args: _size(shape, args[2]),
+    aten.native_layer_norm.default: lambda _, args: math.prod(args[1]),
+    aten.native_layer_norm_backward.default: lambda _, args: math.prod(args[2]),
+    aten.native_batch_norm_backward.default: lambda shape, _: math.prod(shape) // max(shape[1], 1),
+    aten.native_group_norm_backward.default: lambda shape, args: math.prod(shape[1:]) // args[8],
+}
+"""Number of elements in each sum of an op, from the shape of its first argument and all arguments."""
+
+
+def _size(shape: tuple[int, ...], dim: int) -> int:
+    return shape[dim] if shape else 1
+
 
 def find_target(source: Meta | None, outputs: Sequence[Meta | None]) -> int | None:
     """Return the number of the output that takes the memory of an input: the first of as many bytes, if both lie alike."""
@@ -51,8 +70,8 @@ def find_overwritable(
 ) -> tuple[int, ...]:
     """Return the inputs of a region that an output may overwrite without a second buffer.
 
-    Each element of the output depends on the same element of the input, and on others only through sums, which are
-    computed before. What depends on the output does not read the input.
+    Each element of the output depends on the same element of the input, and on others only through sums of at
+    least `UNROLLED` elements, which are computed before. What depends on the output does not read the input.
     """
     overwritable = []
     for value in inputs:
@@ -66,7 +85,7 @@ def _is_elementwise(calls: Sequence[Call], value: int, output: int, metas: Seque
     aligned, mixed = {output}, set[int]()
     for call in reversed(calls):
         created = _created(call)
-        if call.target in REDUCTIONS or (aligned | mixed).isdisjoint(created):
+        if (aligned | mixed).isdisjoint(created) or (call.target in REDUCTIONS and not has_short_sums(call, metas)):
             continue
         same_place = _same_place(call, metas) if created[0] in aligned - mixed else frozenset[int]()
         aligned |= same_place
@@ -85,7 +104,7 @@ def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
     is_batch_norm = getattr(call.target, "__module__", "") == batch_norm.__name__
     positions = (0,) if is_batch_norm else ELEMENTWISE_WITH_SUMS.get(call.target)
     pointwise = isinstance(call.target, torch._ops.OpOverload) and torch.Tag.pointwise in call.target.tags
-    if positions is None and not pointwise:
+    if (positions is None and not pointwise) or has_short_sums(call, metas):
         return frozenset()
     result = metas[_created(call)[0]]
     aligned: set[int] = set()
@@ -104,6 +123,37 @@ def _same_place(call: Call, metas: Sequence[Meta | None]) -> frozenset[int]:
         )
         (aligned if fits else others).update(reads(argument))
     return frozenset(aligned - others - set(reads([part for _, part in call.kwargs])))
+
+
+def has_short_sums(call: Call, metas: Sequence[Meta | None]) -> bool:
+    """Return whether an op adds up so few elements that inductor reads them all for each element that it computes."""
+    if call.target in _SUMMED:
+        return _SUMMED[call.target](_shape(call.args[0], metas), call.args) < UNROLLED
+    if call.target not in REDUCTIONS:
+        return False
+    result = next((metas[value] for value in _created(call) if value >= 0), None)
+    sums = 1 if result is None else math.prod(result.shape)
+    return sums > 1 and math.prod(_shape(call.args[0], metas)) < UNROLLED * sums
+
+
+def _shape(argument: Any, metas: Sequence[Meta | None]) -> tuple[int, ...]:
+    return tuple(_without_memory(argument, metas).shape)
+
+
+def _without_memory(argument: Any, metas: Sequence[Meta | None]) -> Any:
+    """Return an argument with tensors that have no memory."""
+    match argument:
+        case Read(value):
+            meta = metas[value]
+            assert meta is not None  # only updates read optimizer state, which has none
+            return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+        case View(target, args, kwargs):
+            return target(*_without_memory(args, metas), **{key: _without_memory(part, metas) for key, part in kwargs})
+        case tuple() | list():
+            parts = (_without_memory(part, metas) for part in argument)
+            return tuple(parts) if isinstance(argument, tuple) else list(parts)
+        case _:
+            return argument
 
 
 def write_over(graph: fx.Graph, position: int, number: int) -> None:

@@ -1,25 +1,25 @@
 """Turn a captured program into one whose fusible ops are compiled regions."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import LoopUpdates
-from autotune.capture.program import Call, Meta, Program, Read, reads
+from autotune.capture.program import Call, Meta, Program, Read, hash_signature, reads
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
-from autotune.errors import CaptureError
+from autotune.capture.rewrites.batch_norm import REMADE_BY
+from autotune.errors import CaptureError, PlanError
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
+from autotune.ir.plan import REBUILD_PRICE
 from autotune.kernels.compile_pool import Listen, compile_in_pool
-from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.compiled_region import CompiledRegion, storage_bytes
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
 from autotune.kernels.overwriting import find_overwritable
 from autotune.kernels.saving import rebuilding_ops, rebuilt_values
-
-REBUILD_PRICE = 0.05
-"""Default of `rebuild_price`. It keeps long chains short."""
 
 SHARED_WITHIN = 24
 """Number of later ops within which a value that was rebuilt for one op is reused by another."""
@@ -36,6 +36,9 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
         rebuild_price: Bytes that may be saved in addition, for each byte that a rebuilding op reads or writes. At 0 the
             fewest bytes are saved; at 4 hardly anything is rebuilt, and planners decide what is recomputed.
 
+    Raises:
+        PlanError: The price is negative, or no finite number.
+
     Examples:
         >>> import torch
         >>> from autotune.capture.tracer import capture
@@ -46,6 +49,8 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
         >>> len(fused.graph.ops) < len(step.graph.ops)
         True
     """
+    if not 0 <= rebuild_price < math.inf:
+        raise PlanError(f"the rebuild_price of the regions is {rebuild_price}; give a number from 0 on")
     graph = program.graph
     fusible = find_fusible(program)
     expansion = _Expansion(program)
@@ -102,13 +107,18 @@ def compile_regions(program: Program, listen: Listen | None = None) -> None:
     load_kernels(list_regions(program), listen)
 
 
-def load_variants(targets: Iterable[object]) -> None:
-    """Load the kernels of those targets that are regions which write over an input."""
+def load_variants(targets: Iterable[object], listen: Listen | None = None) -> None:
+    """Load the kernels of those targets that are regions which write over an input.
+
+    One that cannot be compiled, or whose compiling process was killed, copies its output in this process.
+    """
     variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
     unique = list({variant.signature: variant for variant in variants if not variant.is_loaded}.values())
-    compile_in_pool([variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached])
+    missing = [variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached]
+    with contextlib.suppress(CaptureError):  # a memory limit of this process is one of its compilers, too
+        compile_in_pool(missing, listen)
     for variant in unique:
-        with contextlib.suppress(CaptureError):  # it copies
+        with contextlib.suppress(CaptureError):
             variant.compile()
 
 
@@ -234,7 +244,7 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
     produced = {value for op in grouped.ops for value in op.outputs}
     static = {value.id for value in grouped.values if value.id not in produced}
     results = renumber(source.results, ids)
-    ops, calls = [], []
+    ops, calls, values = [], [], list(grouped.values)
     for op, call in zip(grouped.ops, grouped.calls, strict=True):
         ops.append(op)
         calls.append(call)
@@ -246,11 +256,14 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
                 inplace=_overwritable(call.target, op.inputs, static, metas),
             )
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
-            calls[-1] = replace(call, target=CompiledRegion(call.target, op.signature, inputs, outputs))
+            for value, meta in zip(op.outputs, outputs, strict=True):  # ATen keeps a loss in the memory of all its terms
+                values[value] = replace(values[value], nbytes=storage_bytes(meta))
+            compiled = CompiledRegion(call.target, _kernel_signature(op, call.target), inputs, outputs)
+            calls[-1] = replace(call, target=compiled)
     graph = TrainGraph(
         name=source.graph.name,
         ops=tuple(ops),
-        values=grouped.values,
+        values=tuple(values),
         inputs=tuple(value.id for value in grouped.values if value.id not in produced),
         outputs=tuple(ids[value] for value in source.graph.outputs),
     )
@@ -266,6 +279,13 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
         results=results,
         gradients=tuple(ids[value] for value in source.gradients),
     )
+
+
+def _kernel_signature(op: Op, region: Region) -> str:
+    """Return the signature of a region's kernel: with the constants of its functions, which are in no argument."""
+    remade = [getattr(call.target, REMADE_BY, None) for call in region.calls]
+    constants = [arguments for _, arguments in filter(None, remade)]
+    return hash_signature((op.signature, constants)) if constants else op.signature
 
 
 def _overwritable(

@@ -12,7 +12,8 @@ def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], rebuild_price: fl
     """Return the forward values that the backward pass computes again, so that the bytes saved between both are fewest.
 
     The choice is a minimum cut between the values that no op can rebuild and those that the backward pass reads. Inside a
-    region a rebuilt value never reaches memory.
+    region a rebuilt value never reaches memory. What an update or a commit reads is saved: an earlier one may have changed
+    a weight or a buffer from which the value would be rebuilt.
 
     Args:
         graph: The step.
@@ -38,6 +39,8 @@ def rebuilt_values(graph: TrainGraph, fusible: Sequence[bool], rebuild_price: fl
             for value in op.inputs:
                 if value in leave:
                     network.add_edge(leave[value], _SINK, UNCUTTABLE)
+                    if op.phase is Phase.UPDATE:  # an earlier update may have changed what a rebuilding op would read
+                        network.add_edge(_SOURCE, entry[value], UNCUTTABLE)
     for op in forward:
         touched = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
         cost = round(rebuild_price * touched) if fusible[op.id] else UNCUTTABLE

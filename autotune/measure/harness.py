@@ -14,12 +14,12 @@ from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismat
 from autotune.measure.limits import available_bytes
 from autotune.measure.messages import (
     ChildError,
+    CompileRequest,
     DigestsRequest,
     EagerPeakRequest,
     EagerResultsRequest,
     PlanCheckRequest,
     SurveyRequest,
-    WiringRequest,
     WorkProgress,
     record_failure,
 )
@@ -265,7 +265,7 @@ class Harness:
         workload, seconds = self._spec.workload, self._spec.prepare_limit_seconds
         try:
             if self._spec.kernels:
-                self._children.ask(ChildRole.KERNELS, WiringRequest(), seconds=seconds)  # captures and compiles
+                self._children.ask(ChildRole.KERNELS, CompileRequest(), seconds=seconds)
                 self._children.end(ChildRole.KERNELS)
             return self._children.ask(ChildRole.SURVEY, SurveyRequest(), seconds=seconds)
         except ChildError as error:

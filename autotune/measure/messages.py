@@ -26,7 +26,9 @@ BLOCK_STEPS = 2
 
 
 class RoundingWitness(StrEnum):
-    """Further runs of eager that bound its rounding error."""
+    | WiringRequest
+    | CompileRequest
+"""Further runs of eager that bound its rounding error."""
 
     FLOAT64 = "float64"
     MOVED_0 = "moved 0"
@@ -163,6 +165,11 @@ class Wiring:
 @dataclass(frozen=True, slots=True)
 class WiringRequest(Expects[Wiring]):
     """Return the wiring of the captured graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest(Expects[Done]):
+    """Capture the step and compile its regions, with those that a plan in traced order writes over their inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import PlanError
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.workloads.reference import WorkloadRef
 
 
@@ -24,6 +24,8 @@ class Spec:
     """Training loop of plans and of the baseline, such as `clip,accumulate=4`; empty for the factory's own."""
     kernels: str = ""
     """Kernels of plans: `inductor` for compiled regions, or empty for those of eager."""
+    rebuild_price: float = REBUILD_PRICE
+    """Price at which compiled regions rebuild a byte."""
     seed: int = 0
     samples: int = 8
     """Number of timed steps of one measurement."""
@@ -41,7 +43,7 @@ class Spec:
     """Make malloc return freed memory at once: for peaks, not for times. `Children` sets it."""
 
     def refuse_other_capture(self, plan: Plan) -> None:
-        """Raise PlanError for a plan in another memory format, or on other kernels, than this workload's."""
+        """Raise PlanError for a plan in another memory format, or on other kernels or regions, than this workload's."""
         if plan.memory_format not in ("", self.memory_format):
             raise PlanError(
                 f"the plan is in {plan.memory_format}, the workload in {self.memory_format or 'its own format'}; "
@@ -50,4 +52,9 @@ class Spec:
         if plan.kernels not in ("", self.kernels):
             raise PlanError(
                 f"the plan runs on kernels of {plan.kernels}; prepare the workload with kernels={plan.kernels}"
+            )
+        if plan.kernels and plan.rebuild_price != self.rebuild_price:
+            raise PlanError(
+                f"the plan is for regions of rebuild_price={plan.rebuild_price:g}, the workload has those of "
+                f"{self.rebuild_price:g}; prepare it with rebuild_price={plan.rebuild_price:g}"
             )

@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, V
 from pydantic_core import ErrorDetails
 
 from autotune.errors import ConfigError, nearest
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.planners import KINDS
 from autotune.records import yaml_file as yamlfile
 from autotune.records.budget import Budget
@@ -91,7 +93,10 @@ class Config(Section):
     kernels: Literal["", "inductor", "any"] = ""
     """Kernels of the plans: `aten` (the default) gives eager's bits; `inductor` fuses ops into compiled regions, whose
     results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
-    `any` is for `tune` without `--dry-run`."""
+    Then it measures other rebuild prices of compiled regions. `any` is for `tune` without `--dry-run`."""
+    rebuild_price: float = Field(REBUILD_PRICE, ge=0, allow_inf_nan=False)
+    """Bytes that compiled regions save in addition, for each byte that rebuilding reads or writes: at 0 the fewest bytes are
+    saved, at 4 hardly anything is rebuilt."""
     seed_from: str | None = None
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None
@@ -128,6 +133,12 @@ class Config(Section):
     def limit_bytes(self) -> int | None:
         """Enforced memory limit in bytes; None for none."""
         return None if self.limit is None else parse_bytes(self.limit)
+
+    def captured(self, plan: Plan) -> Plan:
+        """Return a plan with what its graph was captured with: kernels, memory format and rebuild price."""
+        return replace(
+            plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price
+        )
 
     @field_validator("tracking_uri", "optuna_storage")
     @classmethod

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
@@ -156,9 +156,11 @@ def _format_date(records: RecordedRun) -> str:
 
 
 def _capture_name(records: RecordedRun) -> str:
-    """Return kernels and memory format of the plans."""
+    """Return kernels, memory format and an unusual rebuild price of the plans."""
     kernels, memory_format = (str(records.config.get(key, "")) for key in ("kernels", "memory_format"))
-    return Plan((), kernels=kernels, memory_format=memory_format).capture_name
+    price = records.config.get("rebuild_price")
+    price = float(price) if isinstance(price, (int, float)) else REBUILD_PRICE
+    return Plan((), kernels=kernels, memory_format=memory_format, rebuild_price=price).capture_name
 
 
 def _verification(records: RecordedRun) -> str:

@@ -17,7 +17,7 @@ from autotune.capture.signature import Signature
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
 from autotune.ir.graph import TrainGraph
-from autotune.ir.plan import Plan, early_updates
+from autotune.ir.plan import REBUILD_PRICE, Plan, early_updates
 from autotune.ir.schedule import lower
 from autotune.kernels.region_program import compile_regions, with_kernels
 from autotune.planners import make_plan
@@ -51,6 +51,10 @@ class PlanMaker(Protocol):
     @property
     def kernels(self) -> str:
         """Kernels of the plans: `inductor` for compiled regions, or empty for those of eager."""
+
+    @property
+    def rebuild_price(self) -> float:
+        """Price at which the regions of the plans rebuild a byte."""
 
     @property
     def memory_format(self) -> str:
@@ -192,9 +196,15 @@ class StepPreparer:
         source = self._plan or self._make_file
         return source.kernels if source is not None else ""
 
+    @property
+    def rebuild_price(self) -> float:
+        """Price at which the regions of the plan rebuild a byte."""
+        source = self._plan or self._make_file
+        return source.rebuild_price if source is not None else REBUILD_PRICE
+
     def with_kernels(self, program: Program) -> Program:
         """Return a captured program with the plan's kernels."""
-        return with_kernels(program, self.kernels)
+        return with_kernels(program, self.kernels, self.rebuild_price)
 
     @property
     def budget_bytes(self) -> int:
@@ -237,10 +247,16 @@ class StepPreparer:
         if self.file is None:
             traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
-            return replace(traced, memory_format=self.memory_format, kernels=self.kernels, allocator=allocator)
+            return replace(self._captured(traced), allocator=allocator)
         costs = self._costs.estimate(program)
         plan = make_plan(program.graph, self.file.settings, self.file.budget_bytes, costs)
-        return replace(plan, memory_format=self.memory_format, kernels=self.kernels)
+        return self._captured(plan)
+
+    def _captured(self, plan: Plan) -> Plan:
+        """Return a plan with what the steps are captured with."""
+        return replace(
+            plan, memory_format=self.memory_format, kernels=self.kernels, rebuild_price=self.rebuild_price
+        )
 
     def plan_in_background(
         self, first: Program, first_call: Signature, workload: Workload, *, gradients: bool

@@ -1,17 +1,19 @@
-"""Choose kernels and memory format of a study: measure one plan of each combination, and tune the fastest."""
+"""Choose kernels, memory format and rebuild price of a study: measure one plan of each combination, and tune the fastest."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.auto import best_plan
+from autotune.planners.candidates import Candidate
 from autotune.planners.space import space_for_device
 from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import simulate
@@ -19,12 +21,15 @@ from autotune.records.config import Config, load_config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
-from autotune.study.verdicts.ranking import baseline_step_bytes
+from autotune.study.verdicts.ranking import baseline_step_bytes, ratio_noise
+from autotune.units import fmt_seconds
 
 PLANNING_SECONDS = 20.0
 """Time after which no other planner is tried for a combination."""
 AIM = 0.99
 """Share of the budget to plan for: the charge is above the peak."""
+PRICES = (0.0, 0.5, 4.0)
+"""Rebuild prices that are measured beside the default, where compiled regions lead."""
 
 Kernels = Literal["", "inductor"]
 MemoryFormat = Literal["", "channels_last"]
@@ -47,7 +52,7 @@ OpenRunner = Callable[[Config], AbstractContextManager[CaptureRunner]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCapture:
-    """One combination of kernels and memory format, with the measurement of its plan."""
+    """One combination of kernels, memory format and rebuild price, with the measurement of its plan."""
 
     kernels: Kernels
     memory_format: MemoryFormat
@@ -55,6 +60,8 @@ class MeasuredCapture:
     """Outcome of the measurement, or of the attempt to capture or plan."""
     time_ratio: float | None = None
     """Median step time over eager's."""
+    noise: float = 0.0
+    """Half the width of the ratio's interval, relative to the ratio."""
     charged_bytes: int | None = None
     """Charge of the step, without the floor."""
     verified: str = ""
@@ -62,11 +69,16 @@ class MeasuredCapture:
     detail: str = ""
     seconds: float = 0.0
     """Duration of capture, compilation, planning and measurement."""
+    rebuild_price: float = REBUILD_PRICE
+    graph_digest: str = ""
+    estimated_seconds: float | None = None
+    """Step time of the plan by estimate."""
 
     @property
     def name(self) -> str:
-        """Kernels and memory format as text."""
-        return " ".join(filter(None, (self.kernels or "aten", self.memory_format)))
+        """Kernels, memory format and an unusual rebuild price as text."""
+        plan = Plan((), kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+        return plan.capture_name
 
     def __str__(self) -> str:
         if self.time_ratio is None or self.outcome != Outcome.OK:
@@ -75,7 +87,7 @@ class MeasuredCapture:
 
 
 def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notify: Callable[[str], None]) -> Config:
-    """Return the config with the kernels and the memory format that were fastest within the budget.
+    """Return the config with the kernels, memory format and rebuild price that were surely fastest within the budget.
 
     A config that names its kernels is returned as it is. A run directory with a config was chosen for before. The
     measurements are written to `captures.json`.
@@ -93,52 +105,84 @@ def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notif
         return config
     files = RunDir(run_dir)
     if files.config.exists():
-        earlier = load_config(str(files.config))
-        return config.model_copy(update={"kernels": earlier.kernels, "memory_format": earlier.memory_format})
+        return _with_choice(config, load_config(str(files.config)))
     with lock_run_dir(run_dir):
-        best = select_capture(_measure_all(config, files, open_runner, notify))
+        best = _race(config, _Measurements(files, open_runner, notify))
     notify(f"tuning on {best.name}")
-    return config.model_copy(update={"kernels": best.kernels, "memory_format": best.memory_format})
+    return _with_choice(config, best)
 
 
-def _measure_all(
-    config: Config, files: RunDir, open_runner: OpenRunner, notify: Callable[[str], None]
-) -> list[MeasuredCapture]:
-    measured: list[MeasuredCapture] = []
-    baseline: tuple[Measurement, Device] | None = None
-    refused: set[str] = set()
+def _with_choice(config: Config, choice: Config | MeasuredCapture) -> Config:
+    names = ("kernels", "memory_format", "rebuild_price")
+    return config.model_copy(update={name: getattr(choice, name) for name in names})
+
+
+def _race(config: Config, measurements: "_Measurements") -> MeasuredCapture:
+    """Measure kernels and memory formats, then rebuild prices where compiled regions lead."""
     for combination in _combinations(config):
-        if combination.memory_format in refused:
-            continue
+        if combination.memory_format not in measurements.refused:
+            measurements.add(combination)
+    best = select_capture(measurements.measured)
+    if best.kernels and config.rebuild_price == REBUILD_PRICE:
+        for price in PRICES:
+            measurements.add(_with_choice(config, replace(best, rebuild_price=price)), leader=best)
+            best = select_capture(measurements.measured)
+    return best
+
+
+class _Measurements:
+    """Measured combinations of one run, the first one's baseline, and the memory formats that the model refuses."""
+
+    def __init__(self, files: RunDir, open_runner: OpenRunner, notify: Callable[[str], None]) -> None:
+        self.measured: list[MeasuredCapture] = []
+        self.refused: set[str] = set()
+        self._files, self._open_runner, self._notify = files, open_runner, notify
+        self._baseline: tuple[Measurement, Device] | None = None
+
+    def add(self, combination: Config, leader: MeasuredCapture | None = None) -> None:
+        """Measure a combination and record it; one that cannot be faster than the `leader` is only estimated."""
         began = time.monotonic()
         try:
-            with open_runner(combination) as runner:
-                if baseline is not None:
-                    runner.reuse_baseline(*baseline)
-                result = _measure(combination, runner)
-                if baseline is None:
-                    baseline = runner.baseline(), runner.prepare().device
+            with self._open_runner(combination) as runner:
+                if self._baseline is not None:
+                    runner.reuse_baseline(*self._baseline)
+                earlier = {each.graph_digest: each.name for each in self.measured} if leader is not None else {}
+                result = _measure(combination, runner, earlier, leader)
+                if self._baseline is None:
+                    self._baseline = runner.baseline(), runner.prepare().device
         except (CaptureError, ConfigError, NumericsError, InfeasibleError) as error:
-            if not measured:
+            if not self.measured:
                 raise
             if isinstance(error, ConfigError):  # a model without four-dimensional weights
-                refused.add(combination.memory_format)
+                self.refused.add(combination.memory_format)
             result = _describe(combination, Measurement(Outcome.CRASHED, str(error)))
-        measured.append(replace(result, seconds=time.monotonic() - began))
-        notify(str(measured[-1]))
-        write_json(files.captures, [asdict(each) for each in measured])
-    return measured
+        self.measured.append(replace(result, seconds=time.monotonic() - began))
+        self._notify(str(self.measured[-1]))
+        write_json(self._files.captures, [asdict(each) for each in self.measured])
 
 
 def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     """Return the fastest combination within the budget; the first where none is.
 
-    >>> slow, fast = (MeasuredCapture(kernels, "", "ok", ratio) for kernels, ratio in (("", 1.0), ("inductor", 0.9)))
-    >>> select_capture([slow, fast]).kernels
+    An earlier combination stays unless another one is faster by more than the noise of both.
+
+    >>> eager, other = MeasuredCapture("", "", "ok", 1.0), MeasuredCapture("inductor", "", "ok", 0.9)
+    >>> select_capture([eager, other]).kernels
     'inductor'
+    >>> select_capture([eager, replace(other, noise=0.12)]).kernels
+    ''
     """
-    fitting = [each for each in measured if each.outcome == Outcome.OK and each.time_ratio is not None]
-    return min(fitting, key=lambda each: each.time_ratio or 0.0, default=measured[0])
+    best: MeasuredCapture | None = None
+    for each in measured:
+        if each.outcome == Outcome.OK and each.time_ratio is not None and (best is None or _is_surely_faster(each, best)):
+            best = each
+    return best or measured[0]
+
+
+def _is_surely_faster(capture: MeasuredCapture, best: MeasuredCapture) -> bool:
+    assert capture.time_ratio is not None
+    assert best.time_ratio is not None
+    return capture.time_ratio * (1 + capture.noise + best.noise) < best.time_ratio
 
 
 def _combinations(config: Config) -> Iterator[Config]:
@@ -149,9 +193,34 @@ def _combinations(config: Config) -> Iterator[Config]:
             yield config.model_copy(update={"kernels": kernels, "memory_format": memory_format})
 
 
-def _measure(config: Config, runner: CaptureRunner) -> MeasuredCapture:
-    """Measure the planners' fastest plan for the budget."""
+def _measure(
+    config: Config, runner: CaptureRunner, earlier: Mapping[str, str], leader: MeasuredCapture | None
+) -> MeasuredCapture:
+    """Measure the planners' fastest plan for the budget.
+
+    A graph whose digest is among the `earlier` ones is not measured again, nor is a plan that is slower than the leader's by
+    estimate.
+    """
     prepared, baseline = runner.prepare(), runner.baseline()
+    digest = prepared.graph.digest
+    if digest in earlier:
+        detail = f"the graph is that of {earlier[digest]}: not measured"
+        return replace(_describe(config, Measurement(Outcome.STOPPED_EARLY, detail)), graph_digest=digest)
+    best, budget_bytes = _plan(config, prepared, baseline)
+    seconds, limit = best.estimate.seconds, _longest_seconds(leader)
+    if best.estimate.peak_bytes > budget_bytes:
+        measurement = Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate")
+    elif seconds > limit:
+        detail = f"estimated {fmt_seconds(seconds)}, at most {fmt_seconds(limit)} may win: not measured"
+        measurement = Measurement(Outcome.STOPPED_EARLY, detail)
+    else:
+        accepted = int(budget_bytes * (1 + config.parsed_budget.tolerance))
+        measurement = _measure_undisturbed(runner, config.captured(best.plan), accepted)
+    return replace(_describe(config, measurement), graph_digest=digest, estimated_seconds=seconds)
+
+
+def _plan(config: Config, prepared: PreparedWorkload, baseline: Measurement) -> tuple[Candidate, int]:
+    """Return the planners' fastest plan for the budget, and the budget of the step in bytes."""
     graph, costs = prepared.graph, prepared.costs
     baseline_bytes = baseline_step_bytes(baseline) if prepared.baseline_fits else None
     if baseline_bytes is None:
@@ -163,11 +232,20 @@ def _measure(config: Config, runner: CaptureRunner) -> MeasuredCapture:
     layout_bytes = add_layout(graph, best.plan, costs, best.estimate).charged_bytes
     if layout_bytes is not None and layout_bytes > budget_bytes:
         best = best_plan(graph, costs, int(target * budget_bytes / layout_bytes), space, seconds=PLANNING_SECONDS)
-    if best.estimate.peak_bytes > budget_bytes:
-        return _describe(config, Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate"))
-    plan = replace(best.plan, kernels=config.kernels, memory_format=config.memory_format)
-    accepted = int(budget_bytes * (1 + config.parsed_budget.tolerance))
-    return _describe(config, runner.measure(plan, budget_bytes=accepted))
+    return best, budget_bytes
+
+
+def _longest_seconds(leader: MeasuredCapture | None) -> float:
+    """Return the estimate above which a plan is slower than the leader's; infinity without one."""
+    if leader is None or leader.estimated_seconds is None:
+        return math.inf
+    return leader.estimated_seconds * (1 + leader.noise)
+
+
+def _measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:
+    """Measure a plan, and once more where other work disturbed it."""
+    measurement = runner.measure(plan, budget_bytes=budget_bytes)
+    return runner.measure(plan, budget_bytes=budget_bytes) if measurement.disturbed else measurement
 
 
 def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
@@ -177,7 +255,9 @@ def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
         memory_format=config.memory_format,
         outcome=measurement.outcome.value,
         time_ratio=measurement.time_ratio,
+        noise=ratio_noise(measurement),
         charged_bytes=measurement.step_charged_bytes,
         verified=measurement.verified,
         detail=measurement.detail.partition("\n")[0],
+        rebuild_price=config.rebuild_price,
     )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         budget_bytes=rules.budget_bytes,
         floor_bytes=rules.floor_bytes,
         settings=best.settings,
-        plan=replace(best.plan, memory_format=config.memory_format, kernels=config.kernels),
+        plan=config.captured(best.plan),
         estimate=best.estimate,
         device=device,
         measurement=best.measurement,

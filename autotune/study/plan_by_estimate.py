@@ -1,6 +1,5 @@
 """Make a plan file for a budget by estimate alone, without measuring the plan."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.ir.plan import Plan
@@ -41,7 +40,7 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         budget_bytes=budget_bytes,
         floor_bytes=surveyed.floor_bytes,
         settings=best.settings,
-        plan=replace(best.plan, memory_format=config.memory_format, kernels=config.kernels),
+        plan=config.captured(best.plan),
         estimate=add_layout(graph, best.plan, costs, best.estimate),
         device=surveyed.device,
         loop=surveyed.loop,

@@ -1,6 +1,8 @@
 """Convert a model's weights and a batch's images to another memory format, as `model.to(memory_format=...)` does."""
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.errors import PlanError
 from autotune.workloads.batch import map_batch
+from autotune.workloads.workload import Workload
 
 MEMORY_FORMATS = {"": torch.contiguous_format, "channels_last": torch.channels_last}
 """Memory formats by their names in plans. The empty name keeps the format of the user's tensors."""
@@ -30,6 +33,25 @@ def convert_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
     for tensor in _tensors(model, optimizer):
         if tensor.ndim == 4:
             tensor.data = tensor.data.to(memory_format=MEMORY_FORMATS[memory_format])
+
+
+@contextlib.contextmanager
+def in_format(workload: Workload, memory_format: str) -> Iterator[Workload]:
+    """Convert a workload inside the context only; afterwards its tensors lie in the memory that they had.
+
+    Raises:
+        PlanError: The format is unknown.
+    """
+    if not memory_format:
+        yield workload
+        return
+    originals = [(tensor, tensor.data) for tensor in _tensors(workload.model, workload.optimizer)]
+    try:
+        convert_model(workload.model, workload.optimizer, memory_format)
+        yield replace(workload, batch=convert_batch(workload.batch, memory_format))
+    finally:
+        for tensor, data in originals:
+            tensor.data = data
 
 
 def convert_batch(batch: Any, memory_format: str) -> Any:

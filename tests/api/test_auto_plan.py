@@ -256,3 +256,27 @@ def test_a_script_without_a_main_guard_tunes_itself_and_trains_on_in_every_bit(t
         assert run.stderr.count("autotune:") == lines, run.stderr
     assert (tmp_path / "runs" / "mlflow.db").exists()
     assert not list(tmp_path.rglob("*.live"))
+
+
+@pytest.mark.slow
+def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def convolutions() -> Workload:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 16, 3, padding=1), nn.GELU()]
+        model = nn.Sequential(*layers)
+        return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), torch.randn(16, 3, 32, 32))
+
+    auto = AutoPlan("90%", time="60s", trials=1, kernels="inductor", memory_format="channels_last", runs=tmp_path / "runs")
+    plain, tuned = convolutions(), convolutions()
+    step = TrainStep(tuned.model, loss_fn, tuned.optimizer, tuned.batch, auto)
+    loss = loss_fn(plain.model, plain.batch)
+    torch.testing.assert_close(step(tuned.batch), loss.detach())
+    assert (step.plan.kernels, step.plan.memory_format) == ("inductor", "channels_last")
+    # a workload that no step converted has the same plan, and stays as it was
+    monkeypatch.setattr(auto_plan, "_run_study", lambda *_: pytest.fail("it was tuned a second time"))
+    assert auto(plain).plan == step.plan
+    assert plain.model[0].weight.is_contiguous()

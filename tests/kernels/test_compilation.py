@@ -1,5 +1,6 @@
 """Compilation of regions: in processes of its own, once per machine, and without a trace of an interrupted one."""
 
+import fcntl
 import os
 import pickle
 import shutil
@@ -17,11 +18,11 @@ import torch
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
-from autotune.kernels import compile_pool, compiled_region, kernel_cache
+from autotune.kernels import compile_pool, compile_worker, compiled_region, kernel_cache, region_program
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.compile_worker import encode_request
 from autotune.kernels.compiled_region import CompiledRegion
-from autotune.kernels.region_program import fuse, list_regions
+from autotune.kernels.region_program import fuse, list_regions, load_variants
 from autotune.workloads.workload import Workload
 
 
@@ -117,6 +118,60 @@ def test_a_killed_compiler_leaves_no_entry_and_the_next_process_compiles_it(
     assert not (cache / "inductor" / "incomplete.so").exists(), "files beside a killed compiler may be incomplete"
 
 
+def test_what_a_killed_process_left_is_removed_unless_another_one_compiles(cache: Path):
+    scratch, unfinished = cache / "inductor", cache / "entries" / "unfinished-x"
+    for directory in (scratch, unfinished):
+        directory.mkdir(parents=True)
+    with scratch.with_suffix(".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        compile_pool._remove_incomplete(scratch)
+        assert unfinished.exists()
+    compile_pool._remove_incomplete(scratch)
+    assert not unfinished.exists()
+    assert scratch.exists(), "no compiler was killed"
+
+
+def test_a_process_compiles_nothing_that_the_one_before_it_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    region, compiled, locked = make_regions()[0], list[object](), threading.Event()
+    entry = kernel_cache.entry_path(region.signature)
+    monkeypatch.setattr(compile_pool, "_compile", lambda regions, listen: compiled.extend(regions))
+
+    def compile_as_another_process() -> None:
+        with compile_pool._lock_compilation():
+            locked.set()
+            time.sleep(0.2)
+            kernel_cache.write_failure(entry, "compiled")
+
+    other = threading.Thread(target=compile_as_another_process)
+    other.start()
+    locked.wait()
+    compile_in_pool([region])
+    other.join()
+    assert not compiled
+
+
+def test_a_compiling_process_may_be_ended_once_it_replied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scratch, markers = tmp_path / "inductor", list[list[Path]]()
+    scratch.mkdir()
+    requests = [encode_request(make_regions()[0], 1, torch.float32)]
+
+    class Pipe:
+        def recv_bytes(self) -> bytes:
+            if not requests:
+                raise EOFError
+            return requests.pop()
+
+        def send_bytes(self, reply: bytes) -> None:
+            markers.append(list(scratch.glob("unfinished-*")))
+
+    monkeypatch.setattr(compile_worker, "Connection", lambda number: Pipe())
+    monkeypatch.setattr(compile_worker, "_compile", lambda *_: ("", ""))
+    monkeypatch.setattr(sys, "argv", ["compile_worker", "1", "2"])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(scratch))
+    compile_worker.main()
+    assert markers == [[]]
+
+
 def test_another_number_of_threads_or_another_signature_is_another_entry(cache: Path):
     threads = torch.get_num_threads()
     entry = kernel_cache.entry_path("a")
@@ -130,10 +185,40 @@ def test_another_number_of_threads_or_another_signature_is_another_entry(cache: 
     assert kernel_cache.entry_path("a") == entry
 
 
-def test_a_damaged_entry_is_named_with_its_remedy(cache: Path):
+def test_a_region_is_compiled_once_for_each_default_dtype(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    region, kernel = make_regions()[0], object()
+    monkeypatch.setattr(CompiledRegion, "_load", lambda region: kernel)
+    region.compile()
+    entry = kernel_cache.entry_path("a")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert kernel_cache.entry_path("a") != entry
+        assert not region.is_loaded
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert region.is_loaded
+
+
+def test_another_version_of_the_code_that_is_compiled_is_another_entry(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    entry = kernel_cache.entry_path("a")
+    assert kernel_cache.entry_path("a") == entry
+    monkeypatch.setattr(kernel_cache, "_SOURCES", (tmp_path / "batch_norm.py",))
+    (tmp_path / "batch_norm.py").write_text("scale = weight / deviation")
+    kernel_cache._digest_sources.cache_clear()
+    try:
+        assert kernel_cache.entry_path("a") != entry
+    finally:
+        kernel_cache._digest_sources.cache_clear()
+
+
+@pytest.mark.parametrize("damaged", ["kernel.so", "constants.pt", "region.py"])
+def test_a_damaged_entry_is_named_with_its_remedy(cache: Path, damaged: str):
     path = kernel_cache.entry_path("a")
     path.mkdir(parents=True)
-    (path / "kernel.so").write_bytes(b"")
+    (path / "region.py").write_text("def call(tensors): ...")
+    (path / damaged).write_bytes(b"")
     with pytest.raises(ConfigError, match=f"delete {path}"):
         kernel_cache.load_entry(path)
 
@@ -181,6 +266,30 @@ def test_a_region_that_cannot_write_over_its_input_is_compiled_once_and_copies(
     assert [path.name for path in cache.glob("entries/*/*")] == ["failure.txt"]
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_lack_of_memory_is_not_recorded_as_a_property_of_the_region(monkeypatch: pytest.MonkeyPatch):
+    region = make_regions()[0].over(0)
+    error = RuntimeError("C++ compile error: cc1plus: out of memory allocating 65536 bytes")
+    monkeypatch.setattr(CompiledRegion, "_trace", lambda self: (_ for _ in ()).throw(error))
+    with pytest.raises(MemoryError):  # it ends the compiling process
+        region.write()
+    assert not region.is_cached
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_plan_runs_without_the_variants_whose_compiler_was_killed(monkeypatch: pytest.MonkeyPatch):
+    def kill(*_: object) -> None:
+        raise CaptureError("the process that compiled fused1 ended: killed by SIGKILL")
+
+    region = make_regions()[0].over(0)
+    for module in (region_program, compiled_region):
+        monkeypatch.setattr(module, "compile_in_pool", kill)
+    load_variants([region])
+    assert region.is_loaded, "it copies, and no step tries again"
+    with pytest.raises(CaptureError, match="SIGKILL"):
+        region.compile()
+
+
 def test_kernels_that_others_could_write_are_refused(cache: Path):
     directory = kernel_cache.kernel_directory()
     assert directory == cache
@@ -192,8 +301,8 @@ def test_kernels_that_others_could_write_are_refused(cache: Path):
 
 def test_a_region_arrives_in_a_compiling_process_with_the_same_ops():
     region = make_regions()[0]
-    copied, threads = pickle.loads(compile_pool.encode_request(region, 3))
-    assert threads == 3
+    copied, *settings = pickle.loads(encode_request(region, 3, torch.float64))
+    assert settings == [3, torch.float64]
     assert (copied.signature, copied.region.source) == (region.signature, region.region.source)
     assert copied.region.calls == region.region.calls
 
@@ -202,5 +311,5 @@ def test_a_region_with_a_batch_norm_arrives_in_a_compiling_process():
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     workload = Workload(model, lambda model, x: model(x).square().sum(), None, torch.rand(2, 2, 6, 6))
     for region in list_regions(fuse(capture(workload))):
-        arrived, _ = pickle.loads(encode_request(region, 2))
+        arrived, *_ = pickle.loads(encode_request(region, 2, torch.float32))
         assert (arrived.signature, arrived.region.source) == (region.signature, region.region.source)

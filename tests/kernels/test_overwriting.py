@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autotune.capture.program import Meta, Program
+from autotune.capture.program import Call, Meta, Program, Read, View
 from autotune.capture.tracer import capture
 from autotune.ir.graph import Op
 from autotune.kernels.compiled_region import CompiledRegion
-from autotune.kernels.overwriting import find_target
+from autotune.kernels.overwriting import find_target, has_short_sums
 from autotune.kernels.region_program import fuse
 from autotune.runtime.op_profiler import profile
 from autotune.workloads.workload import Workload
@@ -56,6 +56,29 @@ def test_no_output_takes_the_memory_of_an_input_that_it_reads_transposed():
 def test_no_region_overwrites_the_users_own_tensors():
     graph = step(attention).graph
     assert not any(graph.static & set(op.inplace) for op in graph.ops)
+
+
+def normalized_rows(columns: int) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
+    return lambda model, x: F.log_softmax(model(x).view(-1, columns), 1).square().sum()
+
+
+def test_no_output_takes_the_memory_of_an_input_whose_short_sums_inductor_computes_in_the_same_loop():
+    assert any(overwritten(step(normalized_rows(16))).values())
+    assert not any(overwritten(step(normalized_rows(4))).values())
+
+
+def test_a_full_sum_of_a_view_is_no_short_sum_and_a_sum_over_few_of_its_elements_is_one():
+    matrix, number, row = (Meta(shape, stride, torch.float32, torch.device("cpu"))
+                           for shape, stride in (((4, 6), (6, 1)), ((), ()), ((6,), (1,))))  # fmt: skip
+    aten = torch.ops.aten
+    part = View(aten.slice.Tensor, (Read(0), 0, 0, 2))
+    for call, result, expected in (
+        (Call(aten.sum.default, (part,), (), 1), number, False),
+        (Call(aten.sum.dim_IntList, (part, [0]), (), 1), row, True),
+        (Call(aten.amax.default, (View(aten.expand.default, (View(aten.unsqueeze.default, (Read(0), 0)), [8, 4, 6])), [0]),
+              (), 1), matrix, False),
+    ):  # fmt: skip
+        assert has_short_sums(call, [matrix, result]) is expected
 
 
 def test_only_tensors_that_lie_alike_in_memory_share_it():

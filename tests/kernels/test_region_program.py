@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from autotune.capture.program import Program
+from autotune.capture.rewrites.batch_norm import REMADE_BY
 from autotune.capture.tracer import capture
 from autotune.errors import PlanError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, TrainGraph
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
 from autotune.planners import make_plan
@@ -120,6 +121,36 @@ def test_a_planned_loss_on_regions_accumulates_the_gradients_of_eager():
         assert torch.equal(one.grad, other.grad)
 
 
+class Averaging(torch.nn.Module):
+    """Two buffers that change in each step; the second is computed from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 64)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.steps.add_(1)
+            self.scale.mul_(0.9).add_(0.1 * self.steps)
+        return self.linear(x) * self.scale
+
+
+def make_averaging() -> Workload:
+    torch.manual_seed(0)
+    model = Averaging()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.randn(8, 32))
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_buffer_is_computed_from_the_old_content_of_another_one():
+    case = Case("averaging", make_averaging, lambda number: torch.full((8, 32), 1.0 + number))
+    plan = fused_plan(Plan.traced(fuse(capture(make_averaging())).graph))
+    assert not difference(eager_trace(case), planned_trace(case, plan, {}))
+
+
 def test_rebuilt_values_are_not_saved_for_the_backward_pass():
     before, after = capture(make()).graph, program().graph
     gelu = next(value.id for value in before.values if "gelu" in value.name)
@@ -162,6 +193,57 @@ def test_a_plan_for_other_kernels_is_refused_by_name():
     with pytest.raises(PlanError, match="kernels"):
         TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch,
                   replace(Plan.traced(program().graph), kernels="triton"))  # fmt: skip
+
+
+def make_regression() -> Workload:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 64))
+
+    def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(batch[0]).tanh(), batch[1])
+
+    return Workload(model, loss, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(256, 32), torch.randn(256, 64)))
+
+
+@pytest.mark.usefixtures("_op_by_op")
+def test_a_plan_runs_on_regions_of_its_own_rebuild_price_and_on_no_others():
+    case = Case("regions", make, lambda number: make().batch)
+    graph = fuse(capture(make()), rebuild_price=4.0).graph
+    assert graph.digest != program().graph.digest
+    plan = replace(fused_plan(Plan.traced(graph)), rebuild_price=4.0)
+    assert not difference(eager_trace(case), planned_trace(case, plan, {}))
+    with pytest.raises(PlanError):
+        planned_trace(case, replace(plan, rebuild_price=REBUILD_PRICE), {})
+    with pytest.raises(PlanError, match="rebuild_price of the regions is -1"):
+        planned_trace(case, replace(plan, rebuild_price=-1.0), {})
+
+
+def test_a_compiled_loss_is_one_number_where_eager_keeps_its_terms():
+    graphs = capture(make_regression()).graph, fuse(capture(make_regression())).graph
+    assert [graph.values[graph.outputs[0]].nbytes for graph in graphs] == [256 * 64 * 4, 4]
+
+
+def test_batch_norms_with_another_constant_run_other_kernels():
+    def signatures(eps: float) -> set[str]:
+        norm = torch.nn.BatchNorm2d(4, eps)
+        model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), norm, torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        workload = Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.rand(2, 2, 6, 6))
+        compiled = list_regions(fuse(capture(workload)))
+        return {region.signature for region in compiled for call in region.region.calls if hasattr(call.target, REMADE_BY)}
+
+    assert signatures(1e-5)
+    assert signatures(1e-5) == signatures(1e-5)
+    assert signatures(1e-5).isdisjoint(signatures(1e-3))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+def test_the_peak_of_a_compiled_loss_is_predicted():
+    case = Case("regression", make_regression, lambda number: make_regression().batch)
+    program = fuse(capture(make_regression()))
+    plan = fused_plan(Plan.traced(program.graph))
+    assert not peak_difference(program, case, plan, profile(program), {})
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ def nbytes_of(graph: TrainGraph, values: set[int]) -> int:
 def test_no_other_choice_costs_less_in_saved_bytes_and_rebuilding(graph: TrainGraph, rng: random.Random, price: float):
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     fusible = [op in forward and not op.random and not op.writes and rng.random() < 0.8 for op in graph.ops]
-    candidates = [value for op in forward if fusible[op.id] for value in op.outputs]
+    saved = {value for op in graph.ops if op.phase is Phase.UPDATE for value in op.inputs}
+    candidates = [value for op in forward if fusible[op.id] for value in op.outputs if value not in saved]
     assume(0 < len(candidates) <= 8)
     chosen = rebuilt_values(graph, fusible, price)
 
@@ -37,6 +38,7 @@ def test_no_other_choice_costs_less_in_saved_bytes_and_rebuilding(graph: TrainGr
         touched = [sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs)) for op in ops]
         return nbytes_of(graph, saved_values(graph, rebuilt)) + sum(round(price * nbytes) for nbytes in touched)
 
+    assert saved.isdisjoint(chosen), "an earlier update may have changed what they are computed from"
     assert all(fusible[graph.producer[value] or 0] for value in chosen)
     best = min(
         cost(frozenset(choice))

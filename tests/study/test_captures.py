@@ -3,18 +3,20 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from autotune.api.launch import load_run_config
 from autotune.errors import CaptureError, ConfigError
+from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.records.config import Config, dump_config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
-from autotune.study.captures import CaptureRunner, choose_capture
+from autotune.study.captures import PRICES, CaptureRunner, choose_capture
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 
@@ -28,7 +30,10 @@ class Runners:
     """Runners of all combinations, with the time of each; the plans that they measured, and the baselines they were handed."""
 
     speed: dict[tuple[str, str], float] = field(default_factory=lambda: dict(SPEED))
+    speed_of_price: dict[float, float] = field(default_factory=dict)
+    graphs: dict[float, TrainGraph] = field(default_factory=dict)
     outcome_of: Callable[[Plan], Outcome] = lambda plan: Outcome.OK
+    disturbed: Callable[[int], bool] = lambda number: False
     refused: tuple[tuple[str, str], ...] = ()
     opened: list[tuple[str, str]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -50,7 +55,12 @@ class Runners:
             def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
                 runners.reused += 1
 
-        yield Runner(graph=GRAPH, slowdown_of=lambda plan: self.speed[combination], outcome_of=self.outcome_of)
+        yield Runner(
+            graph=self.graphs.get(config.rebuild_price, GRAPH) if config.kernels else GRAPH,
+            slowdown_of=lambda plan: self.speed[combination] * self.speed_of_price.get(plan.rebuild_price, 1.0),
+            outcome_of=self.outcome_of,
+            disturbed=self.disturbed,
+        )
 
 
 def choose(runners: Runners, tmp_path: Path, config: Config = CONFIG) -> tuple[str, str]:
@@ -61,17 +71,64 @@ def choose(runners: Runners, tmp_path: Path, config: Config = CONFIG) -> tuple[s
 def test_the_fastest_combination_is_tuned_and_every_measurement_is_recorded(tmp_path: Path):
     runners = Runners()
     assert choose(runners, tmp_path) == ("inductor", "channels_last")
-    assert set(runners.opened) == set(SPEED)
-    assert runners.reused == 3, "the baseline is measured once"
+    assert runners.opened == [*SPEED, *[("inductor", "channels_last")] * len(PRICES)]
+    assert runners.reused == len(runners.opened) - 1, "the baseline is measured once"
     recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
     assert [(each["kernels"], each["memory_format"]) for each in recorded] == runners.opened
-    assert [(plan.kernels, plan.memory_format) for plan in runners.plans] == runners.opened
-    assert min(recorded, key=lambda each: each["time_ratio"]) == recorded[-1]
+    assert [(plan.kernels, plan.memory_format) for plan in runners.plans] == list(SPEED)
+    assert min(recorded[: len(SPEED)], key=lambda each: each["time_ratio"]) == recorded[len(SPEED) - 1]
+
+
+def with_signatures(price: float) -> TrainGraph:
+    """Return a graph of the same bytes and seconds with another digest."""
+    return replace(GRAPH, ops=tuple(replace(op, signature=f"{price}") for op in GRAPH.ops))
+
+
+def test_other_rebuild_prices_are_measured_where_compiled_regions_lead(tmp_path: Path):
+    runners = Runners(speed_of_price={4.0: 0.8, 0.5: 0.999}, graphs={price: with_signatures(price) for price in PRICES})
+    chosen = choose_capture(CONFIG, tmp_path / "run", runners.open, lambda text: None)
+    assert (chosen.kernels, chosen.memory_format, chosen.rebuild_price) == ("inductor", "channels_last", 4.0)
+    assert [plan.rebuild_price for plan in runners.plans[len(SPEED) :]] == list(PRICES)
+    recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
+    assert [each["rebuild_price"] for each in recorded[len(SPEED) :]] == list(PRICES)
+
+
+def test_a_price_whose_graph_was_measured_or_whose_plan_is_slower_by_estimate_is_not_measured(tmp_path: Path):
+    runners = Runners(graphs={0.5: training_chain(12, nbytes=70_000, param_bytes=5_000)})
+    assert choose(runners, tmp_path) == ("inductor", "channels_last")
+    assert len(runners.plans) == len(SPEED)
+    recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
+    assert [each["detail"].partition(" ")[0] for each in recorded[len(SPEED) :]] == ["the", "estimated", "the"]
+
+
+def test_a_price_is_not_raced_where_eager_s_kernels_lead_or_the_user_names_one(tmp_path: Path):
+    eager = Runners(speed=dict.fromkeys(SPEED, 1.2) | {("", ""): 1.0})
+    assert choose(eager, tmp_path) == ("", "")
+    assert eager.opened == list(SPEED)
+    named = Runners()
+    config = CONFIG.model_copy(update={"rebuild_price": 0.5})
+    chosen = choose_capture(config, tmp_path / "named", named.open, lambda text: None)
+    assert (chosen.kernels, chosen.rebuild_price) == ("inductor", 0.5)
+    assert named.opened == list(SPEED)
+    assert {plan.rebuild_price for plan in named.plans} == {0.5}
 
 
 def test_a_plan_that_fails_or_exceeds_the_budget_does_not_win(tmp_path: Path):
     runners = Runners(outcome_of=lambda plan: Outcome.WRONG_RESULT if plan.kernels else Outcome.OK)
     assert choose(runners, tmp_path) == ("", "channels_last")
+
+
+def test_eager_s_kernels_stay_where_no_other_ones_are_faster_beyond_the_noise(tmp_path: Path):
+    runners = Runners(speed=dict.fromkeys(SPEED, 0.999) | {("", ""): 1.0})
+    assert choose(runners, tmp_path) == ("", "")
+
+
+def test_a_disturbed_measurement_is_repeated_once(tmp_path: Path):
+    runners = Runners(disturbed=lambda number: number == 1)
+    assert choose(runners, tmp_path) == ("inductor", "channels_last")
+    assert len(runners.plans) == 2 * len(set(runners.opened))
+    recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
+    assert recorded[0]["time_ratio"] == pytest.approx(1.0, rel=0.3), "not the doubled time of the first measurement"
 
 
 def test_a_model_without_another_format_is_tuned_in_its_own(tmp_path: Path):
@@ -103,9 +160,11 @@ def test_kernels_that_are_named_are_not_measured(tmp_path: Path):
 def test_a_run_that_has_a_config_keeps_its_choice(tmp_path: Path):
     files = RunDir(tmp_path / "run")
     files.path.mkdir()
-    files.config.write_text(dump_config(CONFIG.model_copy(update={"kernels": "inductor"})))
+    earlier = CONFIG.model_copy(update={"kernels": "inductor", "rebuild_price": 4.0})
+    files.config.write_text(dump_config(earlier))
     runners = Runners()
-    assert choose(runners, tmp_path) == ("inductor", "")
+    assert choose_capture(CONFIG, files.path, runners.open, lambda text: None) == earlier
+    assert load_run_config(files.path, {}).rebuild_price == 4.0
     assert not runners.opened
 
 

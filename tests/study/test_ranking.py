@@ -26,6 +26,7 @@ from autotune.study.verdicts.ranking import (
     estimate_overhead,
     estimate_spread,
     exceeds_budget,
+    plan_hash,
     pool_runs,
     ratio_noise,
     reject_by_estimate,
@@ -36,6 +37,11 @@ from autotune.study.verdicts.ranking import (
 from tests.nightly.fakes import NOISE, recorded
 
 RULES = Rules(budget_bytes=1000, floor_bytes=500, tolerance=0.0, baseline_seconds=10.0)
+
+
+def test_a_plan_of_the_usual_rebuild_price_keeps_the_identity_of_earlier_records():
+    assert plan_hash(Plan((0, 1))) == "e5c5778614137770"
+    assert plan_hash(Plan((0, 1), rebuild_price=4.0)) != "e5c5778614137770"
 
 
 def estimate(peak: int = 900, seconds: float = 11.0) -> Estimate:

@@ -33,7 +33,9 @@ import sys, torch
 from autotune import TrainStep
 from mine import factory
 plain, planned = factory(), factory()
-step = TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch, sys.argv[1])
+step = TrainStep(
+    planned.model, planned.loss_fn, planned.optimizer, planned.batch, sys.argv[1], stores={"ssd": "disk"}
+)
 for _ in range(3):
     loss = plain.loss_fn(plain.model, plain.batch)
     loss.backward()
@@ -46,45 +48,59 @@ for mine, theirs in zip(planned.model.parameters(), plain.model.parameters(), st
 LIMITS = ("--time", "120s")
 
 
-def autotune(*arguments: str, here: Path) -> str:
-    command = [sys.executable, "-m", "autotune", *arguments]
+def run(*command: str, here: Path) -> str:
     done = subprocess.run(
-        command, cwd=here, env=environment(), capture_output=True, text=True, timeout=400, check=False
-    )
+        [sys.executable, *command], cwd=here, env=private_environment(here), capture_output=True, text=True, timeout=400,
+        check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def private_environment(here: Path) -> dict[str, str]:
+    """Return the environment of a process whose compiled kernels lie in the test's directory."""
+    return {**environment(), "XDG_CACHE_HOME": str(here / "cache")}
+
+
+def list_kernels(here: Path) -> set[str]:
+    return {entry.name for entry in (here / "cache" / "autotune" / "kernels" / "entries").iterdir()}
 
 
 @pytest.mark.slow
 def test_a_study_on_regions_is_interrupted_and_resumed_and_its_plan_trains(tmp_path: Path):
     (tmp_path / "mine.py").write_text(MODEL)
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "disk").mkdir()
     trials = RunDir(tmp_path / "runs" / "one").trials
     command = [
         sys.executable, "-m", "autotune", "tune", "mine.py:factory", "--kernels", "inductor", "--budget", "70%",
-        "--name", "one", *LIMITS,
+        "--store", "ssd=disk", "--name", "one", *LIMITS,
     ]  # fmt: skip
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as study:
-        while study.poll() is None and (not trials.exists() or len(load_trials(trials)) < 3):
-            time.sleep(0.1)
-        study.send_signal(signal.SIGTERM)
-        _, errors = study.communicate(timeout=60)
-    assert study.returncode == 128 + signal.SIGTERM, errors.decode()
+    with (tmp_path / "output.txt").open("w+") as output:
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=private_environment(tmp_path), stdout=output, stderr=output
+        ) as study:
+            while study.poll() is None and (not trials.exists() or len(load_trials(trials)) < 3):
+                time.sleep(0.1)
+            study.send_signal(signal.SIGTERM)
+            study.wait(timeout=60)
+        output.seek(0)
+        assert study.returncode == 128 + signal.SIGTERM, output.read()
     before = trials.read_text().splitlines()
 
-    autotune("resume", "runs/one", "--trials", str(len(before) + 1), here=tmp_path)
+    run("-m", "autotune", "resume", "runs/one", "--trials", str(len(before) + 1), here=tmp_path)
     assert trials.read_text().splitlines()[: len(before)] == before
+    kernels = list_kernels(tmp_path)
     (path,) = (tmp_path / "plans").glob("*.json")
     plan = planfile.read(path)
     assert plan.plan.kernels == "inductor"
+    assert {trial.graph_digest for trial in load_trials(trials)} == {plan.graph_digest}
     assert plan.measurement is not None
     assert plan.measurement.verified
 
-    measured = json.loads(autotune("measure", str(path), "--json", here=tmp_path))["measurement"]
+    measure = ("-m", "autotune", "measure", str(path), "--store", "ssd=disk", "--json")
+    measured = json.loads(run(*measure, here=tmp_path))["measurement"]
     assert measured["outcome"] == "ok"
     assert measured["verified"]
-    trained = subprocess.run(
-        [sys.executable, "train.py", str(path)],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
+    run("train.py", str(path), here=tmp_path)
+    assert list_kernels(tmp_path) == kernels, "no later process compiles anything"

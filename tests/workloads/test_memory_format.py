@@ -19,7 +19,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
-from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
+from autotune.workloads.memory_format import available_formats, convert_batch, convert_model, in_format
 from autotune.workloads.reference import WorkloadRef
 from autotune.workloads.workload import Workload
 from tests.support.eager import assert_equals_eager, eager_step, tensors, worst_difference
@@ -72,6 +72,16 @@ def test_converting_is_what_model_to_does_and_back_is_what_there_was():
     convert_model(workload.model, workload.optimizer, "")
     assert {name: tensor.stride() for name, tensor in tensors(workload).items()} == strides
     assert {name: id(parameter) for name, parameter in workload.model.named_parameters()} == ids
+
+
+def test_a_format_for_a_capture_leaves_the_tensors_in_their_memory():
+    workload, other = make(normalized, IMAGES), in_channels_last(make(normalized, IMAGES))
+    eager_step(workload)
+    places = {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in tensors(workload).items()}
+    with in_format(workload, "channels_last") as converted:
+        assert capture(converted).graph.digest == capture(other).graph.digest
+    assert {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in tensors(workload).items()} == places
+    assert workload.batch[0].is_contiguous()
 
 
 def test_a_batch_that_lies_right_is_not_copied():

@@ -194,6 +194,11 @@ class Bench:
         graph = self._plans.program.graph
         return Wiring(repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops]))
 
+    def compile(self) -> Done:
+        """Compile the kernels of the captured step and of its usual plans."""
+        self._plans.compile_variants()
+        return Done()
+
     def begin_timing(self, plan: Plan | None) -> Done:
         """Make a plan, or without one plain eager, ready to be timed in blocks; lay out its arena."""
         timing = self._timing

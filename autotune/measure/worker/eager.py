@@ -24,6 +24,7 @@ from autotune.runtime.update_cycle import UpdateCycle
 from autotune.workloads.batch import batch_tensors, map_batch
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
+from autotune.workloads.reference import LIVE_SUFFIX
 from autotune.workloads.workload import Workload, infer
 
 OnGradient = Callable[[str, torch.Tensor], None]
@@ -42,7 +43,9 @@ class EagerWorkload:
         """Called with every gradient right before the update of a loop that needs all of them."""
         self.varies = False
         """The micro-batches of an update differ, so that a step which remembers the first one is detected."""
-        if spec.memory_format not in available_formats(self.workload.model):
+        # a training process converted what it saved
+        is_converted = spec.workload.reference.endswith(LIVE_SUFFIX)
+        if not is_converted and spec.memory_format not in available_formats(self.workload.model):
             raise ConfigError(
                 f"{spec.workload.reference} leaves no choice of a memory format: no contiguous weights of four dimensions; "
                 "leave --memory-format out"

@@ -17,6 +17,7 @@ from autotune.measure.messages import (
     BatchSizeRequest,
     BeginTiming,
     BoundsRequest,
+    CompileRequest,
     DigestsRequest,
     EagerPeakRequest,
     EagerResultsRequest,
@@ -86,6 +87,8 @@ def answer(bench: "Bench", request: Request) -> Reply:
             return bench.batch_size()
         case WiringRequest():
             return bench.wiring()
+        case CompileRequest():
+            return bench.compile()
         case BeginTiming(plan):
             return bench.begin_timing(plan)
         case TimeBlock(counts, rests):

@@ -11,14 +11,17 @@ from autotune.capture.program import Program
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, StoreError
 from autotune.ir.check import check
+from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
-from autotune.kernels.region_program import compile_regions, with_kernels
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.region_program import compile_regions, load_variants, overwrite, with_kernels
 from autotune.measure.messages import WorkProgress
 from autotune.measure.spec import Spec
 from autotune.measure.worker.compare import Step
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, exclude_from_collections
 from autotune.measure.worker.planned_cycle import run_planned_cycle
+from autotune.planners.inplace.greedy import GreedyInPlace
 from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
@@ -35,10 +38,21 @@ class PlannedSteps:
     @cached_property
     def program(self) -> Program:
         """The captured step."""
-        program = with_kernels(capture(self._eager.workload, self._spec.workload.reference), self._spec.kernels)
+        captured = capture(self._eager.workload, self._spec.workload.reference)
+        program = with_kernels(captured, self._spec.kernels, self._spec.rebuild_price)
         compile_regions(program, lambda done, total: self._report(WorkProgress("compiling regions", done, total)))
         exclude_from_collections()
         return program
+
+    def compile_variants(self) -> None:
+        """Compile the regions that write over an input in a plan in traced order, beside those of the captured step."""
+        graph = self.program.graph
+        plan = GreedyInPlace().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
+        reuses = [(self.program.calls[plan.order[reuse.position]], reuse.value) for reuse in plan.inplace]
+        load_variants(
+            [overwrite(call, value).target for call, value in reuses if isinstance(call.target, CompiledRegion)],
+            lambda done, total: self._report(WorkProgress("compiling regions that reuse memory", done, total)),
+        )
 
     def captured_tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the captured step reads from outside; none before the capture."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.predict.simulate import Estimate
 from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
@@ -124,7 +124,10 @@ def estimate_spread(trials: Iterable[Trial]) -> float:
 
 def plan_hash(plan: Plan) -> str:
     """Return the identity of a plan: 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(to_json(plan)).encode()).hexdigest()[:16]
+    document = to_json(plan)
+    if plan.rebuild_price == REBUILD_PRICE:  # plans of earlier records have none
+        del document["rebuild_price"]
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:16]
 
 
 def apply_rules(measurement: Measurement, rules: Rules) -> Measurement:

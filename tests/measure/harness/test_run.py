@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, PlanError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
@@ -36,8 +37,11 @@ from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import simulate
 from autotune.records.measurement import Outcome
-from autotune.workloads.reference import WorkloadRef
+from autotune.workloads.live_workload import save_workload
+from autotune.workloads.memory_format import convert_batch, convert_model
+from autotune.workloads.reference import LIVE_SUFFIX, WorkloadRef
 from tests.measure.harness.test_limit import needs_cgroup
+from tests.support.small import make, normalized
 
 WORKLOADS = str(Path(__file__).with_name("workloads.py"))
 MIB = 2**20
@@ -103,6 +107,17 @@ def test_a_plan_in_channels_last_is_compared_with_eager_in_channels_last(tmp_pat
             assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     with pytest.raises(PlanError, match="the plan is in channels_last, the workload in its own format"):
         own.check_plan(replace(plan, memory_format="channels_last"), None, 0.0)
+
+
+@pytest.mark.usefixtures("children_in_process")
+def test_a_step_that_a_training_process_converted_and_saved_is_measured_in_its_format(tmp_path: Path) -> None:
+    step = make(normalized, (4, 3, 8, 8))
+    convert_model(step.model, step.optimizer, "channels_last")
+    step.batch = convert_batch(step.batch, "channels_last")
+    live = tmp_path / f"Net{LIVE_SUFFIX}"
+    save_workload(step, live)
+    bench = Bench(Spec(WorkloadRef(str(live)), tmp_path, memory_format="channels_last", scratch=tmp_path))
+    assert bench._plans.program.graph.digest == capture(step).graph.digest
 
 
 @pytest.mark.usefixtures("children_in_process")
