@@ -69,7 +69,7 @@ def remove_ray_defaults(parent_environ: Path) -> None:
 class ActorChannel:
     """Channel to an actor. Its waits notice signals, and the death of the actor or its node."""
 
-    def __init__(self, reach: Reach, report: Callable[[str], None]) -> None:
+    def __init__(self, reach: Reach) -> None:
         import ray
 
         self._ray, self._reach = ray, reach
@@ -173,7 +173,7 @@ def _keep_signal_handlers() -> Iterator[None]:
 def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
     """Ask Ray for a device of the class; DeviceRefusedError where no cluster answers."""
     connect(reach.address, reach.code)
-    return ActorChannel(reach, report)
+    return ActorChannel(reach)
 
 
 def _summarize(error: Exception) -> str:

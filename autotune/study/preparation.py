@@ -63,11 +63,10 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     """
     config, run_dir, files = task.config, task.run_dir, RunDir(task.run_dir)
     earlier = load_config(str(files.config)) if files.config.exists() else None
-    if earlier is not None:
-        if earlier.budget != config.budget:
-            raise ConfigError(
-                f"{run_dir}: contains a study for {earlier.budget}, not {config.budget}; tune under another --name"
-            )
+    if earlier is not None and earlier.budget != config.budget:
+        raise ConfigError(
+            f"{run_dir}: contains a study for {earlier.budget}, not {config.budget}; tune under another --name"
+        )
     task.progress(PhaseStarted(StudyPhase.PREPARE))
     with task.interrupts.breakable(patient=False):
         prepared = task.runner.prepare()

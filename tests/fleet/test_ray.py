@@ -70,7 +70,7 @@ def test_doctor_does_not_wait_for_a_device_in_use(tmp_path: Path, monkeypatch: p
     for study in studies:
         study.prepare()
     fleet = FleetConfig(classes={"fake": DeviceClass(engine="ray")})
-    with pytest.raises(FarEndLostError, match="^waiting for a free device of class fake for 2 s; run doctor when"):
+    with pytest.raises(FarEndLostError, match=r"^waiting for a free device of class fake for 2 s; run doctor when"):
         doctor.inspect_class(fleet, "fake", tmp_path)
     for study in studies:
         study.close()

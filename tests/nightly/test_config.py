@@ -44,8 +44,14 @@ def test_every_entry_of_the_project_names_a_workload_that_takes_its_arguments():
         ("entries:\n  - workload: a\n    share: 0\n", "night.yaml:3: entries.0.share: input should be greater than 0"),
         ("slower: 3%\nentries:\n  - workload: a\n", "night.yaml:1: slower: input should be a valid number (got '3%')"),
         ("entries:\n  - workload: a\n  - workload: a\n", "night.yaml:3: two entries are called 'a'"),
-        ("entries:\n  - workload: a\n    name: ../b\n", "night.yaml:3: name '../b' is a path or reserved; give a plain name"),
-        ("entries:\n  - workload: a\n    name: nights\n", "night.yaml:3: name 'nights' is a path or reserved; give a plain name"),
+        (
+            "entries:\n  - workload: a\n    name: ../b\n",
+            "night.yaml:3: name '../b' is a path or reserved; give a plain name",
+        ),
+        (
+            "entries:\n  - workload: a\n    name: nights\n",
+            "night.yaml:3: name 'nights' is a path or reserved; give a plain name",
+        ),
     ],
 )
 def test_a_fault_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str):

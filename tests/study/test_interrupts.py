@@ -44,9 +44,7 @@ def test_a_wait_in_another_thread_has_no_limit():
 
 
 def test_a_process_whose_parent_has_ended_before_it_could_ask_ends_too():
-    code = (
-        "import sys; from autotune.study.interrupts import end_with_parent; end_with_parent(int(sys.argv[1])); print('on')"
-    )
+    code = "import sys; from autotune.study.interrupts import end_with_parent; end_with_parent(int(sys.argv[1])); print('on')"
     command = [sys.executable, "-c", code]
     for parent, expected in ((os.getpid(), (0, "on\n")), (os.getppid(), (-signal.SIGTERM, ""))):
         child = subprocess.run([*command, str(parent)], stdout=subprocess.PIPE, text=True, check=False)

@@ -37,9 +37,7 @@ def test_runs_of_one_workload_are_studies_of_their_own_and_later_sessions_add_th
     assert added > counts[0]
     assert count_trials(address) == sorted([added, counts[1]])
     (own,) = optuna.get_all_study_summaries(f"sqlite:///{RunDir(runs[0]).optuna}")
-    name = next(
-        summary.study_name for summary in optuna.get_all_study_summaries(address) if summary.n_trials == added
-    )
+    name = next(summary.study_name for summary in optuna.get_all_study_summaries(address) if summary.n_trials == added)
     assert name.startswith(f"{own.study_name}.same-name.")
     copy = optuna.load_study(study_name=name, storage=address)
     original = optuna.load_study(study_name=own.study_name, storage=f"sqlite:///{RunDir(runs[0]).optuna}")
@@ -66,5 +64,5 @@ def test_a_database_that_cannot_be_used_is_a_line_without_secrets_and_no_error(t
 
 
 def test_an_address_with_a_password_is_refused_in_a_config(tmp_path: Path):
-    with pytest.raises(ConfigError, match="optuna_storage: contains a password, .* leave it out and set PGPASSWORD$"):
+    with pytest.raises(ConfigError, match=r"optuna_storage: contains a password, .* leave it out and set PGPASSWORD$"):
         make_config(tmp_path, optuna_storage="postgresql://me:secret@server/db")

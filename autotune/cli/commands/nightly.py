@@ -132,10 +132,12 @@ def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[StudyRunner]:
     with contextlib.ExitStack() as stack, open_runner(entry, log_dir) as runner:
         if entry.on is not None:
             runner.listen(lambda text: print_note(f"{entry.key}: {text}"))
-        elif NIGHT_VARIABLE in os.environ and isinstance(runner, LocalRunner):  # a class may be this machine
+        if entry.on is None and NIGHT_VARIABLE in os.environ and isinstance(runner, LocalRunner):
+            # a class may be this machine
             claim = functools.cache(lambda: stack.enter_context(lock_device(entry.device, print_note)))
-            runner = replace(runner, claim=claim)
-        yield runner
+            yield replace(runner, claim=claim)
+        else:
+            yield runner
 
 
 class _TrackedStudies:
