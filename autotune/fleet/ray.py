@@ -170,7 +170,7 @@ def _keep_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:
+def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:  # noqa: ARG001 - as every engine
     """Ask Ray for a device of the class; DeviceRefusedError where no cluster answers."""
     connect(reach.address, reach.code)
     return ActorChannel(reach)
