@@ -89,8 +89,10 @@ class AutoPlan:
 
     def __post_init__(self) -> None:
         if self.kernels == "any":
-            raise ConfigError("AutoPlan(kernels='any'): compares captures of a factory's step; choose 'inductor' or '', "
-                "or run: autotune tune file.py:factory --kernels any")
+            raise ConfigError(
+                "AutoPlan(kernels='any'): compares captures of a factory's step; choose 'inductor' or '', "
+                "or run: autotune tune file.py:factory --kernels any"
+            )
         self._make_config("model", "cpu")
 
     def __call__(self, workload: "Workload", graph: "TrainGraph | None" = None) -> PlanFile:

@@ -256,7 +256,9 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
                 inplace=_overwritable(call.target, op.inputs, static, metas),
             )
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
-            for value, meta in zip(op.outputs, outputs, strict=True):  # ATen keeps a loss in the memory of all its terms
+            for value, meta in zip(
+                op.outputs, outputs, strict=True
+            ):  # ATen keeps a loss in the memory of all its terms
                 values[value] = replace(values[value], nbytes=storage_bytes(meta))
             compiled = CompiledRegion(call.target, _kernel_signature(op, call.target), inputs, outputs)
             calls[-1] = replace(call, target=compiled)

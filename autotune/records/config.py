@@ -133,9 +133,7 @@ class Config(Section):
 
     def captured(self, plan: Plan) -> Plan:
         """Return a plan with what its graph was captured with: kernels, memory format and rebuild price."""
-        return replace(
-            plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price
-        )
+        return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
 
     @field_validator("tracking_uri")
     @classmethod

@@ -254,9 +254,7 @@ class StepPreparer:
 
     def _captured(self, plan: Plan) -> Plan:
         """Return a plan with what the steps are captured with."""
-        return replace(
-            plan, memory_format=self.memory_format, kernels=self.kernels, rebuild_price=self.rebuild_price
-        )
+        return replace(plan, memory_format=self.memory_format, kernels=self.kernels, rebuild_price=self.rebuild_price)
 
     def plan_in_background(
         self, first: Program, first_call: Signature, workload: Workload, *, gradients: bool

@@ -174,7 +174,11 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     """
     best: MeasuredCapture | None = None
     for each in measured:
-        if each.outcome == Outcome.OK and each.time_ratio is not None and (best is None or _is_surely_faster(each, best)):
+        if (
+            each.outcome == Outcome.OK
+            and each.time_ratio is not None
+            and (best is None or _is_surely_faster(each, best))
+        ):
             best = each
     return best or measured[0]
 

@@ -20,8 +20,8 @@ from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, InfeasibleError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
-from autotune.predict.simulate import simulate
 from autotune.kernels.region_program import with_kernels
+from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
@@ -259,9 +259,7 @@ def test_a_script_without_a_main_guard_tunes_itself_and_trains_on_in_every_bit(t
 
 
 @pytest.mark.slow
-def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def convolutions() -> Workload:
@@ -270,7 +268,9 @@ def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(
         model = nn.Sequential(*layers)
         return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), torch.randn(16, 3, 32, 32))
 
-    auto = AutoPlan("90%", time="60s", trials=1, kernels="inductor", memory_format="channels_last", runs=tmp_path / "runs")
+    auto = AutoPlan(
+        "90%", time="60s", trials=1, kernels="inductor", memory_format="channels_last", runs=tmp_path / "runs"
+    )
     plain, tuned = convolutions(), convolutions()
     step = TrainStep(tuned.model, loss_fn, tuned.optimizer, tuned.batch, auto)
     loss = loss_fn(plain.model, plain.batch)

@@ -230,7 +230,9 @@ def test_batch_norms_with_another_constant_run_other_kernels():
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         workload = Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.rand(2, 2, 6, 6))
         compiled = list_regions(fuse(capture(workload)))
-        return {region.signature for region in compiled for call in region.region.calls if hasattr(call.target, REMADE_BY)}
+        return {
+            region.signature for region in compiled for call in region.region.calls if hasattr(call.target, REMADE_BY)
+        }
 
     assert signatures(1e-5)
     assert signatures(1e-5) == signatures(1e-5)
