@@ -26,9 +26,7 @@ BLOCK_STEPS = 2
 
 
 class RoundingWitness(StrEnum):
-    | WiringRequest
-    | CompileRequest
-"""Further runs of eager that bound its rounding error."""
+    """Further runs of eager that bound its rounding error."""
 
     FLOAT64 = "float64"
     MOVED_0 = "moved 0"
@@ -285,6 +283,7 @@ Request = (
     | BoundsRequest
     | BatchSizeRequest
     | WiringRequest
+    | CompileRequest
     | BeginTiming
     | TimeBlock
     | FinishTiming
