@@ -113,9 +113,10 @@ def test_kernels_are_chosen_on_a_device_of_the_class(call: Call, monkeypatch: py
     code, _, err = call(*tune, "--on", "fake", "--name", "first")
     assert code == 0, err
     combinations = [("", ""), ("inductor", ""), ("", "channels_last"), ("inductor", "channels_last")]
-    assert opened == [("fake", *each) for each in (*combinations, ("inductor", ""))]
+    assert opened[:4] == [("fake", *each) for each in combinations]
+    assert {*opened[4:]} == {("fake", "inductor", "")}  # its other rebuild prices, then the study
     captures = json.loads(Path("runs/first/captures.json").read_text())
-    assert [each["outcome"] for each in captures] == ["ok"] * 4
+    assert [each["outcome"] for each in captures][:4] == ["ok"] * 4
 
 
 def test_a_choice_of_kernels_without_a_device_is_75_and_names_no_run_to_resume(
