@@ -228,7 +228,7 @@ def test_batch_norms_with_another_constant_run_other_kernels():
         norm = torch.nn.BatchNorm2d(4, eps)
         model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), norm, torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        workload = Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.rand(2, 2, 6, 6))
+        workload = Workload(model, lambda model, x: model(x).square().sum(), optimizer, torch.rand(2, 2, 32, 32))
         compiled = list_regions(fuse(capture(workload)))
         return {
             region.signature for region in compiled for call in region.region.calls if hasattr(call.target, REMADE_BY)
