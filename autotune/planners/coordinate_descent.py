@@ -44,13 +44,13 @@ Preset = Callable[[Mapping[str, str]], Settings]
 
 @dataclass(slots=True)
 class PlanCache:
-    """Plans of one budget, keyed by settings. A planner runs once for each plan that it is given."""
+    """Plans of one budget, keyed by settings. Settings with the same leading planners share those planners' work."""
 
     graph: TrainGraph
     costs: Costs
     budget_bytes: int
-    stages: dict[tuple[Plan, str], Plan] = field(default_factory=dict)
-    """Result of each planner, by the plan before it and the planner. Different orders often end in the same plan."""
+    stages: dict[str, Plan] = field(default_factory=dict)
+    """Intermediate plans, by the planners applied so far."""
     results: dict[str, tuple[Plan, Estimate]] = field(default_factory=dict)
     grain_bytes: int = field(init=False)
     """Resolution of `rank` in bytes: the 500th part of the traced peak."""
@@ -62,9 +62,9 @@ class PlanCache:
         """Return the plan that `make_plan` makes of these settings, and its estimate."""
         if (key := repr(settings)) not in self.results:
             plan, planners = Plan.traced(self.graph), build_planners(settings)
+            stage = repr(planners["inplace"])  # earlier kinds anticipate its savings, so it is part of every key
             for kind, planner in planners.items():
-                # the savings of `inplace` are anticipated by earlier kinds, so it is part of every key
-                stage = plan, f"{kind} {planner} {planners['inplace']}"
+                stage += repr(planner)
                 if stage not in self.stages:
                     costs = anticipate_inplace(kind, planners["inplace"], self.graph, plan, self.costs)
                     self.stages[stage] = planner.plan(self.graph, plan, self.budget_bytes, costs)
