@@ -22,7 +22,7 @@ from autotune.study.verdicts.statistics import median_interval
 from autotune.testing.fake_far_end import OPENER
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import make_config
-from experiments.common.facts import collect_facts
+from experiments.common.facts import collect_facts, format_origin
 
 HERE = Path(__file__).parent
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
@@ -94,13 +94,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40, help="Requests to each of five far ends.")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
-    document = collect_facts()
+    document = collect_facts() | {"engines": {}}
     with tempfile.TemporaryDirectory(prefix="autotune-fleet-") as directory, start_cluster():
         for engine in ENGINES:
-            document[engine] = measure_engine(engine, Path(directory), options.repeats)
-            print(engine, json.dumps(document[engine]), flush=True)
+            document["engines"][engine] = measure_engine(engine, Path(directory), options.repeats)
+            print(engine, json.dumps(document["engines"][engine]), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     write_text(options.out / "overhead.json", json.dumps(document, indent=1) + "\n")
+    write_text(options.out / "summary.md", summarize(document))
+
+
+def summarize(document: dict[str, Any]) -> str:
+    """Format a table of the engines."""
+    lines = [
+        "| engine | until a device is up, s | per request, ms | per 100 kB of messages, ms |",
+        "|---|--:|--:|--:|",
+    ]
+    for engine in ENGINES:
+        found = document["engines"][engine]
+        ups = sorted(found["device_up_seconds"])
+        request = found["overhead_seconds"]
+        interval = f"{1e3 * request['middle']:.2f} ({1e3 * request['low']:.2f} to {1e3 * request['high']:.2f})"
+        large = 1e3 * found["large_seconds_per_100_kB"]
+        lines.append(f"| {engine} | {statistics.median(ups):.2f} (up to {ups[-1]:.2f}) | {interval} | {large:.2f} |")
+    return "\n".join([*lines, "", "Asked: 2 s, 20 ms and 1 ms.", "", format_origin(document)]) + "\n"
 
 
 if __name__ == "__main__":
