@@ -82,7 +82,7 @@ def test_an_experiment_that_fails_keeps_no_other_from_its_turn_nor_from_the_tabl
     (unread / "__main__.py").write_text(f"open({str(unread / RESULT)!r}, 'w').write('[]')\n")
     assert called("--all", "--experiments", str(folder.parent)) == 8
     out, err = capfd.readouterr()
-    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "Sources", "net:", "1:"]
+    assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "Sources", "net:", "1"]
     last = err.splitlines()[-1]
     assert "broken ended with 9" in last
     assert "damaged" in last

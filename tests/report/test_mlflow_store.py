@@ -33,7 +33,10 @@ def test_postgresql_without_its_driver_is_told_what_brings_it(tmp_path, monkeypa
         raise ModuleNotFoundError("No module named 'psycopg'")
 
     monkeypatch.setattr("mlflow.MlflowClient", missing)
-    with pytest.raises(OSError, match=r"No module named 'psycopg'; pip install 'autotune-training\[postgres\]'"):
+    with pytest.raises(
+        OSError,
+        match=r"No module named 'psycopg'; install the PostgreSQL driver: pip install 'autotune-training\[postgres\]'",
+    ):
         connect("postgresql+psycopg:///runs", tmp_path)
 
 

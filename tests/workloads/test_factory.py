@@ -248,5 +248,7 @@ def test_the_package_offers_its_public_names_and_names_them_when_another_is_aske
     assert autotune.Workload is Workload
     assert dir(autotune) == sorted(autotune.__all__)
     assert {"TrainStep", "Workload", "__version__"} < set(autotune.__all__)
-    with pytest.raises(AttributeError, match=r"no attribute 'Worklaod'; it has .*TrainStep, Workload, __version__"):
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'Worklaod'; it has .*TrainStep, WorkerError, Workload, __version__"
+    ):
         autotune.Worklaod  # noqa: B018

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.planners.auto import best_plan
@@ -42,6 +42,8 @@ class SmallPlans:
     """A maker of plans that recompute, in the arena. Seconds do not matter here, so ops cost one each."""
 
     stores: Mapping[str, str | Path] = {}
+    kernels = memory_format = ""
+    rebuild_price = REBUILD_PRICE
 
     def __call__(self, workload: Workload, graph: TrainGraph) -> PlanFile:
         """Return a plan for `SHARE` of the step's bytes, or the smallest one."""
