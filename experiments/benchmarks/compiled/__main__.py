@@ -152,8 +152,7 @@ class Model:
         refuse_busy_machine(anyway=self.options.anyway)
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
             variants = {"eager": ProcessVariant(self.starter(self.bench.workload("eager"), Path(own), "eager"))}
-            for name, record in self.record["plans"].items():
-                plan = from_json(Plan, record["plan"], where=name)
+            for name, plan in self.distinct_plans().items():
                 spec = Capture(plan.kernels, plan.memory_format).spec(self.workload, Path(own))
                 variants[name] = ProcessVariant(self.start_with_tcmalloc(spec, name), plan)
             for name in self.options.peers:
@@ -166,6 +165,15 @@ class Model:
         times["failed"] = {name: remove_paths(text) for name, text in times["failed"].items()}
         self.record["sessions"].append(times | {"load": {"began": load_before, "ended": os.getloadavg()}})
         self.write()
+
+    def distinct_plans(self) -> dict[str, Plan]:
+        """Return the plans to time, each once: several budgets may have one plan."""
+        plans: dict[str, Plan] = {}
+        for name, record in self.record["plans"].items():
+            plan = from_json(Plan, record["plan"], where=name)
+            if plan not in plans.values() and (self.options.plans is None or name in self.options.plans):
+                plans[name] = plan
+        return plans
 
     def starter(self, workload: WorkloadRef, scratch: Path, name: str) -> Callable[[], Child]:
         return self.start_with_tcmalloc(Spec(workload, scratch, scratch=scratch), name)
@@ -203,6 +211,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--plans", nargs="+", metavar="NAME", help="plans to time, as the record names them; all by default"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="blocks of every variant")
     parser.add_argument("--planning", type=float, default=20.0, help="seconds after which no other planner is tried")
     parser.add_argument("--again", nargs="+", choices=("plans", "seconds"), default=[], help="measure these again")
