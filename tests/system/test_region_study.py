@@ -45,12 +45,13 @@ for _ in range(3):
 for mine, theirs in zip(planned.model.parameters(), plain.model.parameters(), strict=True):
     torch.testing.assert_close(mine, theirs)
 """
-LIMITS = ("--time", "120s")
+LIMITS = ("--time", "10m")
+"""With an empty cache, two minutes may pass before the first trial."""
 
 
 def run(*command: str, here: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *command], cwd=here, env=private_environment(here), capture_output=True, text=True, timeout=400,
+        [sys.executable, *command], cwd=here, env=private_environment(here), capture_output=True, text=True, timeout=600,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
