@@ -36,15 +36,13 @@ def main() -> None:
 
 
 def take_screenshots(runs: Path, study: str) -> None:
-    """Take screenshots of the report, of the study's page, and of the comparison of two of its plans."""
+    """Take screenshots of the report, and of the comparison of two of its plans."""
     with chromium(height=830) as page:
         page.goto((runs / study / "report.html").resolve().as_uri())
         page.screenshot(path=PICTURES / "report.png")
     with serving(runs) as addresses, chromium(height=830) as page:
-        pages = {"study": f"study?study={study}", "compare": f"compare?first_study={study}&second_study={study}"}
-        for name, query in pages.items():
-            settled(page, f"{addresses['dashboard']}/{query}")
-            page.screenshot(path=PICTURES / f"dashboard-{name}.png")
+        settled(page, f"{addresses['dashboard']}/compare?first_study={study}&second_study={study}")
+        page.screenshot(path=PICTURES / "dashboard-compare.png")
     for path in sorted(PICTURES.glob("*.png")):
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size // 1000} kB")
 
