@@ -100,6 +100,10 @@ class SimulatedBench:
         (spec.scratch / f"initial-{os.getpid()}").write_bytes(b"0" * 4096)
         self._slab = Slab("ssd", spec.stores["ssd"], 1 << 16)
 
+    def awake(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing is parked on a GPU."""
+        return contextlib.nullcontext()
+
     def check_plan(self, plan: Plan, reference: Path | None, tolerance: float) -> PlanCheck:
         """Answer after some milliseconds."""
         del plan, reference, tolerance
