@@ -2,7 +2,7 @@
 
 AutotuneError           1   base class; never raised itself
 ├── ConfigError         2   unusable config, reference, argument or file
-│   └── DeviceRefusedError  2   device of a class that cannot be used
+│   └── DeviceRefusedError  2   device or far end that cannot be used
 ├── StoreError          2   missing, read-only or full store directory
 ├── CaptureError        2   training step that cannot be captured
 ├── RegressionError     3   nightly champion that became worse
@@ -41,7 +41,10 @@ class ConfigError(AutotuneError):
 
 
 class DeviceRefusedError(ConfigError):
-    """Raised when a device of a class cannot be reached, or is not what its class promises. Exit code 2."""
+    """Raised when a device or its far end cannot be used. Exit code 2.
+
+    Examples: no GPU, no connection, another version of autotune, or a device that is not what its class promises.
+    """
 
 
 class StoreError(AutotuneError):

@@ -52,11 +52,11 @@ class AutoPlan:
         trials: Maximum number of trials.
         stores: Directories for offloaded bytes, by the name of the store. The plan runs with the same directories.
         planners: Names of the planners to choose from, by kind of decision.
-        kernels: "inductor" for plans on compiled regions, whose results differ from eager's by rounding; empty for eager's
-            kernels, whose plans are equal to eager in every bit.
+        kernels: "inductor" for plans on compiled regions, whose results differ from eager's by rounding; "aten" or empty for
+            eager's kernels. On a CPU these plans give the captured step's bits.
         memory_format: "channels_last" for plans in that format; weights and batches of this process are converted, too.
-        rebuild_price: Bytes that compiled regions save in addition, for each byte that rebuilding reads or writes; at 0 the
-            fewest bytes are saved, at 4 hardly anything is rebuilt.
+        rebuild_price: Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this
+            number times the bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything.
         cache: Directory of the plans; by default `autotune/plans` in `$XDG_CACHE_HOME` or `~/.cache`.
         runs: Directory of all runs, for their records, logs, temporary files and MLflow store.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
@@ -91,10 +91,11 @@ class AutoPlan:
     def __post_init__(self) -> None:
         if self.kernels == "any":
             raise ConfigError(
-                "AutoPlan(kernels='any'): compares captures of a factory's step; choose 'inductor' or '', "
+                "AutoPlan(kernels='any') cannot choose, because only autotune tune compares kernels; pass 'inductor' or '', "
                 "or run: autotune tune file.py:factory --kernels any"
             )
-        self._make_config("model", "cpu")
+        kernels = self._make_config("model", "cpu").kernels
+        object.__setattr__(self, "kernels", kernels)  # "aten" is the name of the default
 
     def __call__(self, workload: "Workload", graph: "TrainGraph | None" = None) -> PlanFile:
         """Return the plan for a workload: the cached one, or else that of a study in other processes.

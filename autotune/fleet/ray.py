@@ -103,7 +103,7 @@ class ActorChannel:
             self._is_up = self._is_idle = True
             return decode_reply(answer)
         except RayError as error:
-            # the far end answers with its own exceptions: another one comes from its import or its constructor
+            # the far end returns its own exceptions as replies, so these come from importing or constructing the actor
             if isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False):
                 raise DeviceRefusedError(
                     f"class {self._reach.device_class}: the far end cannot start ({_summarize(error)}); "

@@ -9,9 +9,8 @@ OFFLOADABLE_ROLES = (Role.PARAM, Role.STATE)
 """Roles of graph inputs that may be offloaded during a step. All of them are resident again when the step ends."""
 
 REBUILD_PRICE = 0.05
-"""Default price at which regions rebuild a byte: bytes saved in addition, for each byte that rebuilding reads or writes.
-
-It keeps long chains short.
+"""Default rebuild price. Regions minimize the bytes kept for the backward pass, plus this number times the bytes that
+rebuilding ops read or write. The default keeps long chains of rebuilding ops short.
 """
 
 

@@ -60,6 +60,8 @@ def _compile(regions: Sequence["CompiledRegion"], listen: Listen | None) -> None
     waiting = deque(regions)
     running: dict[Connection, tuple[_Worker, CompiledRegion]] = {}
     count = min(len(regions), len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    if listen is None:  # a training loop, which would stand still without a word
+        _log.warning("autotune: compiling %d regions, once for this machine: 1 to 6 s each", len(regions))
     with _workers(count) as idle:
         while waiting or running:
             while waiting and idle:
@@ -81,7 +83,11 @@ def _compile(regions: Sequence["CompiledRegion"], listen: Listen | None) -> None
 def _lock_compilation() -> Iterator[None]:
     """Let one process of this machine compile at a time: several ranks or measuring processes need the same regions."""
     with (kernel_directory() / "compile.lock").open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.warning("autotune: waiting for another process of this machine, which compiles regions")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

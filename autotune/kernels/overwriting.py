@@ -70,8 +70,8 @@ def find_overwritable(
 ) -> tuple[int, ...]:
     """Return the inputs of a region that an output may overwrite without a second buffer.
 
-    Each element of the output depends on the same element of the input, and on others only through sums of at
-    least `UNROLLED` elements, which are computed before. What depends on the output does not read the input.
+    Each element of the output depends on the same element of the input. It may depend on others through sums of at least
+    `UNROLLED` elements, which are computed before. What depends on the output does not read the input.
     """
     overwritable = []
     for value in inputs:

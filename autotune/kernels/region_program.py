@@ -110,12 +110,12 @@ def compile_regions(program: Program, listen: Listen | None = None) -> None:
 def load_variants(targets: Iterable[object], listen: Listen | None = None) -> None:
     """Load the kernels of those targets that are regions which write over an input.
 
-    One that cannot be compiled, or whose compiling process was killed, copies its output in this process.
+    One that cannot be compiled runs the region without overwriting, and copies the output over the input.
     """
     variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
     unique = list({variant.signature: variant for variant in variants if not variant.is_loaded}.values())
     missing = [variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached]
-    with contextlib.suppress(CaptureError):  # a memory limit of this process is one of its compilers, too
+    with contextlib.suppress(CaptureError):  # a compiler under a memory limit may be killed; `compile` tries once more
         compile_in_pool(missing, listen)
     for variant in unique:
         with contextlib.suppress(CaptureError):
@@ -256,9 +256,8 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
                 inplace=_overwritable(call.target, op.inputs, static, metas),
             )
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
-            for value, meta in zip(
-                op.outputs, outputs, strict=True
-            ):  # ATen keeps a loss in the memory of all its terms
+            # capture counts a loss that ATen reduces in place with all its terms; a region allocates the result only
+            for value, meta in zip(op.outputs, outputs, strict=True):
                 values[value] = replace(values[value], nbytes=storage_bytes(meta))
             compiled = CompiledRegion(call.target, _kernel_signature(op, call.target), inputs, outputs)
             calls[-1] = replace(call, target=compiled)

@@ -167,7 +167,7 @@ class WiringRequest(Expects[Wiring]):
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest(Expects[Done]):
-    """Capture the step and compile its regions, with those that a plan in traced order writes over their inputs."""
+    """Compile the regions of the captured step, and those that write over an input in a plan in traced order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,8 @@ class EntrySession:
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
 
-        A store or a device that cannot be used is inconclusive: it is no evidence against the champion. Neither is any error
-        before the device was up.
+        An error of a store or of a device is inconclusive: it is no evidence against the champion. For an entry with a
+        champion, so is every error before its device answered.
         """
         is_unrelated = isinstance(error, StoreError | DeviceLostError | DeviceRefusedError)
         if is_unrelated or (self.champion is not None and not self.is_up):

@@ -93,10 +93,11 @@ class Config(Section):
     kernels: Literal["", "inductor", "any"] = ""
     """Kernels of the plans: `aten` (the default) gives eager's bits; `inductor` fuses ops into compiled regions, whose
     results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
-    Then it measures other rebuild prices of compiled regions. `any` is for `tune` without `--dry-run`."""
+    Where regions lead and `rebuild_price` is the default, three other prices are measured, too. `any` is for `tune` without
+    `--dry-run`."""
     rebuild_price: float = Field(REBUILD_PRICE, ge=0, allow_inf_nan=False)
-    """Bytes that compiled regions save in addition, for each byte that rebuilding reads or writes: at 0 the fewest bytes are
-    saved, at 4 hardly anything is rebuilt."""
+    """Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this number times the
+    bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
     seed_from: str | None = None
     """Plan file or run directory, of any device, whose settings are the first trials."""
     tracking_uri: str | None = None

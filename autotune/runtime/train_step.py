@@ -68,9 +68,10 @@ class TrainStep:
             states the bytes.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value. "replan" captures
             the step again, for a new shape with a new plan by the same settings; captures are kept, and a float becomes an
-            input of the step if possible. "background" does this for a new shape in another process, with a copy of the model, and
-            runs in plain eager until the plan is there; a change of a value is captured here. "eager" runs the step in plain eager. "error" raises PlanError, which names the
-            value and the line that reads it. A value that needs another capture twice within ten steps is refused.
+            input of the step if possible. "background" does this for a new shape in another process, with a copy of the
+            model. Steps run in plain eager until the plan is there. A change of a value is captured in this process, and so
+            is every shape of a plan on compiled regions. "eager" runs the step in plain eager. "error" raises PlanError, which names
+            the value and the line that reads it. A value that needs another capture twice within ten steps is refused.
         buckets: Sizes to pad batches to, each captured and planned before the first step; the plan belongs to the largest. The
             model and the loss function then get padded batches. None pads nothing.
         adapt: Let a plan that offloads change its window between steps, within its budget, as transfers stall the step.

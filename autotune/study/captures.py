@@ -87,7 +87,7 @@ class MeasuredCapture:
 
 
 def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notify: Callable[[str], None]) -> Config:
-    """Return the config with the kernels, memory format and rebuild price that were surely fastest within the budget.
+    """Return the config with kernels, memory format and rebuild price chosen by measurement; see `select_capture`.
 
     A config that names its kernels is returned as it is. A run directory with a config was chosen for before. The
     measurements are written to `captures.json`.

@@ -90,8 +90,8 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
 def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None:
     """Raise ConfigError where the trials of a run were measured on another chip, or with other cores.
 
-    Only a fleet is checked: a class may be another one than before. On one machine a virtual CPU may change its name between
-    two starts.
+    Only runs on a fleet are checked: the same class may lead to another device. Without a fleet, a virtual CPU may change its
+    name when its machine restarts.
     """
     recorded = find_recorded_device(run_dir, trials)
     if recorded is None or recorded.key == device.key:

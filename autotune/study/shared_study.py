@@ -39,7 +39,7 @@ def share_study(address: str, run_dir: Path) -> str:
         names = [summary.study_name for summary in optuna.get_all_study_summaries(source)]
         count = sum(_copy(optuna.load_study(study_name=name, storage=source), target, suffix) for name in names)
     except ImportError as error:
-        return f"not copied: {error}; {install_command('postgres')} installs the PostgreSQL driver"
+        return f"not copied: {error}; install the PostgreSQL driver: {install_command('postgres')}"
     except (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, ValueError) as error:
         reason = mask_secrets(" ".join(str(error).split()))[:200]
         return f"not copied to {mask_secrets(address)}: {reason}; the next session copies what is missing"

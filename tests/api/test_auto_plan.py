@@ -179,6 +179,10 @@ def test_a_wrong_field_is_refused_when_it_is_written(fields: dict[str, Any], mes
         AutoPlan(**fields)
 
 
+def test_aten_is_another_name_of_the_default_kernels():
+    assert AutoPlan(kernels="aten") == AutoPlan()
+
+
 def fake_child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Replace the tuning process by another program."""
     popen = subprocess.Popen

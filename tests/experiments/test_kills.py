@@ -1,12 +1,10 @@
 """The sessions that the experiment kills: their workers answer what a study asks today."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from autotune.records.measurement import Outcome
 from autotune.records.trial import load_trials
-from tests.support.checkout import environment
+from tests.support.checkout import run_python
 
 SESSIONS = """
 import sys
@@ -17,9 +15,7 @@ import_everything(Path(sys.argv[1]))
 
 
 def test_a_study_and_a_night_with_simulated_workers_end_by_themselves(tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", SESSIONS, tmp_path], env=environment(), capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", SESSIONS, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     studies = list(tmp_path.rglob("trials.jsonl"))
     assert len(studies) > 1

@@ -1,7 +1,5 @@
 """The Hugging Face Trainer under a plan: logs, parameters and optimizer are those of the plain Trainer, bit for bit."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,7 +31,7 @@ from tests.integrations.hf_runs import (
     smaller_plan,
     train,
 )
-from tests.support.checkout import environment
+from tests.support.checkout import run_python
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*the plan is for a batch of", "ignore:.*is deprecated and will be removed:FutureWarning"
@@ -353,16 +351,9 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_two_ranks_train_under_a_plan_to_the_bits_of_the_plain_trainer(tmp_path: Path):
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
-    run = subprocess.run(
-        [*command, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=environment(),
-    )
+    launch = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run = run_python(*launch, script, tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     assert [(tmp_path / f"rank {rank}").read_text() for rank in range(2)] == ["[]", "[]"]

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from autotune.runtime.op_profiler import profile
 from autotune.workloads.factory import load_workload
 from tests.integrations.lightning_training import Net, loader, train
 from tests.integrations.trees import assert_equal
-from tests.support.checkout import environment
+from tests.support.checkout import run_python
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the plan is for a batch of"),
@@ -392,14 +390,7 @@ def test_two_ranks_of_ddp_train_to_the_bits_of_ddp(tmp_path: Path):
     script.write_text(RANK)
     reached = tmp_path / "reached"
     reached.mkdir()
-    ranks = subprocess.run(
-        [sys.executable, "-W", "ignore", script, reached],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env=environment(),
-    )
+    ranks = run_python("-W", "ignore", script, reached)
     assert ranks.returncode == 0, ranks.stderr[-4000:]
     assert sorted(path.name for path in reached.iterdir()) == [
         f"equal on rank {rank}, {finds}" for rank in (0, 1) for finds in (False, True)

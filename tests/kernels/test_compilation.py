@@ -131,7 +131,9 @@ def test_what_a_killed_process_left_is_removed_unless_another_one_compiles(cache
     assert scratch.exists(), "no compiler was killed"
 
 
-def test_a_process_compiles_nothing_that_the_one_before_it_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_process_says_that_it_waits_and_compiles_nothing_that_the_one_before_it_compiled(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     region, compiled, locked = make_regions()[0], list[object](), threading.Event()
     entry = kernel_cache.entry_path(region.signature)
     monkeypatch.setattr(compile_pool, "_compile", lambda regions, listen: compiled.extend(regions))
@@ -148,6 +150,7 @@ def test_a_process_compiles_nothing_that_the_one_before_it_compiled(cache: Path,
     compile_in_pool([region])
     other.join()
     assert not compiled
+    assert "waiting for another process of this machine, which compiles regions" in capsys.readouterr().err
 
 
 def test_a_compiling_process_may_be_ended_once_it_replied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

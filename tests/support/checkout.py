@@ -1,12 +1,24 @@
-"""What a child process of a test needs to import this checkout."""
+"""Run this checkout in a child process of a test."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
-    """Of a command that is to run this checkout, on its own records, from whatever directory."""
+    """Return the environment of a command that runs this checkout from any directory, on its own records."""
     own = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     return {**own, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
+def run_python(
+    *arguments: str | Path, here: Path | None = None, seconds: float = 500.0
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on this checkout in a process of its own; the caller checks how it ended."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=here, env=environment(), capture_output=True, text=True, timeout=seconds, check=False
+    )

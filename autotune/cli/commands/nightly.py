@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from autotune.study.runner import Runner
 
 NIGHT_VARIABLE = "AUTOTUNE_NIGHT"
-"""Environment variable for the process of an entry: the night's name, the entry's seconds and the night's process."""
+"""Environment variable for the process of an entry. Four words: the night's name, the entry's seconds, the seconds until the
+night ends, and the id of the night's process."""
 
 
 def run(
@@ -133,7 +134,7 @@ def _open_runner(entry: NightlyEntry, log_dir: Path) -> Iterator[StudyRunner]:
         if entry.on is not None:
             runner.listen(lambda text: print_note(f"{entry.key}: {text}"))
         if entry.on is None and NIGHT_VARIABLE in os.environ and isinstance(runner, LocalRunner):
-            # a class may be this machine
+            # the device of an entry with a class may be this machine: do not measure at the same time
             claim = functools.cache(lambda: stack.enter_context(lock_device(entry.device, print_note)))
             yield replace(runner, claim=claim)
         else:

@@ -19,11 +19,11 @@ from autotune.units import fmt_bytes
 BUSY_SHARE = 0.1
 """Share of the cores in use by others from which a device is not quiet."""
 WAIT_SECONDS = 30.0
-"""Time in which a device must answer: nobody waits at a terminal until another study ends."""
+"""Maximum seconds to wait for a device's answer: `doctor` must not wait for another study to end."""
 
 
 def check_fleet(fleet: FleetConfig, names: list[str]) -> list[CheckResult]:
-    """Return the result of each class; one without a free device within `WAIT_SECONDS` is bad."""
+    """Return the result of each class; one whose device does not answer within `WAIT_SECONDS` is bad."""
     with tempfile.TemporaryDirectory(prefix="autotune-doctor-") as logs:
         return [check_class(fleet, name, Path(logs)) for name in names]
 

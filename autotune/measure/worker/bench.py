@@ -195,7 +195,7 @@ class Bench:
         return Wiring(repr([(op.target, op.inputs, op.outputs, op.layer) for op in graph.ops]))
 
     def compile(self) -> Done:
-        """Compile the kernels of the captured step and of its usual plans."""
+        """Compile the regions of the captured step, and those that write over an input in a plan in traced order."""
         self._plans.compile_variants()
         return Done()
 
