@@ -117,7 +117,6 @@ REWRITES: tuple[Callable[[fx.Graph], None], ...] = (
     dropout.split_dropout,
     dropout.draw_in_layout,
     batch_norm.correct_statistics,
-    batch_norm.correct_gradients,
     batch_norm.split_batch_norm,
     clamp.read_results,
     slices.fold_writes,

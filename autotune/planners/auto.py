@@ -2,20 +2,21 @@
 
 import math
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.planners import KINDS
-from autotune.planners.candidates import Candidate, find_smallest, make_candidate, propose
+from autotune.planners.candidates import Candidate, find_smallest
 from autotune.planners.coordinate_descent import (
     Choices,
     PlanCache,
     Preset,
     default_preset,
     descend,
-    first_planners,
 )
+from autotune.planners.knobs import Settings
 from autotune.planners.space import Space, build_space, preset_settings
 
 
@@ -41,8 +42,8 @@ def best_plan(
         space: Planners and knobs to choose from; by default every planner but the allocators, with default knobs.
         choices: Planner names per kind, to narrow the default. Ignored where `space` is passed.
         seconds: Time limit of the search. At least one plan is made.
-        accept_first: Accept the first planners' plan if it fits, which takes seconds. Otherwise rank every proposal
-            of `propose` and the smallest plan.
+        accept_first: Accept the first planners' plan if it fits, which takes seconds. Otherwise accept the first plan
+            of the coordinate descent that fits, or the smallest plan.
 
     Raises:
         ConfigError: A chosen planner needs a store that is not open.
@@ -76,12 +77,25 @@ def best_plan(
 
 
 def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: Space) -> Candidate:
-    """Return the first planners' plan if it fits; otherwise the fastest proposal that fits, or the smallest plan."""
-    first = make_candidate(graph, costs, preset_settings(KINDS, space, first_planners(space)), budget_bytes)
-    if first.estimate.peak_bytes <= budget_bytes:
+    """Return the first plan of the coordinate descent that fits, or else the smallest plan.
+
+    A plan that had to be searched for is compared with the smallest one, which may be faster.
+    """
+    choices = {kind: tuple(planners) for kind, planners in space.items()}
+    cache = PlanCache(graph, costs, budget_bytes)
+    descent = list(_until_fit(cache, descend(cache, choices, partial(preset_settings, KINDS, space))))
+    first = Candidate(descent[-1], *cache.evaluate(descent[-1]))
+    if len(descent) == 1 and first.estimate.peak_bytes <= budget_bytes:
         return first
-    proposals = (*propose(graph, costs, space, budget_bytes), find_smallest(graph, costs, space))
-    return min(proposals, key=lambda candidate: _rank(candidate, budget_bytes))
+    return min(first, find_smallest(graph, costs, space), key=lambda candidate: _rank(candidate, budget_bytes))
+
+
+def _until_fit(cache: PlanCache, steps: Iterator[Settings]) -> Iterator[Settings]:
+    """Yield the steps of a descent up to the first one whose plan fits the budget."""
+    for settings in steps:
+        yield settings
+        if cache.evaluate(settings)[1].peak_bytes <= cache.budget_bytes:
+            return
 
 
 def _rank(candidate: Candidate, budget_bytes: int) -> tuple[int, float]:

@@ -19,6 +19,8 @@ from autotune.predict.simulate import Estimate, simulate
 
 COMBINED = frozenset({"order", "update", "recompute", "offload"})
 """Planner kinds that `propose` combines exhaustively."""
+LARGE_OPS = 1000
+"""Number of ops above which the smallest plan is made with the first in-place planner only. Others repeat all searches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,10 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
     names = {kind: next(iter(planners)) for kind, planners in space.items()}
     best = _evaluate(cache, preset_settings(KINDS, space, names))
     for kind, planners in space.items():
-        for name in list(planners)[1:]:
+        others = list(planners)[1:]
+        if kind == "inplace" and len(graph.ops) > LARGE_OPS:
+            others = []
+        for name in others:
             other = _evaluate(cache, preset_settings(KINDS, space, names | {kind: name}))
             best = min(best, other, key=lambda candidate: (candidate.estimate.peak_bytes, candidate.estimate.seconds))
         names[kind] = str(best.settings[kind]["planner"])

@@ -27,6 +27,11 @@ def mask_like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=torch.bool).fill_(True)
 
 
+def per_channel(tensor: Tensor, count: int) -> list[Tensor]:
+    """Weight, bias and statistics of a batch norm."""
+    return [torch.ones(tensor.shape[1]) for _ in range(count)]
+
+
 CALLS: dict[torch._ops.OpOverload, Callable[[Tensor, Tensor], Any]] = {
     aten.add.Tensor: aten.add.Tensor,
     aten.mul.Tensor: aten.mul.Tensor,
@@ -57,6 +62,19 @@ CALLS: dict[torch._ops.OpOverload, Callable[[Tensor, Tensor], Any]] = {
     ),
     aten.reflection_pad2d_backward.default: lambda x, y: aten.reflection_pad2d_backward(
         x, y.narrow(2, 0, x.shape[2] - 2), [0, 0, 1, 1]
+    ),
+    aten.native_batch_norm.default: lambda x, y: aten.native_batch_norm(x, *per_channel(x, 4), True, 0.1, 1e-5),
+    aten._native_batch_norm_legit.default: lambda x, y: aten._native_batch_norm_legit(
+        x, *per_channel(x, 4), True, 0.1, 1e-5
+    ),
+    aten._native_batch_norm_legit.no_stats: lambda x, y: aten._native_batch_norm_legit(
+        x, *per_channel(x, 2), True, 0.1, 1e-5
+    ),
+    aten._native_batch_norm_legit_functional.default: lambda x, y: aten._native_batch_norm_legit_functional(
+        x, *per_channel(x, 4), True, 0.1, 1e-5
+    ),
+    aten.native_batch_norm_backward.default: lambda x, y: aten.native_batch_norm_backward(
+        x, y, *per_channel(x, 5), True, 1e-5, [True, True, True]
     ),
 }  # fmt: skip
 
@@ -111,6 +129,29 @@ def test_a_norm_over_channels_of_one_pixel_before_a_pool_equals_eager():
         return Workload(model, lambda model, batch: model(batch).sin().mean(), optimizer, torch.randn(4, 3, 4, 4))
 
     assert any("as_strided_scatter" in op.name for op in capture(make()).graph.ops)
+    assert_equals_eager(make(), make())
+
+
+def test_attention_behind_a_batch_norm_over_features_equals_eager():
+    # the norm returns contiguous data, so eager's linear layer reads a transposed view and multiplies in another order
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(32), nn.Linear(32, 1)
+            self.projections = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, words: Tensor) -> Tensor:
+            normal = self.norm(words.transpose(1, 2)).transpose(1, 2)
+            parts = [project(normal).view(*words.shape[:2], 4, 8).transpose(1, 2) for project in self.projections]
+            mixed = nn.functional.scaled_dot_product_attention(*parts, dropout_p=0.1)
+            return self.head(mixed.transpose(1, 2).flatten(2) + words)
+
+    def make() -> Workload:
+        torch.manual_seed(0)
+        model = nn.Sequential(Attention())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(8, 4, 32))
+
     assert_equals_eager(make(), make())
 
 

@@ -49,6 +49,20 @@ def _suggested(position: int) -> Rule:
     return lambda args: _empty(args[position], suggest_memory_format(args[position]))
 
 
+def _normalized(data: int, *others: int) -> Rule:
+    """Follow batch norm: the memory format that torch suggests for the data, but contiguous where all arguments are.
+
+    Arguments of one channel are contiguous in both formats. Then other strides of the gradient decide for the data's.
+    """
+
+    def rule(args: tuple[Any, ...]) -> Strides | None:
+        read = [args[position] for position in (data, *others)]
+        alike = all(part.is_contiguous() and part.stride() == read[0].stride() for part in read)
+        return _empty(args[data], torch.contiguous_format) if alike else _suggested(data)(args)
+
+    return rule
+
+
 def _like(position: int) -> Rule:
     """Follow the argument at this position, as `empty_like` does."""
 
@@ -96,6 +110,11 @@ ON_CPU: dict[torch._ops.OpOverload, Rule] = {
     aten.native_layer_norm.default: _contiguous,
     aten.native_layer_norm_backward.default: _contiguous,
     aten.reflection_pad2d_backward.default: _suggested(1),
+    aten.native_batch_norm.default: _normalized(0),
+    aten._native_batch_norm_legit.default: _normalized(0),
+    aten._native_batch_norm_legit.no_stats: _normalized(0),
+    aten._native_batch_norm_legit_functional.default: _normalized(0),
+    aten.native_batch_norm_backward.default: _normalized(1, 0),
 }
 """Kernels of a CPU that allocate their result themselves."""
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 WHOLE = aten._native_batch_norm_legit_functional.default
@@ -92,20 +91,6 @@ def correct_statistics(graph: fx.Graph) -> None:
         with outputs[0].fake_mode:
             statistics = [torch.empty(outputs[part].shape, device=outputs[part].device) for part in (MEAN, DEVIATION)]
         _set_outputs(node, (outputs[0], *statistics, *outputs[3:]))
-
-
-def correct_gradients(graph: fx.Graph) -> None:
-    """Set the true strides of the data's gradient from the CPU kernel: the memory format of the data, never its strides.
-
-    The tracer's shape function returns other strides, with which later ops would be profiled on the wrong layout.
-    """
-    for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        outputs, data = node.meta["val"], node.args[1].meta["val"]
-        if outputs[0] is not None and outputs[0].device.type == "cpu":
-            with outputs[0].fake_mode:
-                strides = torch.empty_like(outputs[0], memory_format=suggest_memory_format(data)).stride()
-                gradient = outputs[0].as_strided(outputs[0].shape, strides)  # the same storage, which identifies views
-            _set_outputs(node, (gradient, *outputs[1:]))
 
 
 def _set_outputs(node: fx.Node, parts: tuple[Any, ...]) -> None:

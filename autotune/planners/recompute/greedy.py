@@ -1,5 +1,6 @@
 """Evict the results that free the most bytes over the budget per second of recomputation, until the step fits."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -24,6 +25,10 @@ BOUND_TOLERANCE = 1e-4
 """Share of the proved lower bound that the target lies above it, for budgets below the bound."""
 FINEST_STEP = 0.003
 """Smallest step of the target in the search for the lowest peak, as a share of the bytes over the limit."""
+LOWEST_WORK = 2.5
+"""Maximum number of edits to weigh in evictions for the lowest peak, in multiples of the local moves' number."""
+REMEMBERED = 4
+"""Number of latest results to keep: other planners ask for the same one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,14 @@ class GreedyEviction:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         """Return the plan with the cheapest recomputation that meets the budget."""
+        for planner, earlier, *inputs, result in tuple(_latest):
+            if earlier is graph and planner == self and inputs == [plan, budget_bytes, costs]:
+                return result
+        result = self._plan(graph, plan, budget_bytes, costs)
+        _latest.append((self, graph, plan, budget_bytes, costs, result))
+        return result
+
+    def _plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         refuse_inplace_and_offload(plan)
         start = start_search(graph, plan.order, costs)
         before = start.peak
@@ -107,10 +120,11 @@ class GreedyEviction:
     def _lowest(self, start: Search, best: Search, limit: int, work: int) -> Search:
         """Return the order with the lowest peak, by lowering the target step by step."""
         best = min(start, best, key=lambda search: search.peak)
-        step, turn = 0.1, 0
-        while step > FINEST_STEP and best.peak > limit:
+        step, turn, spent = 0.1, 0, 0
+        while step > FINEST_STEP and best.peak > limit and spent <= LOWEST_WORK * work:
             target = max(limit, int(best.peak - step * (start.peak - limit)))
-            search = self._reach(best, start, target, work // 16, turn)
+            search, weighed = self._reach(best, start, target, work // 16, turn)
+            spent += weighed
             if search.peak < best.peak:
                 search.undo(search.peak)
                 best = search
@@ -121,19 +135,26 @@ class GreedyEviction:
             best.improve(best.peak, self.greed, work // 4, turn)
         return best
 
-    def _reach(self, best: Search, start: Search, target: int, work: int, turn: int) -> Search:
-        """Return an order within the target, from the best so far or from the start; the lowest order if none fits."""
+    def _reach(self, best: Search, start: Search, target: int, work: int, turn: int) -> tuple[Search, int]:
+        """Return an order within the target, or the lowest one, and the number of edits that evictions weighed.
+
+        Evictions begin from the best order so far and from the start.
+        """
         results: list[Search] = []
+        spent = 0
         for origin, greed in ((best, 1.0), (best, 0.67), (start, 1.0), (start, 1.33)):
             search = origin.copy()
-            search.fit(target, self.greed * greed)
+            spent += search.fit(target, self.greed * greed)
             if search.peak <= target:
-                return search
+                return search, spent
             results.append(search)
         lowest = min(results, key=lambda search: search.peak)
         lowest.undo(lowest.peak)
         lowest.improve(target, self.greed, work, turn)
-        return lowest
+        return lowest, spent
+
+
+_latest: deque[tuple[GreedyEviction, TrainGraph, Plan, int, Costs, Plan]] = deque(maxlen=REMEMBERED)
 
 
 def _checkpointed_orders(graph: TrainGraph, plan: Plan) -> list[tuple[int, ...]]:
