@@ -74,6 +74,21 @@ class Updates:
         finally:
             parameter.grad = None
 
+    def update_together(self, uses: Sequence[tuple[str, torch.Tensor, torch.Tensor, bool]]) -> None:
+        """Run the optimizer once for several parameters, each as in `update`: on a GPU its kernels take all of them at once."""
+        groups: dict[int, dict[str, Any]] = {}
+        try:
+            for name, parameter, gradient, shared in uses:
+                if self.on_gradient is not None:
+                    self.on_gradient(name, gradient)
+                parameter.grad = gradient.clone() if shared and self.writes_gradients else gradient
+                group = self._group_of[id(parameter)]
+                groups.setdefault(id(group), {**group, "params": []})["params"].append(parameter)
+            self._step(self._copy_with(self.optimizer.state, list(groups.values())))
+        finally:
+            for _, parameter, _, _ in uses:
+                parameter.grad = None
+
     def gradient_uses(self, target: Any, args: tuple[Any, ...]) -> list["GradientUse"]:
         """Return the parameters that a call updates, with their gradients; none for a call that updates nothing."""
         if target != self.update:
