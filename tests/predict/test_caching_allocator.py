@@ -1,5 +1,8 @@
 """The model of the caching allocator: its rules one by one, and as a whole against a list of blocks that is searched."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -227,3 +230,38 @@ def test_nothing_is_allocated_for_no_bytes() -> None:
     assert allocator.allocate(0) is None
     allocator.free(None)
     assert allocator.reserved_bytes == 0
+
+
+_ON_A_GPU = """
+import random, sys, torch
+from autotune.predict.caching_allocator import CachingAllocator
+model, rng, live = CachingAllocator(expandable=sys.argv[1] == "expandable"), random.Random(0), []
+torch.cuda.init()
+assert torch.cuda.memory_reserved() == 0
+for number in range(400):
+    if live and rng.random() < 0.5:
+        tensor, block = live.pop(rng.randrange(len(live)))
+        del tensor
+        model.free(block)
+    nbytes = rng.choice([rng.randint(1, 3000), rng.randint(1, 2**20), rng.randint(2**20, 40 * 2**20)])
+    live.append((torch.empty(nbytes, dtype=torch.uint8, device="cuda"), model.allocate(nbytes)))
+    if number == 200:
+        torch.cuda.empty_cache()
+        model.empty_cache()
+    real = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    assert real == (model.allocated_bytes, model.reserved_bytes), (number, nbytes, real, model.allocated_bytes)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("segments", ["fixed", "expandable"])
+def test_the_model_has_the_bytes_of_a_real_gpu(segments: str) -> None:
+    settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{segments == 'expandable'}"}
+    run = subprocess.run(
+        [sys.executable, "-c", _ON_A_GPU, segments],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr

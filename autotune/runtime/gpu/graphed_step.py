@@ -82,6 +82,11 @@ class GraphedStep:
         self._recorder: GraphRecorder | None = None
         self._scope: dict[str, Any] = {}
 
+    @property
+    def graphs(self) -> int:
+        """Number of graphs of a step; 0 before a capture and without graphs."""
+        return 0 if self._recorder is None or self.problem else len(self._recorder.graphs)
+
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run one step on the loss's gradient, the batch, and the values from outside."""
         updates = self._program.updates
