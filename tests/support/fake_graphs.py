@@ -106,12 +106,15 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if place is not None:
                 self._recorder.pool[part.untyped_storage()._cdata] = part.untyped_storage()
             self._recorder.watch(part)
-        self.graph.events.append(lambda: _run_again(func, stored, places))
+        grads = torch.is_grad_enabled()  # a recurrent kernel of oneDNN looks at it
+        self.graph.events.append(lambda: _run_again(func, stored, places, grads=grads))
         return results
 
 
-def _run_again(func: Any, stored: tuple[Any, Any], places: list[torch.Tensor | None]) -> None:
-    parts = [part for part in pytree.tree_leaves(func(*stored[0], **stored[1])) if isinstance(part, torch.Tensor)]
+def _run_again(func: Any, stored: tuple[Any, Any], places: list[torch.Tensor | None], *, grads: bool) -> None:
+    with torch.set_grad_enabled(grads):
+        results = func(*stored[0], **stored[1])
+    parts = [part.detach() for part in pytree.tree_leaves(results) if isinstance(part, torch.Tensor)]
     for place, part in zip(places, parts, strict=True):
         if place is not None:
             place.copy_(part)

@@ -44,6 +44,14 @@ class Embedded(nn.Module):
         return self.head(self.layer(self.table(tokens))).mean(1)
 
 
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def forward(self, outputs: Any) -> torch.Tensor:
+        result: torch.Tensor = outputs[0][:, -1]
+        return result
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "dropout": (
         lambda: nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)),
@@ -54,6 +62,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
         lambda: torch.randn(5, 2, 6, 6),
     ),
     "embedding": (Embedded, lambda: torch.randint(0, 17, (4, 7))),
+    "lstm": (lambda: nn.Sequential(nn.LSTM(6, 5, batch_first=True), Last()), lambda: torch.randn(3, 4, 6)),
 }  # fmt: skip
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
