@@ -170,8 +170,11 @@ def test_a_plan_of_fewer_bytes_has_the_same_bits(model: str, tmp_path: Path) -> 
     compare(model, "adamw", smaller, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_plans_with_recomputation_and_offload_have_the_same_bits(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "seed"), [*(("dropout", seed) for seed in range(6)), *(("batch norm", seed) for seed in (1, 3, 9))]
+)
+def test_random_plans_with_recomputation_and_offload_have_the_same_bits(model: str, seed: int, tmp_path: Path) -> None:
+    """In those of the batch norm, the host writes over memory of a graph before another graph runs."""
     offloads = []
 
     def drawn(program: Program) -> Plan:
@@ -179,7 +182,7 @@ def test_random_plans_with_recomputation_and_offload_have_the_same_bits(seed: in
         offloads.append(plan.offload)
         return replace(plan, store="ssd") if plan.offload else plan
 
-    compare("dropout", "sgd", drawn, tmp_path)
+    compare(model, "sgd", drawn, tmp_path)
     assert offloads[0] == offloads[1]
     assert offloads[0]
 
