@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.optimizer import Updates
 from autotune.capture.python.step_trace import StepGuards
+from autotune.ir.allocation import allocated_bytes
 from autotune.ir.graph import Op, TrainGraph
 
 
@@ -86,6 +87,21 @@ class Program:
         call = self.calls[op.id]
         is_update = self.updates is not None and bool(self.updates.gradient_uses(call.target, call.args))
         return 1 / self.updates.loop.accumulate if self.updates is not None and is_update else 1.0
+
+
+def round_values(program: Program) -> Program:
+    """Return a step whose values have the bytes of their blocks on a GPU; on a CPU the program itself.
+
+    Tensors of the step that lie on the CPU keep their bytes, and optimizer state is counted per tensor already. Sizes are
+    rounded once the step is read, because kernels may write over a buffer of the same exact size only.
+    """
+    if program.device.type != "cuda":
+        return program
+    values = tuple(
+        value if meta is None else replace(value, nbytes=allocated_bytes(value.nbytes, meta.device.type))
+        for value, meta in zip(program.graph.values, program.metas, strict=True)
+    )
+    return replace(program, graph=replace(program.graph, values=values))
 
 
 def reads(argument: Any) -> Iterator[int]:

@@ -27,7 +27,7 @@ from autotune.capture.eager_kernels import eager_kernels
 from autotune.capture.joint_graph import JointTrace
 from autotune.capture.loop_checks import refuse_no_gradient
 from autotune.capture.optimizers.loop_ops import apply_loop
-from autotune.capture.program import Program
+from autotune.capture.program import Program, round_values
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.recorded_run import record_step
 from autotune.capture.python.side_effects import SideEffectWarning, refuse_read_side_effects, settle
@@ -100,7 +100,7 @@ def capture(
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
         with _name_errors(name, "the graph", reader):
             program = reader.program(name, trace.joint.out_spec, device, trace.make_guards(), recorded=trace.recorded)
-            program = replace(apply_loop(program, workload.loop), attached=trace.attached)
+            program = replace(apply_loop(round_values(program), workload.loop), attached=trace.attached)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for changed, line in trace.unrepeated:

@@ -44,6 +44,8 @@ class Costs:
     Negative where the op is charged for an output although it reuses the buffer of an input.
     """
     stores: dict[str, StoreCost] = field(default_factory=dict)
+    device_kind: str = "cpu"
+    """Kind of the device, `cpu` or `cuda`; a GPU's allocator has rules of its own."""
 
     @classmethod
     def unit(cls, graph: TrainGraph) -> "Costs":
@@ -51,7 +53,9 @@ class Costs:
         return cls((1.0,) * len(graph.ops), (0,) * len(graph.ops))
 
     @classmethod
-    def from_measurements(cls, graph: TrainGraph, seconds: Sequence[float], scratch_bytes: Sequence[int]) -> "Costs":
+    def from_measurements(
+        cls, graph: TrainGraph, seconds: Sequence[float], scratch_bytes: Sequence[int], device_kind: str = "cpu"
+    ) -> "Costs":
         """Return costs of ops that were measured one by one, in the order of the graph's ops.
 
         An op whose second result is the output of an alias op is charged only for the time beyond that op's.
@@ -60,7 +64,7 @@ class Costs:
         for op in graph.ops:
             if op.alias_of is not None and (producer := graph.producer[op.alias_of]) is not None:
                 charged[producer] = max(0.0, charged[producer] - seconds[op.id])
-        return cls(tuple(charged), tuple(scratch_bytes))
+        return cls(tuple(charged), tuple(scratch_bytes), device_kind=device_kind)
 
     def matches(self, graph: TrainGraph) -> bool:
         """Return True if there is one figure for each op of the graph: files of two runs may lie side by side."""

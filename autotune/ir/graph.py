@@ -34,6 +34,7 @@ class Value:
     id: int
     name: str
     nbytes: int
+    """Bytes of its block: those requested on a CPU, whole blocks of the caching allocator on a GPU."""
     role: Role
 
 

@@ -12,6 +12,7 @@ from autotune.capture.program import Call, Meta, Program, Read, hash_signature, 
 from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
 from autotune.capture.rewrites.batch_norm import REMADE_BY
 from autotune.errors import CaptureError, PlanError
+from autotune.ir.allocation import allocated_bytes
 from autotune.ir.graph import Op, Phase, TrainGraph, Value
 from autotune.ir.plan import REBUILD_PRICE
 from autotune.kernels.compile_pool import Listen, compile_in_pool
@@ -258,7 +259,7 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
             inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
             # capture counts a loss that ATen reduces in place with all its terms; a region allocates the result only
             for value, meta in zip(op.outputs, outputs, strict=True):
-                values[value] = replace(values[value], nbytes=storage_bytes(meta))
+                values[value] = replace(values[value], nbytes=allocated_bytes(storage_bytes(meta), meta.device.type))
             compiled = CompiledRegion(call.target, _kernel_signature(op, call.target), inputs, outputs)
             calls[-1] = replace(call, target=compiled)
     graph = TrainGraph(

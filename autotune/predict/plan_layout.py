@@ -7,6 +7,7 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Run, lives, lower
 from autotune.layout import WORK, Buffers, Layout, lay_out
+from autotune.predict.reserved_bytes import replay_allocations
 from autotune.predict.simulate import Estimate
 
 
@@ -69,7 +70,10 @@ def lay_out_plan(graph: TrainGraph, plan: Plan, costs: Costs, *, work: int = WOR
 
 
 def add_layout(graph: TrainGraph, plan: Plan, costs: Costs, expected: Estimate) -> Estimate:
-    """Return the estimate of a plan with its layout's bytes, if the plan runs in an arena."""
+    """Return the estimate of a plan with its layout's bytes if it runs in an arena, on a GPU with those of its allocator."""
+    if costs.device_kind == "cuda":
+        peaks = replay_allocations(graph, plan, costs)
+        return replace(expected, peak_bytes=peaks.allocated_bytes, reserved_bytes=peaks.reserved_bytes)
     if plan.allocator != "arena" or expected.layout_bytes:
         return expected
     layout = lay_out_plan(graph, plan, costs, work=WORK // 2)

@@ -41,6 +41,8 @@ class Estimate:
     """Size of the block that holds the step's buffers in an arena; 0 without a layout."""
     layout_live_bytes: int = 0
     """Highest sum of buffers that are live at once, a lower bound of `layout_bytes`."""
+    reserved_bytes: int = 0
+    """Bytes that the caching allocator of a GPU is predicted to reserve for the step; 0 on a CPU."""
 
     @property
     def layout_gap(self) -> float:
@@ -49,7 +51,9 @@ class Estimate:
 
     @property
     def charged_bytes(self) -> int | None:
-        """Bytes charged for the step in an arena, its peak plus the layout's waste; None without a layout."""
+        """Bytes charged for the step: in an arena its peak plus the layout's waste, on a GPU those reserved; None if unknown."""
+        if self.reserved_bytes:
+            return self.reserved_bytes
         return self.peak_bytes + self.layout_bytes - self.layout_live_bytes if self.layout_bytes else None
 
     @property

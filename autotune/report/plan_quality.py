@@ -36,6 +36,8 @@ def list_plan_quality(records: RecordedRun) -> list[tuple[str, str]]:
 def _arena_facts(estimate: Estimate) -> list[tuple[str, str]]:
     if estimate.charged_bytes is None:
         return []
+    if estimate.reserved_bytes:
+        return [("predicted reserve of the GPU's allocator", fmt_bytes(estimate.reserved_bytes))]
     above = f"{100 * estimate.layout_gap:.1f} % above the live bytes at its peak"
     return [
         ("arena of the step's buffers", f"{fmt_bytes(estimate.layout_bytes)}, {above}"),

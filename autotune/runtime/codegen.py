@@ -31,10 +31,7 @@ class StepWriter(SourceWriter):
 
         With `names_ranges` each op runs inside `with range_of(name)`, for a profiler.
         """
-        inputs = (*self._program.batch, *(value for value, _ in self._program.free))
-        parameters = [f"v{value}" for value in inputs]
-        tangent = f"v{self._program.tangent}" if self._program.tangent is not None else "tangent"
-        lines = [f"def step({', '.join([tangent, *parameters])}):"]
+        lines = [f"def step({self.parameters()}):"]
         reading: set[int] = set()
         writing: set[int] = set()
         ran: set[int] = set()
@@ -49,7 +46,7 @@ class StepWriter(SourceWriter):
                         f" {'' if value in static else f'v{value} = '}engine.finish_read({value})" for value in due
                     ]
                     reading.difference_update(due)
-                    call = self._call(op, reused)
+                    call = self.call(op, reused)
                     lines.append(
                         f" with range_of({_range_name(op, again=op_id in ran)!r}): {call}"
                         if names_ranges
@@ -70,15 +67,24 @@ class StepWriter(SourceWriter):
                     reading.add(value)
             if calls_back:
                 lines.append(f" after({index})")
-        results = "".join(self.argument(result) + ", " for result in self._program.results)
-        lines.append(f" return ({results})")
+        lines.append(f" return {self.results()}")
         return "\n".join(lines) + "\n"
+
+    def parameters(self) -> str:
+        """Return the parameters of a step's function: the gradient of the loss, the batch, and values from outside."""
+        inputs = (*self._program.batch, *(value for value, _ in self._program.free))
+        tangent = f"v{self._program.tangent}" if self._program.tangent is not None else "tangent"
+        return ", ".join([tangent, *(f"v{value}" for value in inputs)])
+
+    def results(self) -> str:
+        """Return the expression for the step's results."""
+        return f"({''.join(self.argument(result) + ', ' for result in self._program.results)})"
 
     def view(self, view: View) -> str:
         """Return the expression for a view, by a kernel that allows the layouts of a running step."""
         return self.invocation(AT_RUN_TIME.get(view.target, view.target), view.args, view.kwargs)
 
-    def _call(self, op: Op, reused: int | None) -> str:
+    def call(self, op: Op, reused: int | None) -> str:
         """Return the statement that runs an op; `reused` is the value whose buffer its output reuses."""
         call = self._program.calls[op.id]
         if reused is not None and reused == op.alias_of:

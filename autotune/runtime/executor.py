@@ -15,6 +15,7 @@ from autotune.records.measurement import TransferTrace
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
 from autotune.runtime.codegen import StepWriter
+from autotune.runtime.gpu.graphed_step import GraphedStep, GraphRecorder
 from autotune.runtime.offload.engine import OffloadEngine, Store
 from autotune.runtime.offload.slots import peak_step_bytes, static_tensors
 
@@ -32,6 +33,7 @@ class Executor:
         arena: Block of memory that the step's tensors are placed in; None for malloc.
         after_instruction: Called with each instruction's index, so that a meter can compare bytes with the simulator.
         range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
+        make_recorder: Creates a recorder of CUDA graphs, in which the step then runs; None to launch every op.
 
     Raises:
         PlanError: The schedule offloads a parameter that shares its memory with another tensor.
@@ -61,6 +63,7 @@ class Executor:
         arena: StepArena | None = None,
         after_instruction: Callable[[int], None] | None = None,
         range_of: RangeFactory | None = None,
+        make_recorder: Callable[[], GraphRecorder] | None = None,
     ) -> None:
         self.program = program
         self.schedule = schedule
@@ -83,6 +86,10 @@ class Executor:
         load_variants(scope.values())
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
+        self.graphed: GraphedStep | None = None
+        """The step in CUDA graphs; None where every op is launched."""
+        if make_recorder is not None:
+            self._step = self.graphed = GraphedStep(program, schedule, self._step, self._engine, make_recorder)
 
     def __call__(self, batch: list[torch.Tensor]) -> Any:
         """Run the step on the batch's tensors; return the results in the structure of the loss function's."""

@@ -105,6 +105,7 @@ def profile(program: Program, *, cache: Path | None = None, listen: Callable[[in
         program.graph,
         [costs[op.signature].seconds * program.share_of_steps(op) for op in ops],
         [costs[op.signature].scratch_bytes for op in ops],
+        program.device.type,
     )
 
 

@@ -28,6 +28,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
+from autotune.runtime.gpu.graphed_step import GraphRecorder
 from autotune.runtime.gpu.segments import grow_segments
 from autotune.runtime.loop_plan import transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
@@ -165,6 +166,7 @@ class StepPreparer:
         stores: Directory of each store, by its name.
         adapts: True if plans that offload may change their window between steps.
         range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
+        make_recorder: Creates a recorder of CUDA graphs on a device; None to launch every op.
     """
 
     def __init__(
@@ -174,12 +176,13 @@ class StepPreparer:
         *,
         adapts: bool,
         range_of: RangeFactory | None = None,
+        make_recorder: Callable[[torch.device], GraphRecorder] | None = None,
     ) -> None:
         self.file = plan if isinstance(plan, PlanFile) else None
         self._plan = plan.plan if isinstance(plan, PlanFile) else plan if isinstance(plan, Plan) else None
         self._make_file = None if isinstance(plan, PlanFile | Plan | None) else plan
         self._stores, self._adapts = stores, adapts
-        self._range_of = range_of
+        self._range_of, self._make_recorder = range_of, make_recorder
         self._numbers = itertools.count()
         self._block = SharedBlock()
         self._costs = StepCosts(lambda program: measure_stores(profile(program), self._stores, program.device.type))
@@ -284,12 +287,14 @@ class StepPreparer:
             opener = partial(open_store, plan.store, self._directory(plan.store), slot_sizes(program, *schedules))
         store = opener() if opener is not None else None
         uses_arena = plan.allocator == "arena" and program.device.type == "cpu"
+        recorder = None if self._make_recorder is None else partial(self._make_recorder, program.device)
         executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
         for each, schedule in zip(plans, schedules, strict=True):
             # a step that offloads releases pages one by one, for which the block must be its own
             block = SharedBlock() if plan.offload else self._block
             arena = StepArena(block=block) if uses_arena else None
-            executors[each] = Executor(program, schedule, store, arena=arena, range_of=self._range_of), arena
+            executor = Executor(program, schedule, store, arena=arena, range_of=self._range_of, make_recorder=recorder)
+            executors[each] = executor, arena
         return PreparedStep(next(self._numbers), program, plan, plan, executors, store, opener, adapter)
 
     def _make_adapter(self, program: Program, plan: Plan) -> WindowAdapter:

@@ -20,6 +20,8 @@ from autotune.ir.plan import Plan
 from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
+from autotune.runtime.gpu.cuda_recorder import CudaRecorder
+from autotune.runtime.gpu.graphed_step import GraphRecorder
 from autotune.runtime.prepared_step import (
     PlanSource,
     PreparedStep,
@@ -80,6 +82,9 @@ class TrainStep:
             runs `loss_fn` and `before_update` twice.
         ranges: Opens a named range around each op for a profiler: `torch.profiler.record_function`, or
             `torch.cuda.nvtx.range` for Nsight Systems. Names hold phase, op and layer; recomputed ops begin with `recompute`.
+        cuda_graphs: Run the step as CUDA graphs on a GPU: one launch for all kernels between two updates or transfers. Updates
+            stay outside, in groups, and read learning rates in every step. A step that cannot be captured runs without
+            graphs, with a warning. It was never run on a GPU, so it is off by default.
 
     Raises:
         ConfigError: An argument is invalid, or the loop does something that a step cannot support.
@@ -122,6 +127,7 @@ class TrainStep:
         adapt: bool = False,
         verify: bool | int = False,
         ranges: RangeFactory | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         Loop(accumulate=accumulate)  # refuses a number below 1
         check_other_shapes(other_shapes)
@@ -147,6 +153,7 @@ class TrainStep:
             store_directories(stores, source),
             adapts=adapt,
             range_of=ranges,
+            make_recorder=_choose_recorder(model, cuda_graphs=cuda_graphs),
         )
         self._memory_format = preparer.memory_format
         self._selector = StepSelector(
@@ -343,3 +350,16 @@ class TrainStep:
         refuse_modes(trains=self.optimizer is not None)
         if self._selector.cache.offloads:
             refuse_fork(self._pid)
+
+
+def _choose_recorder(model: torch.nn.Module, *, cuda_graphs: bool) -> Callable[[torch.device], GraphRecorder] | None:
+    """Return the recorder of graphs, if there shall be one; raise ConfigError for a model that is not on a GPU."""
+    if not cuda_graphs:
+        return None
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    if kinds != {"cuda"}:
+        raise ConfigError(
+            f"cuda_graphs=True needs a model on a GPU; this one is on {', '.join(sorted(kinds)) or 'no device'}: move it "
+            "with model.cuda(), or leave cuda_graphs out"
+        )
+    return CudaRecorder

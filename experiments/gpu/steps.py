@@ -1,5 +1,6 @@
 """The steps of a first hour on a GPU, in order of value."""
 
+import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def all_steps() -> list[Step]:
             for peer in PEERS
             for model in TUNED
         ),
+        *(Step(f"graphs {model}", 100, partial(measure_graphs, model)) for model in TUNED),
         *(Step(f"offload {window}", 100, partial(measure_window, "gpt2", window)) for window in WINDOWS),
     ]
 
@@ -207,3 +209,9 @@ def measure_window(model: str, window: int, machine: Machine, seconds: float) ->
         figures = {"swaps": len(plan.offload), "budget_bytes": peak // 2}
         store = costs.stores[machine.store]
         return figures | {"contention": store.contention, "slowed": store.slowed} | compare_plan(runner, plan)
+
+
+def measure_graphs(model: str, machine: Machine, seconds: float) -> Data:
+    """Time the traced step without and with CUDA graphs; a figure of its own, as studies measure steps without."""
+    code, output = machine.execute(("experiments.gpu.graphs", model, json.dumps(ZOO[model])), seconds)
+    return {"exit": code, "output": output[-8000:]}

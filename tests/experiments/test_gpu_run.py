@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from autotune.workloads.workload import Workload
 from experiments.gpu import run
+from experiments.gpu.graphs import measure
 from experiments.gpu.machine import FakeMachine
 from experiments.gpu.steps import Step, all_steps
+from tests.support.fake_graphs import FakeRecorder
 
 
 def document(path: Path) -> dict[str, Any]:
@@ -18,7 +22,15 @@ def document(path: Path) -> dict[str, Any]:
 
 def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    kinds = ["doctor", "tests", "check vit", "tune gpt2 bfloat16", "frontier gpt2 save_on_cpu", "offload 2"]
+    kinds = [
+        "doctor",
+        "tests",
+        "check vit",
+        "tune gpt2 bfloat16",
+        "frontier gpt2 save_on_cpu",
+        "graphs gpt2",
+        "offload 2",
+    ]
     assert {kind.split()[0] for kind in kinds} == {step.name.split()[0] for step in all_steps()}
     for kind in kinds:
         assert run.main(["--fake", "--out", str(out), "--only", *kind.split()]) == 0
@@ -31,6 +43,17 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
     assert steps["tune gpt2 bfloat16"]["data"]["best"]["outcome"] == "ok"
     assert "tests/runtime/stores/test_host.py" in steps["tests"]["data"]["output"]
     assert steps["offload 2"]["data"]["transfer_bytes"] > 0
+    assert "experiments.gpu.graphs gpt2" in steps["graphs gpt2"]["data"]["output"]
+
+
+def test_graphs_are_timed_beside_launches_with_the_same_losses() -> None:
+    def make() -> Workload:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Workload(model, lambda net, batch: net(batch).square().mean(), optimizer, torch.ones(16, 4))
+
+    figures = measure(make, torch.device("cpu"), FakeRecorder, steps=3)
+    assert (figures["graphs"], figures["problem"], figures["loss_difference"]) == (1, "", 0.0)
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""A made-up GPU: streams that run queued work in order, events that are late, and pinned host memory.
+"""A made-up GPU: streams that run queued work in order, events that are late, memory, and pinned host memory.
 
 The host's clock is virtual. Queuing work takes no time; work runs when a wait or a sleep moves the clock to its end. A copy
 changes its destination only then. `install` replaces the clock of `time`.
@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+
+from tests.support.fake_gpu_memory import FakeGpuMemory
 
 COPY_BYTES_PER_SECOND = 20e9
 
@@ -80,10 +82,11 @@ class _QueuedCopies(TorchFunctionMode):
         return to
 
 
-class FakeCuda:
-    """The part of `torch.cuda` that stores and timers use."""
+class FakeCuda(FakeGpuMemory):
+    """The part of `torch.cuda` that stores, timers, meters and limits use."""
 
-    def __init__(self, devices: int = 1) -> None:
+    def __init__(self, devices: int = 1, **memory: Any) -> None:
+        super().__init__(devices, **memory)
         self.log: list[str] = []
         self.now, self.recorded, self.error = 0.0, 0, 0
         self.devices, self.device_index = devices, 0

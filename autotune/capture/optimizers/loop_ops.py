@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from autotune.capture.bindings import Bindings
 from autotune.capture.optimizers.loop_updates import LoopUpdates, copy_to_layout, gradient_strides, has_layout
 from autotune.capture.optimizers.optimizer import GradientUse
 from autotune.capture.program import Call, Meta, Program, Read, argument_text, hash_signature, reads
+from autotune.ir.allocation import allocated_bytes
 from autotune.ir.graph import Op, Phase, Role, Value
 from autotune.workloads.loop import Loop
 
@@ -77,7 +80,7 @@ class _LoopOps:
 
     def _accumulate(self, use: GradientUse) -> None:
         parameter = self._base.tensors[use.parameter.value]
-        nbytes = parameter.numel() * parameter.element_size()
+        nbytes = _tensor_bytes(parameter)
         total = self._add_value(f"{use.name}.grad.sum", nbytes, Role.STATE, None)
         self._updates.accumulated[total] = parameter
         op = self._op(
@@ -91,7 +94,7 @@ class _LoopOps:
     def _copy(self, use: GradientUse) -> Read:
         parameter = self._base.tensors[use.parameter.value]
         shape, strides = tuple(parameter.shape), gradient_strides(parameter)
-        nbytes = parameter.numel() * parameter.element_size()
+        nbytes = _tensor_bytes(parameter)
         meta = Meta(shape, strides, parameter.dtype, parameter.device)
         copied = self._add_value(f"{use.name}.grad.copy", nbytes, Role.GRAD, meta)
         arguments = (use.gradient, shape, strides)
@@ -109,7 +112,7 @@ class _LoopOps:
             return True
         parameter = self._base.tensors[use.parameter.value]
         example = Bindings(self._base.metas).example(use.gradient)
-        is_whole = example.numel() * example.element_size() == self._values[values.pop()].nbytes
+        is_whole = _tensor_bytes(example) == self._values[values.pop()].nbytes
         return not is_whole or not has_layout(example, tuple(parameter.shape), gradient_strides(parameter))
 
     def _finish(self, uses: list[GradientUse], updates: list[Op]) -> None:
@@ -145,3 +148,8 @@ class _LoopOps:
         self._values.append(Value(len(self._values), name, nbytes, role))
         self._metas.append(meta)
         return len(self._values) - 1
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a block for a tensor's elements."""
+    return allocated_bytes(tensor.numel() * tensor.element_size(), tensor.device.type)

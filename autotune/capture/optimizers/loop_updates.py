@@ -115,6 +115,10 @@ class LoopUpdates(Updates):
         """Return the bytes of each tensor of state that the parameter has, or will have after its first update."""
         return self._inner.state_sizes(parameter)
 
+    def state_bytes(self, parameter: torch.Tensor) -> int:
+        """Return the bytes that a parameter's state occupies on its device."""
+        return self._inner.state_bytes(parameter)
+
     def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of a parameter's state; before its first update often none."""
         return self._inner.state_tensors(parameter)

@@ -11,6 +11,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from autotune.capture.optimizers.optimizer_copy import HOOKS, get_unhooked_step
 from autotune.errors import CaptureError
+from autotune.ir.allocation import allocated_bytes
 from autotune.workloads.loop import Loop
 
 NEED_CLOSURES = ("LBFGS",)
@@ -72,6 +73,21 @@ class Updates:
             self._run(parameter, self._group_of[id(parameter)], self.optimizer.state)
         finally:
             parameter.grad = None
+
+    def update_together(self, uses: Sequence[tuple[str, torch.Tensor, torch.Tensor, bool]]) -> None:
+        """Run the optimizer once for several parameters, each as in `update`: on a GPU its kernels take all of them at once."""
+        groups: dict[int, dict[str, Any]] = {}
+        try:
+            for name, parameter, gradient, shared in uses:
+                if self.on_gradient is not None:
+                    self.on_gradient(name, gradient)
+                parameter.grad = gradient.clone() if shared and self.writes_gradients else gradient
+                group = self._group_of[id(parameter)]
+                groups.setdefault(id(group), {**group, "params": []})["params"].append(parameter)
+            self._step(self._copy_with(self.optimizer.state, list(groups.values())))
+        finally:
+            for _, parameter, _, _ in uses:
+                parameter.grad = None
 
     def gradient_uses(self, target: Any, args: tuple[Any, ...]) -> list["GradientUse"]:
         """Return the parameters that a call updates, with their gradients; none for a call that updates nothing."""
@@ -145,6 +161,14 @@ class Updates:
 
     def state_sizes(self, parameter: torch.Tensor) -> list[int]:
         """Return the bytes of each tensor of state that the parameter has, or will have after its first update."""
+        return [leaf.untyped_storage().nbytes() for leaf in self._state_leaves(parameter)]
+
+    def state_bytes(self, parameter: torch.Tensor) -> int:
+        """Return the bytes that a parameter's state occupies on its device: on a GPU without a step count on the CPU."""
+        return sum_on_device(self._state_leaves(parameter), parameter.device.type)
+
+    def _state_leaves(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of state that the parameter has, or stand-ins on `meta` for those of its first update."""
         try:
             state = self._first_state(parameter, torch.empty_like(parameter, device="meta"))
         except Exception:  # noqa: BLE001 - some read numbers or need a real device, and each raises another exception
@@ -152,8 +176,7 @@ class Updates:
                 state = self._first_state(parameter, torch.zeros_like(parameter))
         if parameter in self.optimizer.state:
             state = {parameter: self.optimizer.state[parameter]}
-        leaves = pytree.tree_leaves(list(state.values()))
-        return [leaf.untyped_storage().nbytes() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in pytree.tree_leaves(list(state.values())) if isinstance(leaf, torch.Tensor)]
 
     def _first_state(self, parameter: torch.Tensor, like: torch.Tensor) -> dict[Any, Any]:
         """Return the state after a first update of a stand-in for the parameter."""
@@ -187,6 +210,15 @@ def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: boo
     if same_layout and not copied:
         return gradient
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def sum_on_device(tensors: Sequence[torch.Tensor], device_kind: str) -> int:
+    """Return the bytes that tensors of state occupy on a device; those on `meta` stand for tensors of the device."""
+    return sum(
+        allocated_bytes(tensor.untyped_storage().nbytes(), device_kind)
+        for tensor in tensors
+        if device_kind == "cpu" or tensor.device.type != "cpu"
+    )
 
 
 class _DefaultState(dict[Any, Any]):

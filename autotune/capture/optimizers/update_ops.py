@@ -26,7 +26,7 @@ class UpdateOps:
         if isinstance(self._updates, WholeUpdates):
             self._collected.append((name, parameter, gradient, shared))
             return
-        state = self._builder.add_state(f"{name}.state", sum(self._updates.state_sizes(self._tensors[parameter])))
+        state = self._builder.add_state(f"{name}.state", self._updates.state_bytes(self._tensors[parameter]))
         self._builder.layer = name.rpartition(".")[0]
         optimizer = self._updates.optimizer
         self._builder.add_op(
@@ -47,7 +47,7 @@ class UpdateOps:
             return
         names, parameters, gradients, shared = (list(column) for column in zip(*self._collected, strict=True))
         self._updates.expect([self._tensors[parameter] for parameter in parameters])
-        state = self._builder.add_state("optimizer.state", sum(self._updates.state_sizes(self._tensors[parameters[0]])))
+        state = self._builder.add_state("optimizer.state", self._updates.state_bytes(self._tensors[parameters[0]]))
         self._builder.layer = "optimizer"
         arguments = [Read(parameter) for parameter in parameters]
         self._builder.add_op(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.capture.optimizers.optimizer import GradientUse, Updates, in_layout_of, refuse_closures
+from autotune.capture.optimizers.optimizer import GradientUse, Updates, in_layout_of, refuse_closures, sum_on_device
 from autotune.capture.optimizers.optimizer_copy import (
     CannotCopyError,
     Copier,
@@ -58,6 +58,7 @@ class WholeUpdates(Updates):
         self._ids = {id(parameter) for parameter in self._parameters}
         self._ids_with_gradient = self._ids
         self._sizes: list[int] | None = None
+        self._state_bytes = 0
         self._problem = ""
 
     def owns(self, parameter: torch.Tensor) -> bool:
@@ -128,6 +129,11 @@ class WholeUpdates(Updates):
             self._sizes = self._measure_sizes()
         return self._sizes
 
+    def state_bytes(self, parameter: torch.Tensor) -> int:
+        """Return the bytes that the whole state occupies on the parameters' device."""
+        self.state_sizes(parameter)
+        return self._state_bytes
+
     def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG002 - all share the state
         """Return the tensors of these sizes; none before the first update, or where their sizes differ from `state_sizes`."""
         tensors = collect_state_tensors(self.optimizer)
@@ -194,7 +200,13 @@ class WholeUpdates(Updates):
             if not isinstance(errors[-1], CannotCopyError):
                 self._refuse_closure()
         self._problem = f"{type(errors[-1]).__name__}: {errors[-1]}"
-        return [tensor.untyped_storage().nbytes() for tensor in collect_state_tensors(self.optimizer)]
+        return self._count(collect_state_tensors(self.optimizer))
+
+    def _count(self, state: Sequence[torch.Tensor]) -> list[int]:
+        """Return the bytes of each tensor of state; note those that all occupy on the parameters' device."""
+        kind = self._parameters[0].device.type if self._parameters else "cpu"
+        self._state_bytes = sum_on_device(state, kind)
+        return [tensor.untyped_storage().nbytes() for tensor in state]
 
     def _sizes_after(self, device: str | None, steps: int, *arguments: Any) -> list[int]:
         """Return the bytes of each state tensor after steps of a copy on `device`; None is the parameters' own device."""
@@ -220,7 +232,7 @@ class WholeUpdates(Updates):
             get_unhooked_step(copied)(copied, *arguments)
         for stand_in in images.values():
             stand_in.grad = None
-        return [tensor.untyped_storage().nbytes() for tensor in collect_state_tensors(copied)]
+        return self._count(collect_state_tensors(copied))
 
     def _refuse_closure(self) -> None:
         closure = RecordingClosure()

@@ -17,6 +17,7 @@ from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.capture.optimizers.optimizer_copy import collect_state_tensors
 from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
 from autotune.errors import ConfigError, DeviceRefusedError
+from autotune.ir.allocation import allocated_bytes
 from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
@@ -125,7 +126,7 @@ class EagerWorkload:
     def static_bytes(self) -> int:
         """Return the bytes of everything that is live between two steps."""
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in self.static_tensors()}
-        return sum(storage.nbytes() for storage in storages.values())
+        return sum(allocated_bytes(storage.nbytes(), self._spec.device_kind) for storage in storages.values())
 
     def restore(self, *, releases: bool = True) -> None:
         """Restore parameters, buffers, optimizer and generators to their state after the factory.

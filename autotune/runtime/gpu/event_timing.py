@@ -57,4 +57,6 @@ def describe_kernels() -> str:
         "fp16 sums": cublas.allow_fp16_reduced_precision_reduction,
     }
     on = ", ".join(name for name, is_on in switches.items() if is_on)
-    return f"CUDA {torch.version.cuda} cuDNN {cudnn.version() if cudnn.is_available() else None} ({on})"
+    read_driver = getattr(torch._C, "_cuda_getDriverVersion", None)  # a build for CPUs has none
+    driver = read_driver() if read_driver is not None else None
+    return f"CUDA {torch.version.cuda} driver {driver} cuDNN {cudnn.version() if cudnn.is_available() else None} ({on})"

@@ -8,6 +8,7 @@ import torch
 from autotune.capture.optimizers.loop_updates import LoopUpdates, base_program
 from autotune.capture.program import Program, reads
 from autotune.errors import PlanError
+from autotune.ir.allocation import allocated_bytes
 from autotune.ir.graph import Role, TrainGraph
 from autotune.ir.schedule import Offload, Schedule, lives
 from autotune.runtime.offload.engine import slot_key
@@ -88,7 +89,7 @@ def _refuse_shared(program: Program, value: int) -> None:
     problem = ""
     if sharing:
         problem = f"shares its memory with {program.graph.values[sharing[0]].name}"
-    elif storage.nbytes() != parameter.nbytes:
+    elif allocated_bytes(storage.nbytes(), program.device.type) != parameter.nbytes:
         problem = "is a part of a larger storage"
     if problem:
         raise PlanError(

@@ -54,6 +54,7 @@ def scale_costs(costs: Costs, measured: TrainGraph, graph: TrainGraph) -> Costs:
         tuple(seconds * ratio for seconds, ratio in zip(costs.seconds, ratios, strict=True)),
         tuple(_scale_scratch(scratch, ratio) for scratch, ratio in zip(costs.scratch_bytes, ratios, strict=True)),
         costs.stores,
+        costs.device_kind,
     )
 
 

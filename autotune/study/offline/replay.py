@@ -109,7 +109,7 @@ class RecordedPlanning:
         return next(point for point in self.landscape.points if self.numbers[point.plan] == plan.order[0])
 
     def _candidate(self, point: LandscapePoint) -> Candidate:
-        bare = replace(point.estimate, layout_bytes=0, layout_live_bytes=0)
+        bare = replace(point.estimate, layout_bytes=0, layout_live_bytes=0, reserved_bytes=0)
         return Candidate(point.settings, Plan((self.numbers[point.plan],)), bare)
 
 

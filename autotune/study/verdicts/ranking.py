@@ -148,9 +148,11 @@ def apply_rules(measurement: Measurement, rules: Rules) -> Measurement:
 def exceeds_budget(estimate: Estimate, rules: Rules) -> bool:
     """Return whether the predicted peak, or the predicted charge of the layout, exceeds the budget.
 
-    The real charge is never lower than either.
+    The real charge is never lower than either. What a GPU's allocator will reserve is predicted, but not certain: it
+    depends on allocations before the step. Such a plan is measured.
     """
-    return max(estimate.peak_bytes, estimate.charged_bytes or 0) > rules.budget_bytes
+    charged_bytes = 0 if estimate.reserved_bytes else estimate.charged_bytes or 0
+    return max(estimate.peak_bytes, charged_bytes) > rules.budget_bytes
 
 
 def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:

@@ -1,10 +1,12 @@
 """A resting process leaves the GPU to the others, and has every bit back when it goes on."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from autotune.measure.worker.eager import EagerWorkload
 from autotune.measure.worker.gpu_process import Parking
 
 
@@ -46,3 +48,13 @@ def test_what_cannot_come_back_for_want_of_memory_comes_back_at_the_next_attempt
         parking.unpark()
     parking.unpark()
     assert torch.equal(torch.cat(tensors), torch.arange(20.0))
+
+
+@pytest.mark.parametrize(("kind", "nbytes"), [("cuda", 512 + 1024), ("cpu", 400 + 516)])
+def test_static_tensors_count_as_the_allocator_of_the_device_does(kind: str, nbytes: int) -> None:
+    """They are subtracted from the allocator's count to find the floor, and the graph counts them alike."""
+    tensors = [torch.zeros(100), torch.zeros(129)]
+    worker: Any = SimpleNamespace(
+        _spec=SimpleNamespace(device_kind=kind), static_tensors=lambda: [*tensors, tensors[1][3:]]
+    )
+    assert EagerWorkload.static_bytes(worker) == nbytes

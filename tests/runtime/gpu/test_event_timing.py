@@ -68,3 +68,9 @@ def test_costs_are_kept_apart_by_what_chooses_kernels(monkeypatch: pytest.Monkey
     before = describe_kernels()
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
     assert describe_kernels() != before
+
+
+def test_costs_of_another_driver_are_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = describe_kernels()
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12090, raising=False)
+    assert describe_kernels() != before
