@@ -16,11 +16,13 @@ from autotune.measure.messages import (
     BLOCK_STEPS,
     UNMEASURED_STEPS,
     BatchSize,
+    Comparison,
     Digests,
     Done,
     GateDescription,
     MemoryPeak,
     PlanCheck,
+    RegionComparison,
     RoundingWitness,
     TimedBlock,
     TimingEnd,
@@ -49,6 +51,7 @@ from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import measure_stores
+from autotune.runtime.verification.region_gate import RegionGate, one_by_one
 from autotune.runtime.verification.witness import float64, move_weights
 
 _PEAK_READINGS = 3
@@ -167,6 +170,19 @@ class Bench:
         ):
             record_results(self._eager, step, writer.add)
         return Done()
+
+    def compare_regions(self, plan: Plan, reference: Path, traced: Path | None) -> RegionComparison:
+        """Compare the step whose regions run one by one with eager, and each compiled region with float64."""
+        program = self._plans.program
+        with self._plans.running(plan, program=one_by_one(program)) as (step, _):
+            whole = compare(self._eager, step, reference)
+        gate, differs = RegionGate(), ""
+        with self._plans.running(plan, program=gate.watch(program)) as (step, _):
+            if traced is not None:
+                differs = compare(self._eager, step, traced).detail
+            else:
+                record_results(self._eager, step, lambda *_: None)
+        return RegionComparison(whole, Comparison(gate.max_share, gate.detail), gate.undecided, differs)
 
     def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
         """Run plain eager steps as a witness and write their results beside the reference."""

@@ -69,14 +69,19 @@ class PlannedSteps:
         return StepArena(replays) if plan.allocator == "arena" and self._spec.device_kind == "cpu" else None
 
     @contextlib.contextmanager
-    def running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
-        """Make a plan ready to step, with its store open; on malloc unless an arena is passed."""
+    def running(
+        self, plan: Plan, *, arena: StepArena | None = None, program: Program | None = None
+    ) -> Iterator[tuple[Step, Executor]]:
+        """Make a plan ready to step, with its store open; on malloc unless an arena is passed.
+
+        `program` is the captured step with other callables behind its ops.
+        """
         graph = self.program.graph
         self._spec.refuse_other_capture(plan)
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._store = self._open(schedule) if schedule.store else None
-        executor = Executor(self.program, schedule, store, arena=arena)
+        executor = Executor(program or self.program, schedule, store, arena=arena)
         updates = self.program.updates
 
         def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
