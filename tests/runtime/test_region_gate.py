@@ -6,7 +6,7 @@ and can be made wrong in one op.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,11 +14,14 @@ from torch import fx
 
 from autotune.capture.program import Program
 from autotune.capture.tracer import capture
+from autotune.errors import NumericsError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import compile_regions, fuse
 from autotune.runtime.executor import Executor
+from autotune.runtime.train_step import TrainStep
+from autotune.runtime.verification import gates
 from autotune.runtime.verification.region_gate import RegionGate, one_by_one, output_share
 from autotune.runtime.verification.region_reference import OutputValues, RegionReference
 from autotune.workloads.workload import Workload
@@ -261,3 +264,30 @@ def test_a_term_that_a_new_bias_of_zeros_hides_is_noticed_if_it_is_missing(monke
     gate.run(Wrong(), "affine", torch.randn(8, 4), torch.zeros(4))  # type: ignore[arg-type]
     assert gate.max_share > 1.0
     assert gate.detail.startswith("output 0 of affine from other constants")
+
+
+def train_verified() -> str:
+    workload = draw_norm_net(3, batch=2, size=8)
+    plan = replace(Plan.traced(fuse(capture(workload)).graph), kernels="inductor", allocator="arena")
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan, verify=1) as step:
+        step(workload.batch)
+        return step.verified
+
+
+def test_a_verified_step_beyond_its_bound_is_accepted_only_if_each_region_is_within_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    decompose(monkeypatch)
+    assert train_verified().startswith("relative gate against float64, worst 0.")
+    monkeypatch.setattr(gates, "NOISE", 1e-9)  # the whole step is refused now
+    monkeypatch.setattr(gates, "EPS", 1e-9)
+    assert train_verified().startswith("each region within the relative gate against float64, worst 0.")
+
+    def change(graph: fx.GraphModule) -> None:
+        for node in graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+            if any(isinstance(argument, float) for argument in node.args):
+                _change_constant(node)
+
+    decompose(monkeypatch, change)
+    with pytest.raises(NumericsError, match="hold eager's step"):
+        train_verified()

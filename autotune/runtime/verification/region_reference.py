@@ -25,78 +25,25 @@ RANDOM_PATTERNS = 6
 
 _SELECTS = frozenset(
     [
-        "relu",
-        "neg",
-        "abs",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "hardtanh",
-        "leaky_relu",
-        "threshold",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "where",
-        "masked_fill",
-        "amax",
-        "amin",
-        "cat",
-        "stack",
-        "clone",
-        "copy",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "alias",
-        "detach",
-        "as_strided",
-        "flip",
-        "roll",
-        "gather",
-        "index",
-        "index_select",
-        "repeat",
-        "constant_pad_nd",
-        "triu",
-        "tril",
-        "full",
-        "full_like",
-        "ones",
-        "ones_like",
-        "zeros",
-        "zeros_like",
-        "empty",
-        "empty_like",
-        "arange",
-        "scalar_tensor",
+        "relu", "neg", "abs", "clamp", "clamp_min", "clamp_max", "hardtanh", "leaky_relu", "threshold",
+        "maximum", "minimum", "fmax", "fmin", "amax", "amin", "where", "masked_fill",
+        "cat", "stack", "clone", "copy", "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand",
+        "unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "unbind", "alias", "detach", "as_strided",
+        "flip", "roll", "gather", "index", "index_select", "repeat", "constant_pad_nd", "triu", "tril",
+        "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "empty", "empty_like", "arange", "scalar_tensor",
         "lift_fresh_copy",
     ]
-)
+)  # fmt: skip
 """Ops that return constants, or elements of their operands up to their sign, without rounding."""
 _DECIDES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(["threshold_backward", "hardtanh_backward", "leaky_relu_backward", "hardsigmoid_backward"], (1,)),
-    **dict.fromkeys(
-        ["hardswish_backward", "hardshrink_backward", "softshrink_backward", "_prelu_kernel_backward"], (1,)
-    ),
-    **dict.fromkeys(["sign", "sgn", "signbit", "round", "floor", "ceil", "trunc", "argmax", "argmin"], (0,)),
-    **dict.fromkeys(
-        ["gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_xor", "logical_not"], (0, 1)
-    ),
-    "floor_divide": (0, 1),
-}
+    "threshold_backward": (1,), "hardtanh_backward": (1,), "leaky_relu_backward": (1,), "hardsigmoid_backward": (1,),
+    "hardswish_backward": (1,), "hardshrink_backward": (1,), "softshrink_backward": (1,), "_prelu_kernel_backward": (1,),
+    "elu_backward": (5,), "floor_divide": (0, 1),
+    "sign": (0,), "sgn": (0,), "signbit": (0,), "round": (0,), "floor": (0,), "ceil": (0,), "trunc": (0,),
+    "argmax": (0,), "argmin": (0,), "logical_not": (0,),
+    "gt": (0, 1), "ge": (0, 1), "lt": (0, 1), "le": (0, 1), "eq": (0, 1), "ne": (0, 1),
+    "logical_and": (0, 1), "logical_or": (0, 1), "logical_xor": (0, 1),
+}  # fmt: skip
 """Positions of the operands that decide, for each op whose result jumps."""
 _THRESHOLDS = {"hardswish_backward": (-3.0, 3.0)}
 """Thresholds of the ops whose result also changes between them."""
@@ -304,7 +251,9 @@ class _Witness(_Run):
             return args
         chosen = list(args)
         for n in _positions(node):
-            moved = self._moved.get(node.args[n], args[n])  # type: ignore[call-overload]
+            source = node.args[n]
+            assert isinstance(source, fx.Node)
+            moved = self._moved.get(source, args[n])
             if thresholds := _THRESHOLDS.get(_op_name(node)):
                 passes = [(args[n] > each) != (moved > each) for each in thresholds]
                 moved = torch.where(torch.stack(passes).any(0), moved, args[n])
@@ -315,7 +264,7 @@ class _Witness(_Run):
         if node in self._errors:
             self._moved[node] = value + self._errors[node] * self._signs(node, value)
         elif node in self._between:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self._moved.get(one, self.env.get(one)))  # type: ignore[misc]
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self._moved.get(one, self.env.get(one)))
             self._moved[node] = self._call(node, args, kwargs)
         return value
 
@@ -331,9 +280,8 @@ def _trace(function: Callable[..., Any], examples: Sequence[torch.Tensor]) -> fx
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with FakeTensorMode() as mode:
+    with FakeTensorMode():
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in examples]
-    del mode
     functional = torch.func.functionalize(function, remove="mutations")
     traced = make_fx(functional, tracing_mode="fake")(*fakes)
     traced.graph.eliminate_dead_code()
