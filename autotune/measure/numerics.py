@@ -120,6 +120,11 @@ def _compare_traced(
 
 def _describe_step(spec: Spec, comparison: Comparison, gate: str) -> str:
     """Describe a captured step that the gate accepts; raise NumericsError for one that it refuses."""
+    if spec.exact and comparison.max_error > 0:
+        raise NumericsError(
+            f"the captured step of {spec.workload} does not have eager's bits: {comparison.detail} ({gate}); "
+            "leave --exact out to accept rounding"
+        )
     if not comparison.max_error <= 1.0:
         raise NumericsError(
             f"the captured step of {spec.workload} differs from eager: {comparison.detail} ({gate}); "

@@ -266,6 +266,30 @@ def test_a_term_that_a_new_bias_of_zeros_hides_is_noticed_if_it_is_missing(monke
     assert gate.detail.startswith("output 0 of affine from other constants")
 
 
+def test_uninitialized_memory_and_constants_of_another_dtype_are_no_errors():
+    def region(data: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = data * torch.linspace(0.5, 1.5, 4)
+        return result, torch.empty_like(result)
+
+    data = torch.rand(8, 4)
+    reference = RegionReference(region, [data])
+    assert reference.undefined == {1}
+    values = reference.evaluate([data])
+    assert output_share(region(data)[0], values[0], region(data)[0]) <= 1.0
+
+
+def test_under_autocast_the_bound_is_that_of_rounding_to_half_precision():
+    def region(data: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((data * 3).to(torch.bfloat16).float().mean(0),)
+
+    data = torch.rand(64, 4, generator=torch.Generator().manual_seed(0))
+    reference = RegionReference(region, [data])
+    (values,), (plain,) = reference.evaluate([data]), region(data)
+    assert reference.epsilon == torch.finfo(torch.bfloat16).eps
+    assert output_share((data * 3).mean(0), values, plain, reference.epsilon) <= 1.0
+    assert output_share(1.1 * plain, values, plain, reference.epsilon) > 1.0
+
+
 def train_verified() -> str:
     workload = draw_norm_net(3, batch=2, size=8)
     plan = replace(Plan.traced(fuse(capture(workload)).graph), kernels="inductor", allocator="arena")
@@ -274,6 +298,7 @@ def train_verified() -> str:
         return step.verified
 
 
+@pytest.mark.slow
 def test_a_verified_step_beyond_its_bound_is_accepted_only_if_each_region_is_within_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ):

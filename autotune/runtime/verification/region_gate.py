@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from autotune.capture.optimizers.loop_updates import has_layout
 from autotune.capture.program import Program
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.runtime.verification.gates import EPS, NOISE, STRICT_EPS, epsilon, magnitude, witness_distance
@@ -71,10 +72,12 @@ class RegionGate:
     def _compare(self, region: CompiledRegion, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         before = [tensor.clone() for tensor in tensors]
         plain = region.region(*before)
-        values = self._references[region.signature].evaluate(before)
+        reference = self._references[region.signature]
+        values = reference.evaluate(before)
         outputs = region(*tensors)
         for number, (output, each, expected) in enumerate(zip(outputs, values, plain, strict=True)):
-            self._record(output_share(output, each, expected), f"output {number} of {name}")
+            share = 0.0 if number in reference.undefined else output_share(output, each, expected, reference.epsilon)
+            self._record(share, f"output {number} of {name}")
         self.undecided += any(each.jumps is not None for each in values)
         for number, (tensor, old) in enumerate(zip(tensors, before, strict=True)):
             if _distances(tensor, old).any():
@@ -92,22 +95,27 @@ def one_by_one(program: Program) -> Program:
     return _with_targets(program, lambda region, _: region.region)
 
 
-def output_share(actual: torch.Tensor, values: OutputValues, plain: torch.Tensor) -> float:
+def output_share(actual: torch.Tensor, values: OutputValues, plain: torch.Tensor, coarsest: float = 0.0) -> float:
     """Return the error of a region's output as a share of its bound.
 
     Args:
         actual: The kernel's output.
         values: The output in float64.
         plain: The output of the region's ops, run one by one.
+        coarsest: The coarsest rounding inside of the region, if not that of the output's dtype.
     """
-    if (actual.shape, actual.dtype, actual.stride()) != (plain.shape, plain.dtype, plain.stride()):
+    if (actual.shape, actual.dtype) != (plain.shape, plain.dtype) or not has_layout(
+        actual, plain.shape, plain.stride()
+    ):
         return math.inf
     center, jumps = values.center, values.jumps
     if not epsilon(actual):
         return 0.0 if _excess(actual, center, jumps) == 0.0 else math.inf
     eps, size = epsilon(actual), magnitude(center)
     moved, error = _excess(values.moved, center, jumps), _excess(plain, center, jumps)
-    if not error <= max(witness_distance(eps) * size, STRICT_EPS * moved):  # float64 is another computation
+    if not error <= max(
+        witness_distance(max(eps, coarsest)) * size, STRICT_EPS * moved
+    ):  # float64 is another computation
         center, size = plain, magnitude(plain)
         admitted = STRICT_EPS * eps * size
     else:

@@ -45,6 +45,7 @@ _DECIDES: dict[str, tuple[int, ...]] = {
     "logical_and": (0, 1), "logical_or": (0, 1), "logical_xor": (0, 1),
 }  # fmt: skip
 """Positions of the operands that decide, for each op whose result jumps."""
+_UNDEFINED = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 _THRESHOLDS = {"hardswish_backward": (-3.0, 3.0)}
 """Thresholds of the ops whose result also changes between them."""
 
@@ -76,6 +77,12 @@ class RegionReference:
         self._open = {node: operands for node, operands in self._open.items() if operands}
         """Inexact operands of each decision that has some."""
         self._watched, self._between = self._find_sources()
+        results = self._graph.graph.output_node().args[0]
+        self.undefined = frozenset(number for number, node in enumerate(results) if _op_name(node) in _UNDEFINED)
+        """Numbers of the outputs that are uninitialized memory, which a later op fills."""
+        values = pytree.tree_leaves([node.meta.get("val") for node in self._graph.graph.nodes])
+        self.epsilon = max((epsilon(value) for value in values if isinstance(value, torch.Tensor)), default=0.0)
+        """Coarsest rounding inside of the region."""
 
     @torch.no_grad()
     def evaluate(self, tensors: Sequence[torch.Tensor]) -> list[OutputValues]:
@@ -83,8 +90,12 @@ class RegionReference:
         inputs = [to_double(tensor) for tensor in tensors]
         center = _Center(self._graph)
         outputs = center.outputs(inputs)
+        finest = torch.finfo(
+            torch.float32
+        ).eps  # an input of half precision is not rounded, but what is computed from it is
         moved_inputs = [
-            _move(wide, n, tensor.dtype) for n, (wide, tensor) in enumerate(zip(inputs, tensors, strict=True))
+            _move(wide, number, min(epsilon(tensor), finest))
+            for number, (wide, tensor) in enumerate(zip(inputs, tensors, strict=True))
         ]
         moved = _Moved(self._graph, center.decisions, self._rounded).outputs(moved_inputs)
         center.decisions.clear()
@@ -161,8 +172,8 @@ class _Run(fx.Interpreter):
             result = self._call(n, self.choose(n, args), kwargs)
         else:
             result = getattr(self, n.op)(n.target, args, kwargs)
-        if n.op == "get_attr" and self._is_double:
-            result = to_double(result)
+        if self._is_double:  # constants of the region have dtypes of their own
+            result = pytree.tree_map_only(torch.Tensor, _as_double, result)
         return self.adjust(n, result)
 
     def choose(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -213,7 +224,7 @@ class _Moved(_Run):
         if node not in self._rounded:
             return value
         self._drawn += 1
-        return _move(value, -self._drawn, node.meta["val"].dtype)
+        return _move(value, -self._drawn, epsilon(node.meta["val"]))
 
 
 class _Watch(_Run):
@@ -338,16 +349,17 @@ def _operands(node: fx.Node) -> list[Any]:
     return [node.args[n] for n in _positions(node)]
 
 
+def _as_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
 def _widen(part: Any) -> Any:
     return torch.float64 if isinstance(part, torch.dtype) and part.is_floating_point else part
 
 
-def _move(wide: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Move each element of a float64 tensor by one rounding of its original dtype, at most of float32."""
-    if not dtype.is_floating_point:
-        return wide
-    eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return wide * (1 + eps * _draw_signs(wide, seed))
+def _move(wide: torch.Tensor, seed: int, eps: float) -> torch.Tensor:
+    """Move each element of a float64 tensor by one rounding."""
+    return wide * (1 + eps * _draw_signs(wide, seed)) if eps else wide
 
 
 def _draw_signs(tensor: torch.Tensor, seed: int) -> torch.Tensor:

@@ -167,10 +167,14 @@ class Verifier:
         The region graph must have eager's bits where its ops run one by one, and the compared step those of the plan.
         """
         before.restore()
-        if self._run_planned(regions.one_by_one, expected)[1]:
+        try:
+            if self._run_planned(regions.one_by_one, expected)[1]:
+                return ""
+            before.restore()
+            differs = self._run_planned(regions.compared, expected | differing)[1]
+        except (RuntimeError, MemoryError):  # float64 takes twice the bytes, and not every kernel has it
             return ""
-        before.restore()
-        if self._run_planned(regions.compared, expected | differing)[1] or not regions.gate.max_share <= 1.0:
+        if differs or not regions.gate.max_share <= 1.0:
             return ""
         return f"each region within the relative gate against float64, worst {regions.gate.max_share:.2g} of the bound"
 
