@@ -39,10 +39,12 @@ class WithoutRegions(InProcessChildren):
         return super().ask(role, request, **options)
 
 
-def find(directory: Path, kind: Callable[[Spec], InProcessChildren] = InProcessChildren) -> ExpectedResults:
+def find(
+    directory: Path, kind: Callable[[Spec], InProcessChildren] = InProcessChildren, *, exact: bool = False
+) -> ExpectedResults:
     (directory / "net.py").write_text(FACTORY)
     reference = WorkloadRef(f"{directory}/net.py:factory")
-    children = kind(Spec(reference, directory / "logs", kernels="inductor", scratch=directory))
+    children = kind(Spec(reference, directory / "logs", kernels="inductor", exact=exact, scratch=directory))
     children.ask(ChildRole.EAGER, EagerResultsRequest(directory / "eager"))
     spec = children._spec
     graph = Bench(spec)._plans.program.graph
@@ -87,6 +89,12 @@ def test_a_wrong_region_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     decompose(monkeypatch, add_too_much)
     with pytest.raises(NumericsError, match=r"output \d of 0\.norm\.fused\d+.* is off by .*; use --kernels aten"):
         find(tmp_path)
+
+
+def test_where_eagers_bits_are_demanded_other_rounding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    decompose(monkeypatch)
+    with pytest.raises(NumericsError, match=r"does not have eager's bits: .*; leave --exact out"):
+        find(tmp_path, exact=True)
 
 
 def test_without_memory_to_compare_regions_the_gate_of_the_whole_step_decides(
