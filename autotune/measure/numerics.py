@@ -21,6 +21,7 @@ from autotune.measure.messages import (
     TracedResultsRequest,
     WiringRequest,
     WitnessRequest,
+    WorkProgress,
 )
 from autotune.measure.spec import Spec
 from autotune.records.measurement import Outcome
@@ -154,9 +155,12 @@ def _compare_regions(
     Raises NumericsError where a region or the graph differs.
     """
     request = RegionsRequest(traced, expected.directory, directory if directory != expected.directory else None)
+    children.report(WorkProgress("comparing compiled regions with float64"))
     try:
         # without a memory limit: float64 takes twice the bytes
-        reply = children.ask(ChildRole.KERNELS, request, arguments=expected.arguments)
+        reply = children.ask(
+            ChildRole.KERNELS, request, arguments=expected.arguments, seconds=spec.prepare_limit_seconds
+        )
     except ChildError as error:
         if (raised := error.as_autotune_error()) is not None:
             raise raised from None

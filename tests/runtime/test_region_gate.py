@@ -62,6 +62,7 @@ def test_kernels_that_round_differently_pass_on_nets_of_batch_norm_and_relu(seed
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_kernels")
 @pytest.mark.parametrize("seed", [2, 7])
 def test_kernels_of_inductor_pass_on_nets_of_batch_norm_and_relu(seed: int):
     compile_regions(fuse(capture(draw_norm_net(seed))))

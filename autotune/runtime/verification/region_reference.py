@@ -77,8 +77,9 @@ class RegionReference:
         self._open = {node: operands for node, operands in self._open.items() if operands}
         """Inexact operands of each decision that has some."""
         self._watched, self._between = self._find_sources()
-        results = self._graph.graph.output_node().args[0]
-        self.undefined = frozenset(number for number, node in enumerate(results) if _op_name(node) in _UNDEFINED)
+        (results,) = self._graph.graph.output_node().args
+        assert isinstance(results, (tuple, list))
+        self.undefined = frozenset(number for number, node in enumerate(results) if _is_undefined(node))
         """Numbers of the outputs that are uninitialized memory, which a later op fills."""
         values = pytree.tree_leaves([node.meta.get("val") for node in self._graph.graph.nodes])
         self.epsilon = max((epsilon(value) for value in values if isinstance(value, torch.Tensor)), default=0.0)
@@ -330,6 +331,10 @@ def _keeps_bits(node: fx.Node) -> bool:
         return False
     before, after = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
     return not before.is_floating_point or torch.promote_types(before, after) == after
+
+
+def _is_undefined(node: object) -> bool:
+    return isinstance(node, fx.Node) and _op_name(node) in _UNDEFINED
 
 
 def _op_name(node: fx.Node) -> str:
