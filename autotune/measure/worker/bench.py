@@ -16,7 +16,6 @@ from autotune.measure.messages import (
     BLOCK_STEPS,
     UNMEASURED_STEPS,
     BatchSize,
-    Comparison,
     Digests,
     Done,
     GateDescription,
@@ -51,7 +50,6 @@ from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import measure_stores
-from autotune.runtime.verification.region_gate import RegionGate, one_by_one
 from autotune.runtime.verification.witness import float64, move_weights
 
 _PEAK_READINGS = 3
@@ -173,16 +171,7 @@ class Bench:
 
     def compare_regions(self, plan: Plan, reference: Path, traced: Path | None) -> RegionComparison:
         """Compare the step whose regions run one by one with eager, and each compiled region with float64."""
-        program = self._plans.program
-        with self._plans.running(plan, program=one_by_one(program)) as (step, _):
-            whole = compare(self._eager, step, reference)
-        gate, differs = RegionGate(), ""
-        with self._plans.running(plan, program=gate.watch(program)) as (step, _):
-            if traced is not None:
-                differs = compare(self._eager, step, traced).detail
-            else:
-                record_results(self._eager, step, lambda *_: None)
-        return RegionComparison(whole, Comparison(gate.max_share, gate.detail), gate.undecided, differs)
+        return self._plans.compare_regions(plan, reference, traced)
 
     def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
         """Run plain eager steps as a witness and write their results beside the reference."""

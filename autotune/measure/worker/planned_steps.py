@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -16,9 +17,9 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import compile_regions, load_variants, overwrite, with_kernels
-from autotune.measure.messages import WorkProgress
+from autotune.measure.messages import Comparison, RegionComparison, WorkProgress
 from autotune.measure.spec import Spec
-from autotune.measure.worker.compare import Step
+from autotune.measure.worker.compare import Step, compare, record_results
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, exclude_from_collections
 from autotune.measure.worker.planned_cycle import run_planned_cycle
 from autotune.planners.inplace.greedy import GreedyInPlace
@@ -26,6 +27,7 @@ from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import SwapStore, open_store
+from autotune.runtime.verification.region_gate import RegionGate, one_by_one
 
 
 class PlannedSteps:
@@ -53,6 +55,18 @@ class PlannedSteps:
             [overwrite(call, value).target for call, value in reuses if isinstance(call.target, CompiledRegion)],
             lambda done, total: self._report(WorkProgress("compiling regions that reuse memory", done, total)),
         )
+
+    def compare_regions(self, plan: Plan, reference: Path, traced: Path | None) -> RegionComparison:
+        """Compare the step whose regions run one by one with eager, and each compiled region with float64."""
+        with self.running(plan, program=one_by_one(self.program)) as (step, _):
+            whole = compare(self._eager, step, reference)
+        gate, differs = RegionGate(), ""
+        with self.running(plan, program=gate.watch(self.program)) as (step, _):
+            if traced is not None:
+                differs = compare(self._eager, step, traced).detail
+            else:
+                record_results(self._eager, step, lambda *_: None)
+        return RegionComparison(whole, Comparison(gate.max_share, gate.detail), gate.undecided, differs)
 
     def captured_tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the captured step reads from outside; none before the capture."""

@@ -63,9 +63,9 @@ class RegionGate:
         """Run a region's kernel, compare its outputs, and return them."""
         if region.signature not in self._references:
             self._references[region.signature] = RegionReference(region.region, tensors)
-            other = [_vary(tensor, number) for number, tensor in enumerate(tensors)]
-            if any(one is not tensor for one, tensor in zip(other, tensors, strict=True)):
-                self._compare(region, f"{name} from other constants", other)
+            varied = [_vary(tensor, number) for number, tensor in enumerate(tensors)]
+            if any(new is not tensor for new, tensor in zip(varied, tensors, strict=True)):
+                self._compare(region, f"{name} from other constants", varied)
         return self._compare(region, name, tensors)
 
     def _compare(self, region: CompiledRegion, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -73,7 +73,9 @@ class RegionReference:
         self._graph = _trace(function, examples)
         self._rounded, self._selected = _classify(self._graph.graph)
         inexact = self._rounded | self._selected
-        self._open = {node: [one for one in _operands(node) if one in inexact] for node in self._graph.graph.nodes}
+        self._open = {
+            node: [operand for operand in _operands(node) if operand in inexact] for node in self._graph.graph.nodes
+        }
         self._open = {node: operands for node, operands in self._open.items() if operands}
         """Inexact operands of each decision that has some."""
         self._watched, self._between = self._find_sources()
@@ -143,8 +145,8 @@ class RegionReference:
             for number, (output, center) in enumerate(zip(witness.outputs(inputs), outputs, strict=True)):
                 change = torch.nan_to_num((output.double() - center.double()).abs(), 0.0)
                 if change.any():
-                    known = jumps[number]
-                    jumps[number] = change if known is None else torch.maximum(known, change)
+                    largest = jumps[number]
+                    jumps[number] = change if largest is None else torch.maximum(largest, change)
         return jumps
 
     def _has_single_sources(self) -> bool:
@@ -276,7 +278,9 @@ class _Witness(_Run):
         if node in self._errors:
             self._moved[node] = value + self._errors[node] * self._signs(node, value)
         elif node in self._between:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self._moved.get(one, self.env.get(one)))
+            args, kwargs = fx.map_arg(
+                (node.args, node.kwargs), lambda source: self._moved.get(source, self.env.get(source))
+            )
             self._moved[node] = self._call(node, args, kwargs)
         return value
 
