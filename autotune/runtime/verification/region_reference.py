@@ -46,7 +46,8 @@ _DECIDES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 """Positions of the operands that decide, for each op whose result jumps."""
 _UNDEFINED = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
-_THRESHOLDS = {"hardswish_backward": (-3.0, 3.0)}
+"""Ops that return uninitialized memory."""
+_THRESHOLDS = {"hardswish_backward": (-3.0, 3.0), "elu_backward": (0.0,)}
 """Thresholds of the ops whose result also changes between them."""
 
 
@@ -93,9 +94,8 @@ class RegionReference:
         inputs = [to_double(tensor) for tensor in tensors]
         center = _Center(self._graph)
         outputs = center.outputs(inputs)
-        finest = torch.finfo(
-            torch.float32
-        ).eps  # an input of half precision is not rounded, but what is computed from it is
+        # an input of half precision is exact; kernels compute with it in single precision
+        finest = torch.finfo(torch.float32).eps
         moved_inputs = [
             _move(wide, number, min(epsilon(tensor), finest))
             for number, (wide, tensor) in enumerate(zip(inputs, tensors, strict=True))
@@ -143,7 +143,7 @@ class RegionReference:
                 break  # moved either way no operand decides otherwise, so none is close to a threshold
             witness = _Witness(self._graph, self._open, self._between, errors, pattern)
             for number, (output, center) in enumerate(zip(witness.outputs(inputs), outputs, strict=True)):
-                change = torch.nan_to_num((output.double() - center.double()).abs(), 0.0)
+                change = torch.nan_to_num((output.double() - center.double()).abs(), 0.0, 0.0)
                 if change.any():
                     largest = jumps[number]
                     jumps[number] = change if largest is None else torch.maximum(largest, change)
