@@ -1,6 +1,7 @@
 import gc
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,25 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> "list[Executor]":
     run = Executor.run
     monkeypatch.setattr(Executor, "run", lambda self, inputs: (runs.append(self), run(self, inputs))[1])
     return runs
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Directory of compiled kernels that all tests of a session share, in all its processes.
+
+    The first compilation in a directory takes 15 s more, for a precompiled header.
+    """
+    base = tmp_path_factory.getbasetemp()
+    directory = (base if worker_id == "master" else base.parent) / "compile_cache"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.fixture
+def compiled_kernels(compile_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Compile kernels, and load them, in the session's directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compile_cache))
+    return compile_cache
 
 
 def pytest_collection_finish() -> None:

@@ -49,6 +49,7 @@ def tune(
     loop: str | Loop | None = None,
     memory_format: str | None = None,
     kernels: str | None = None,
+    exact: bool | None = None,
     seed_from: str | Path | None = None,
     tracking_uri: str | None = None,
     runs: str | Path | None = None,
@@ -76,6 +77,7 @@ def tune(
         memory_format: "channels_last" to run plans of a convolution net in that format.
         kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding; "any" to
             measure both, in each memory format, and tune the fastest.
+        exact: True to accept eager's bits only: other kernels are refused, and so is a captured step that rounds differently.
         seed_from: Run directory or plan file whose settings are measured first.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
         runs: Directory of all runs.
@@ -108,8 +110,8 @@ def tune(
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), time=_with_unit(time, "s"), trials=trials, stores=stores,
         arguments=arguments, device=device, planners=planners, objective=objective, limit=_with_unit(limit, "B"),
-        loop=loop, memory_format=memory_format, kernels=kernels, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs,
-        plans=plans,
+        loop=loop, memory_format=memory_format, kernels=kernels, exact=exact, seed_from=seed_from, tracking_uri=tracking_uri,
+        runs=runs, plans=plans,
     )  # fmt: skip
     return start_study(config, name, progress)
 

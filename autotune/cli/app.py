@@ -11,6 +11,7 @@ from autotune.cli.options import (
     Arguments,
     BudgetOption,
     DeviceOption,
+    Exact,
     FleetFile,
     Json,
     Kernels,
@@ -96,6 +97,7 @@ def tune(
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: Kernels = None,
+    exact: Exact = None,
     seed_from: SeedFrom = None,
     tracking_uri: TrackingUri = None,
     fleet: FleetFile = None,
@@ -110,8 +112,8 @@ def tune(
     """Search for the fastest plan within the budget; every number is measured. Ctrl-C ends the search and keeps all results."""
     fields = {
         "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective, "loop": loop,
-        "memory_format": memory_format, "kernels": kernels, "seed_from": seed_from, "tracking_uri": tracking_uri,
-        "fleet": fleet, "on": on,
+        "memory_format": memory_format, "kernels": kernels, "exact": exact, "seed_from": seed_from,
+        "tracking_uri": tracking_uri, "fleet": fleet, "on": on,
     }  # fmt: skip
     config = load_overridden_config(workload, fields, set_, store)
     if dry_run:

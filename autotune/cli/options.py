@@ -88,6 +88,13 @@ PlanKernels = Annotated[
         help="Kernels of the plan: eager's (default) or compiled regions.",
     ),
 ]
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact",
+        help="Accept eager's bits only: refuse other kernels, and a captured step that differs by rounding.",
+    ),
+]
 Objective = Annotated[
     str | None,
     typer.Option(

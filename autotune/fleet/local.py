@@ -91,6 +91,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
             memory_format=config.memory_format,
             loop=config.loop,
             kernels=config.kernels,
+            exact=config.exact,
             rebuild_price=config.rebuild_price,
             seed=config.seed,
             samples=config.samples,

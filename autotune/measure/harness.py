@@ -288,7 +288,7 @@ class Harness:
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:
         expected = self._expected
-        tolerance = plan_tolerance(self._spec.device_kind)
+        tolerance = 0.0 if self._spec.exact else plan_tolerance(self._spec.device_kind)
         reference: Path | None = None
         if expected is None:
             detail = "results not compared: eager fits at no batch size that the factory takes"

@@ -118,6 +118,31 @@ class TracedResultsRequest(Expects[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class RegionComparison:
+    """Comparison of compiled regions, one at a time."""
+
+    step: Comparison
+    """The step whose regions run their ops one by one, against eager."""
+    regions: Comparison
+    """The worst output of a compiled region, against float64 on the same inputs."""
+    undecided: int
+    """Number of region calls in which rounding may change a decision, such as a ReLU's sign."""
+    differs: str = ""
+    """Difference of the step with compared regions to the traced step; empty if every bit agrees, or none was compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionsRequest(Expects[RegionComparison]):
+    """Compare each compiled region of the traced step with float64, on the inputs that it has there."""
+
+    plan: Plan
+    reference: Path
+    """Results of eager."""
+    traced: Path | None
+    """Results of the traced step; None: bits may differ between two runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class WitnessRequest(Expects[Done]):
     """Run plain eager steps as a witness; write the results beside eager's."""
 
@@ -279,6 +304,7 @@ Request = (
     | EagerResultsRequest
     | PlanCheckRequest
     | TracedResultsRequest
+    | RegionsRequest
     | WitnessRequest
     | BoundsRequest
     | BatchSizeRequest
@@ -295,6 +321,7 @@ Reply = (
     WorkloadSurvey
     | MemoryPeak
     | PlanCheck
+    | RegionComparison
     | Done
     | GateDescription
     | BatchSize

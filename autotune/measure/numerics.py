@@ -1,5 +1,6 @@
 """Choice of the results that plans are compared with: eager's at the workload's batch, or at a smaller one that fits."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from autotune.measure.messages import (
     Comparison,
     EagerPeakRequest,
     PlanCheckRequest,
+    RegionComparison,
+    RegionsRequest,
     RoundingWitness,
     TracedResultsRequest,
     WiringRequest,
     WitnessRequest,
+    WorkProgress,
 )
 from autotune.measure.spec import Spec
 from autotune.records.measurement import Outcome
@@ -100,23 +104,90 @@ def _compare_traced(
         return reply.comparison, reply.memory.floor_bytes
 
     comparison, floor_bytes = check()
-    method, gate = "bit-equal to eager", ""
+    gate, directory = "", expected.directory
     if comparison.max_error > 0 or spec.device_kind == "cuda":
         gate = _derive_bounds(children, expected)
         comparison, floor_bytes = check()
-        if not comparison.max_error <= 1.0:
-            raise NumericsError(
-                f"the captured step of {spec.workload} differs from eager: {comparison.detail} ({gate}); "
-                "leave out what breaks it, or report the model"
-            )
-        if comparison.max_error > 0:
-            method = f"{gate}, worst {comparison.max_error:.2g} of the bound"
-    directory = expected.directory
     if comparison.max_error > 0 and spec.device_kind == "cpu":
         directory = directory.with_name(f"{directory.name}-traced")
         children.ask(role, TracedResultsRequest(directory), arguments=expected.arguments)
-    expected = replace(expected, directory=directory, capture_error=comparison.max_error, method=method, gate=gate)
+    if comparison.max_error > 0 and spec.kernels and not spec.exact:
+        error, method = _compare_regions(children, spec, expected, directory, comparison, traced=traced, gate=gate)
+    else:
+        error, method = comparison.max_error, _describe_step(spec, comparison, gate)
+    expected = replace(expected, directory=directory, capture_error=error, method=method, gate=gate)
     return expected, floor_bytes
+
+
+def _describe_step(spec: Spec, comparison: Comparison, gate: str) -> str:
+    """Describe a captured step that the gate accepts; raise NumericsError for one that it refuses."""
+    if spec.exact and comparison.max_error > 0:
+        raise NumericsError(
+            f"the captured step of {spec.workload} does not have eager's bits: {comparison.detail} ({gate}); "
+            "leave --exact out to accept rounding"
+        )
+    if not comparison.max_error <= 1.0:
+        raise NumericsError(
+            f"the captured step of {spec.workload} differs from eager: {comparison.detail} ({gate}); "
+            "leave out what breaks it, or report the model"
+        )
+    return (
+        f"{gate}, worst {comparison.max_error:.2g} of the bound" if comparison.max_error > 0 else "bit-equal to eager"
+    )
+
+
+def _compare_regions(
+    children: Children,
+    spec: Spec,
+    expected: ExpectedResults,
+    directory: Path,
+    comparison: Comparison,
+    *,
+    traced: Plan,
+    gate: str,
+) -> tuple[float, str]:
+    """Compare each compiled region with float64, and the region graph, its ops run one by one, with eager.
+
+    A step whose regions all pass is accepted even where the whole step exceeds its bound: rounding may change the sign of
+    a ReLU's operand, and every later value moves with it. `comparison` is that of the whole step, whose results are
+    in `directory`. Returns the largest error as a share of its bound, and a description.
+
+    Raises NumericsError where a region or the graph differs.
+    """
+    request = RegionsRequest(traced, expected.directory, directory if directory != expected.directory else None)
+    children.report(WorkProgress("comparing compiled regions with float64"))
+    try:
+        # without a memory limit: float64 takes twice the bytes
+        reply = children.ask(
+            ChildRole.KERNELS, request, arguments=expected.arguments, seconds=spec.prepare_limit_seconds
+        )
+    except ChildError as error:
+        if (raised := error.as_autotune_error()) is not None:
+            raise raised from None
+        method = _describe_step(spec, comparison, gate)
+        return comparison.max_error, f"{method}; regions were not compared one by one: {error.summary()}"
+    finally:
+        children.end(ChildRole.KERNELS)
+    _refuse_wrong_regions(spec, reply, gate)
+    each = f"each region within the relative gate against float64, worst {reply.regions.max_error:.2g} of the bound"
+    if comparison.max_error <= 1.0:
+        errors = comparison.max_error, reply.regions.max_error
+        return max(errors), f"{_describe_step(spec, comparison, gate)}; {each}"
+    if not math.isfinite(comparison.max_error):  # a tensor is missing, or an integer differs: no rounding
+        _describe_step(spec, comparison, gate)
+    step = f"rounding that changes signs moves the whole step by {comparison.max_error:.2g} of its bound"
+    return max(reply.regions.max_error, reply.step.max_error), f"{each}; {step}"
+
+
+def _refuse_wrong_regions(spec: Spec, reply: RegionComparison, gate: str) -> None:
+    if not reply.step.max_error <= 1.0:
+        _describe_step(spec, reply.step, gate)
+    wrong = reply.differs or ("" if reply.regions.max_error <= 1.0 else reply.regions.detail)
+    if wrong:
+        raise NumericsError(
+            f"compiled kernels of {spec.workload} differ from eager's: {wrong} (relative gate against float64, on the same "
+            "inputs); use --kernels aten, and report the model"
+        )
 
 
 def _derive_bounds(children: Children, expected: ExpectedResults) -> str:

@@ -24,6 +24,8 @@ class Spec:
     """Training loop of plans and of the baseline, such as `clip,accumulate=4`; empty for the factory's own."""
     kernels: str = ""
     """Kernels of plans: `inductor` for compiled regions, or empty for those of eager."""
+    exact: bool = False
+    """Refuse a captured step, and plans, that differ from eager in any bit."""
     rebuild_price: float = REBUILD_PRICE
     """Price at which compiled regions rebuild a byte."""
     seed: int = 0

@@ -95,6 +95,8 @@ class Config(Section):
     results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
     Where regions lead and `rebuild_price` is the default, three other prices are measured, too. `any` is for `tune` without
     `--dry-run`."""
+    exact: bool = False
+    """Accept eager's bits only: no other `kernels`, no `memory_format`, and no captured step that differs by rounding."""
     rebuild_price: float = Field(REBUILD_PRICE, ge=0, allow_inf_nan=False)
     """Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this number times the
     bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
@@ -160,6 +162,16 @@ class Config(Section):
         if kernels not in ("", "aten", "inductor", "any"):  # the type's own error would show '' in place of aten
             raise ValueError(f"input should be 'aten', 'inductor' or 'any' (got {kernels!r})")
         return "" if kernels == "aten" else kernels
+
+    @field_validator("exact")
+    @classmethod
+    def _refuse_other_bits(cls, exact: bool, info: ValidationInfo) -> bool:
+        for name in ("kernels", "memory_format"):
+            if exact and info.data.get(name):
+                raise ValueError(
+                    f"eager's bits need eager's kernels, but {name} is {info.data[name]}; leave one of both out"
+                )
+        return exact
 
     @field_validator("loop")
     @classmethod

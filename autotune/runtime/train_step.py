@@ -12,11 +12,14 @@ from autotune.capture.capture_checks import refuse_gradients_of_the_batch, refus
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
+from autotune.capture.program import Program
 from autotune.capture.python.step_module import flatten_for_step
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.kernels.region_program import list_regions
 from autotune.records.measurement import TransferTrace
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.executor import Executor, RangeFactory, seed_gradient
@@ -34,7 +37,8 @@ from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector, check_other_shapes
 from autotune.runtime.update_cycle import EagerStep, UpdateCycle
-from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
+from autotune.runtime.verification.region_gate import RegionGate, one_by_one
+from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, RegionRuns, Verifier
 from autotune.workloads.batch import FlatBatch
 from autotune.workloads.loop import Loop
 from autotune.workloads.memory_format import convert_batch, convert_model
@@ -287,7 +291,7 @@ class TrainStep:
             return self._run_eager(unpadded)
         self._last_executor = step.executor
         run = partial(self._run_planned, step, step.executor, tensors)
-        results = self._run_verified(step.number, batch, run) if self._verifier.is_due(step.number) else run()
+        results = self._run_verified(step, batch, tensors, run) if self._verifier.is_due(step.number) else run()
         step.adapt()
         return results
 
@@ -308,7 +312,7 @@ class TrainStep:
         with updates.step():
             return executor(tensors)
 
-    def _run_verified(self, number: int, batch: Any, run: Callable[[], Any]) -> Any:
+    def _run_verified(self, step: PreparedStep, batch: Any, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         callback, steps = self.on_gradient, self._cycle.steps
 
         def observed(run: Callable[[], Any], observe: GradientCallback, *, calls_user: bool) -> Any:
@@ -323,11 +327,22 @@ class TrainStep:
             finally:
                 self.on_gradient = callback
 
+        def traced(program: Program) -> Callable[[GradientCallback], Any]:
+            executor = Executor(program, lower(program.graph, Plan.traced(program.graph)))
+            return lambda observe: observed(
+                partial(self._run_planned, step, executor, tensors), observe, calls_user=False
+            )
+
+        regions = None
+        if list_regions(step.program):
+            gate = RegionGate()
+            regions = RegionRuns(traced(one_by_one(step.program)), traced(gate.watch(step.program)), gate)
         return self._verifier.run_step(
-            number,
+            step.number,
             batch,
             lambda batch, observe: observed(partial(self._run_eager, batch), observe, calls_user=False),
             lambda observe: observed(run, observe, calls_user=True),
+            regions,
         )
 
     def _run_eager(self, batch: Any) -> Any:

@@ -80,6 +80,7 @@ def test_a_loop_tunes_once_and_the_next_start_reads_the_plan(auto: AutoPlan, stu
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_kernels")
 def test_a_loop_that_asks_for_compiled_kernels_trains_on_them_and_reads_their_plan_at_the_next_start(
     auto: AutoPlan, studies: list[Config]
 ):
@@ -263,13 +264,11 @@ def test_a_script_without_a_main_guard_tunes_itself_and_trains_on_in_every_bit(t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_kernels")
 def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
     def convolutions() -> Workload:
         torch.manual_seed(0)
-        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 16, 3, padding=1), nn.GELU()]
-        model = nn.Sequential(*layers)
+        model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GELU())
         return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), torch.randn(16, 3, 32, 32))
 
     auto = AutoPlan(

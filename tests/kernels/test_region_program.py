@@ -1,7 +1,7 @@
 """Programs of regions: the same step over fewer ops, under every plan, with regions run op by op or compiled."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,13 +50,6 @@ def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CompiledRegion, "is_loaded", True)
     monkeypatch.setattr(CompiledRegion, "compile", compile_)
-
-
-@pytest.fixture(scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def make(rows: int = 96) -> Workload:
@@ -240,7 +233,7 @@ def test_batch_norms_with_another_constant_run_other_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_cache")
+@pytest.mark.usefixtures("compiled_kernels")
 def test_the_peak_of_a_compiled_loss_is_predicted():
     case = Case("regression", make_regression, lambda number: make_regression().batch)
     program = fuse(capture(make_regression()))
@@ -249,7 +242,7 @@ def test_the_peak_of_a_compiled_loss_is_predicted():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_cache")
+@pytest.mark.usefixtures("compiled_kernels")
 def test_a_compiled_step_passes_the_gate_and_every_plan_gives_its_bits_at_the_predicted_bytes():
     graph = program().graph
     traced = fused_plan(replace(Plan.traced(graph), allocator="arena"))

@@ -49,6 +49,14 @@ def test_a_bare_reference_is_a_config_of_defaults():
     assert load_config("models.py:make") == Config(workload="models.py:make")
 
 
+@pytest.mark.parametrize("other", [{"kernels": "inductor"}, {"kernels": "any"}, {"memory_format": "channels_last"}])
+def test_eagers_bits_and_kernels_that_round_differently_exclude_each_other(other):
+    ((name, value),) = other.items()
+    with pytest.raises(ConfigError, match=f"--exact: eager's bits need eager's kernels, but {name} is {value}"):
+        load_config("resnet18", overrides={"exact": True, **other}, from_command_line=True)
+    assert load_config("resnet18", overrides={"exact": True, "kernels": "aten"}).exact
+
+
 def test_options_are_laid_over_the_file(tmp_path):
     (tmp_path / "a.yml").write_text(
         "workload: gpt2\narguments: {batch: 8, dropout: 0.1}\nstores: {ssd: /fast}\nseed: 4\n"

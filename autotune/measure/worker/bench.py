@@ -21,6 +21,7 @@ from autotune.measure.messages import (
     GateDescription,
     MemoryPeak,
     PlanCheck,
+    RegionComparison,
     RoundingWitness,
     TimedBlock,
     TimingEnd,
@@ -167,6 +168,10 @@ class Bench:
         ):
             record_results(self._eager, step, writer.add)
         return Done()
+
+    def compare_regions(self, plan: Plan, reference: Path, traced: Path | None) -> RegionComparison:
+        """Compare the step whose regions run one by one with eager, and each compiled region with float64."""
+        return self._plans.compare_regions(plan, reference, traced)
 
     def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
         """Run plain eager steps as a witness and write their results beside the reference."""

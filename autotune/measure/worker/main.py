@@ -24,6 +24,7 @@ from autotune.measure.messages import (
     Failure,
     FinishTiming,
     PlanCheckRequest,
+    RegionsRequest,
     Reply,
     Request,
     StopTiming,
@@ -79,6 +80,8 @@ def answer(bench: "Bench", request: Request) -> Reply:
             return bench.check_plan(plan, reference, tolerance)
         case TracedResultsRequest(results):
             return bench.write_traced_results(results)
+        case RegionsRequest(plan, reference, traced):
+            return bench.compare_regions(plan, reference, traced)
         case WitnessRequest(reference, witness):
             return bench.write_witness(reference, witness)
         case BoundsRequest(reference, reasons):

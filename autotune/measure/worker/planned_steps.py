@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -16,9 +17,9 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import Schedule, lower
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import compile_regions, load_variants, overwrite, with_kernels
-from autotune.measure.messages import WorkProgress
+from autotune.measure.messages import Comparison, RegionComparison, WorkProgress
 from autotune.measure.spec import Spec
-from autotune.measure.worker.compare import Step
+from autotune.measure.worker.compare import Step, compare, record_results
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, exclude_from_collections
 from autotune.measure.worker.planned_cycle import run_planned_cycle
 from autotune.planners.inplace.greedy import GreedyInPlace
@@ -26,6 +27,7 @@ from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import SwapStore, open_store
+from autotune.runtime.verification.region_gate import RegionGate, one_by_one
 
 
 class PlannedSteps:
@@ -54,6 +56,18 @@ class PlannedSteps:
             lambda done, total: self._report(WorkProgress("compiling regions that reuse memory", done, total)),
         )
 
+    def compare_regions(self, plan: Plan, reference: Path, traced: Path | None) -> RegionComparison:
+        """Compare the step whose regions run one by one with eager, and each compiled region with float64."""
+        with self.running(plan, program=one_by_one(self.program)) as (step, _):
+            whole = compare(self._eager, step, reference)
+        gate, differs = RegionGate(), ""
+        with self.running(plan, program=gate.watch(self.program)) as (step, _):
+            if traced is not None:
+                differs = compare(self._eager, step, traced).detail
+            else:
+                record_results(self._eager, step, lambda *_: None)
+        return RegionComparison(whole, Comparison(gate.max_share, gate.detail), gate.undecided, differs)
+
     def captured_tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the captured step reads from outside; none before the capture."""
         captured: Program | None = self.__dict__.get("program")
@@ -69,14 +83,19 @@ class PlannedSteps:
         return StepArena(replays) if plan.allocator == "arena" and self._spec.device_kind == "cpu" else None
 
     @contextlib.contextmanager
-    def running(self, plan: Plan, *, arena: StepArena | None = None) -> Iterator[tuple[Step, Executor]]:
-        """Make a plan ready to step, with its store open; on malloc unless an arena is passed."""
+    def running(
+        self, plan: Plan, *, arena: StepArena | None = None, program: Program | None = None
+    ) -> Iterator[tuple[Step, Executor]]:
+        """Make a plan ready to step, with its store open; on malloc unless an arena is passed.
+
+        `program` is the captured step with other callables behind its ops.
+        """
         graph = self.program.graph
         self._spec.refuse_other_capture(plan)
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._store = self._open(schedule) if schedule.store else None
-        executor = Executor(self.program, schedule, store, arena=arena)
+        executor = Executor(program or self.program, schedule, store, arena=arena)
         updates = self.program.updates
 
         def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
