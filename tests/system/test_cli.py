@@ -35,7 +35,7 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import lock_run_dir
 from autotune.study.plan_by_estimate import make_plan_file
-from autotune.study.session import CONFIRMATIONS
+from autotune.study.verdicts.next_run import CONFIRMATIONS
 from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import WorkloadRef
 

@@ -20,7 +20,8 @@ from autotune.study.offline.calibration import (
     compute_error_ranges,
     median_trial_seconds,
 )
-from autotune.study.session import CONFIRMATIONS, PLANNED
+from autotune.study.session import PLANNED
+from autotune.study.verdicts.next_run import CONFIRMATIONS
 
 BUDGETS = 8
 """Number of budgets of the forecast, evenly from the lowest reachable peak to the traced one."""
