@@ -20,7 +20,7 @@ from autotune.records.measurement import KILLED, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
-from autotune.study.verdicts.front import FrontPoint
+from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
@@ -47,13 +47,18 @@ class StudyResult:
     """Re-measured plans, the best first."""
     run_dir: Path | None = None
     """Directory of the run's records."""
-    front: tuple[FrontPoint, ...] = ()
-    """Verified Pareto front of `objective: pareto`, the smallest plan first; empty for another objective."""
+    front_plans: tuple[FrontPoint, ...] = ()
+    """Re-measured plans of `objective: pareto` with their status, the smallest first; empty for another objective."""
 
     @property
     def plan(self) -> planfile.PlanFile | None:
         """Best plan with its provenance, as a training loop reads it; None where no plan was written."""
         return None if self.plan_path is None else planfile.read(self.plan_path)
+
+    @property
+    def front(self) -> tuple[FrontPoint, ...]:
+        """Verified Pareto front of `objective: pareto`, the smallest plan first; empty for another objective."""
+        return tuple(point for point in self.front_plans if point.status is FrontStatus.FRONT)
 
     @property
     def front_paths(self) -> tuple[Path, ...]:

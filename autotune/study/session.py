@@ -39,7 +39,7 @@ from autotune.study.runner import QuietRunner, Runner
 from autotune.study.seeds import Seeds
 from autotune.study.trial_store import TrialStore, make_identity
 from autotune.study.verdicts.confirm import compare_confirmed, to_table
-from autotune.study.verdicts.front import extends_front, find_front
+from autotune.study.verdicts.front import assess_front, extends_front
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
@@ -135,7 +135,7 @@ def tune(
             interrupted=interrupts.received,
             confirmed=tuple(compare_confirmed(trials, rules)),
             run_dir=run_dir,
-            front=tuple(find_front(trials, rules)) if config.objective == "pareto" else (),
+            front_plans=tuple(assess_front(trials, rules)) if config.objective == "pareto" else (),
         )
 
 

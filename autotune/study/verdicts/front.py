@@ -80,11 +80,6 @@ class FrontPoint:
         return self.status.value if self.rival is None else f"{words[self.status]} {self.rival}"
 
 
-def find_front(trials: Sequence[Trial], rules: Rules) -> list[FrontPoint]:
-    """Return the verified points of the front, the smallest first: each is faster than all smaller ones."""
-    return [point for point in assess_front(trials, rules) if point.status is FrontStatus.FRONT]
-
-
 def assess_front(trials: Sequence[Trial], rules: Rules) -> list[FrontPoint]:
     """Return every re-measured plan with its status, the smallest first, then the plans that failed.
 
