@@ -29,8 +29,8 @@ from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef, name_factory
 
 StoreName = Literal["ssd", "ramdisk", "host"]
-FRONT_BUDGET = "100%"
-"""Default upper limit of a Pareto front: eager's peak."""
+FRONT_BUDGET = "110%"
+"""Default upper limit of a Pareto front: eager's peak, and what an allocator adds to it."""
 
 
 class Section(BaseModel):
@@ -76,13 +76,13 @@ class Config(Section):
     """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
     """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
-    process (`6GiB`, no tolerance). With `objective: pareto` the default is `100%`, the upper end of the front."""
+    process (`6GiB`, no tolerance). With `objective: pareto` it limits the front, and is `110%` by default."""
     loop: str = ""
     """What the training loop does between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
     `gradients` plans no update, for `PlannedLoss`. Default: the factory's own loop, or updates at once."""
     objective: Literal["time", "pareto"] = "time"
     """Objective to minimize: step time within the budget, or step time for every budget. `pareto` searches budgets from the
-    smallest plan to `budget`, and confirms a Pareto front with one plan file per point."""
+    smallest plan to eager's peak, or to a lower `budget`, and confirms a Pareto front with one plan file per point."""
     time: str = "10m"
     """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
     again when a study is resumed."""
