@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
 from autotune.testing.graphs import training_chain
 from dashboards.studies import read_study
 
+ROOT = Path(__file__).parents[2]
 GREEDY = {"recompute": ["keep", "greedy"], "reorder": ["keep"], "order": ["traced"], "update": ["at_end"]}
 """Planners whose plans meet the target to a few kilobytes, in milliseconds."""
 
@@ -188,6 +190,23 @@ def test_the_records_alone_give_the_same_front_and_the_report_and_the_study_page
     assert [point.number for point in shown.points if point.is_verified] == [
         number for number in sorted(point.trial.number for point in result.front) for number in [_first(result, number)]
     ]
+
+
+def test_the_page_of_a_study_shows_its_front_in_place_of_the_plans_beside_the_best(told, monkeypatch):
+    from streamlit.testing.v1 import AppTest
+
+    directory, _, result = told
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    arguments = ["--runs", str(directory), "--experiments", "none", "--mlflow", "http://127.0.0.1:9"]
+    monkeypatch.setattr(sys, "argv", ["app.py", *arguments])
+    page = AppTest.from_file(str(ROOT / "dashboards" / "views" / "study.py"), default_timeout=60)
+    page.query_params["study"] = "run"
+    page.run()
+    assert not page.exception, page.exception[0].message
+    assert "Pareto front" in [element.value for element in page.subheader]
+    front, trials = (element.value for element in page.dataframe)
+    assert list(front["plan"]) == [str(point.number) for point in result.front_plans]
+    assert len(trials) == len(result.trials)
 
 
 def _first(result: StudyResult, number: int) -> int:
