@@ -20,6 +20,7 @@ from autotune.report.charts import (
     VERMILION,
     PointKind,
     TrialPoint,
+    front_points,
     pareto_front,
 )
 from autotune.report.claims import ClaimVerdict
@@ -33,6 +34,7 @@ LABELS = "#808892"
 POINT_STYLES = {
     PointKind.BASELINE: (EAGER, "diamond"),
     PointKind.BEST: (ORANGE, "triangle-up"),
+    PointKind.FRONT: (GREEN, "circle"),
     PointKind.WITHIN_BUDGET: (BLUE, "circle"),
     PointKind.OVER_BUDGET: (VERMILION, "triangle-down"),
     PointKind.FAILED: (VERMILION, "cross"),
@@ -139,8 +141,8 @@ def claims_chart(ratios: Sequence[ClaimRatio]) -> Chart:
 
 
 def _front(points: Sequence[TrialPoint]) -> alt.Chart:
-    measured = sorted((point.nbytes / MIB, point.cost) for point in points if point.kind.is_measured)
-    data = pd.DataFrame(list(pareto_front(measured)), columns=["MiB", "cost"])
+    front = [(nbytes / MIB, cost) for nbytes, cost in pareto_front(front_points(points))]
+    data = pd.DataFrame(front, columns=["MiB", "cost"])
     line: alt.Chart = alt.Chart(data).mark_line(interpolate="step-after", color=BLUE, strokeWidth=1)
     return line
 

@@ -40,7 +40,9 @@ class Study:
     rows: tuple[tuple[Cell, ...], ...]
     """Rows under `COLUMNS`, the last trial first."""
     confirmed: tuple[tuple[str, ...], ...]
-    """Rows under `tables.CONFIRMED_COLUMNS`: eager, then the re-measured plans; empty before the confirmation."""
+    """Rows under `tables.CONFIRMED_COLUMNS`: eager, then the re-measured plans; empty before the confirmation, and for a front."""
+    front: tuple[tuple[str, ...], ...]
+    """Rows under `tables.FRONT_COLUMNS` of a study of the Pareto front; else empty."""
     failures: tuple[tuple[int, str, str], ...]
     """(trial, outcome, error message of the worker)."""
 
@@ -68,8 +70,9 @@ def read_study(run_dir: Path) -> Study:
         cost_label(records),
         tuple(map(_cells, reversed(tables.trial_rows(records.trials, records.best)))),
         tuple(row.cells for row in tables.confirmed_rows(records.confirmed, records.baseline))
-        if records.baseline is not None
+        if records.baseline is not None and not records.is_front
         else (),
+        tuple(row.cells for row in tables.front_rows(records.front_plans, records.baseline)),
         tuple(
             (trial.number, tables.trial_verdict(trial), trial.measurement.detail)
             for trial in failures

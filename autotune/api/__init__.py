@@ -71,7 +71,8 @@ def tune(
         arguments: Arguments of the factory.
         device: "cpu" or "cuda".
         planners: Names of the planners to choose from, by kind of decision.
-        objective: "time", or "pareto" for the time-memory front.
+        objective: "time", or "pareto" to search plans for all budgets up to `budget`: the result's `front` has the verified
+            points, and `front_paths` their plan files.
         limit: Memory limit in bytes, or as "900MiB", enforced on every process that runs the step.
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to run plans of a convolution net in that format.
@@ -86,7 +87,7 @@ def tune(
         progress: Function that receives every event of the study, between measurements.
 
     Returns:
-        The best plan, its paths and its re-measured time ratio, the baseline and all trials.
+        The best plan, its paths and its re-measured time ratio, the baseline and all trials; for "pareto" the front, too.
 
     Raises:
         ConfigError: An option, the workload or a file cannot be used.

@@ -22,7 +22,7 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Upper limit of the charged bytes: a share of eager's peak (65%, tolerance 0.5 %), or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%.",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%, tolerance 0.5 %), or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%, or 110% for --objective pareto.",
     ),
 ]
 Arguments = Annotated[
@@ -100,7 +100,7 @@ Objective = Annotated[
     typer.Option(
         "--objective",
         metavar="time|pareto",
-        help="Objective to minimize: step time, or the time-memory Pareto front; by default the config's, else time.",
+        help="Objective: the fastest plan within the budget, or a Pareto front of plans for all budgets up to --budget; by default the config's, else time.",
     ),
 ]
 RunName = Annotated[

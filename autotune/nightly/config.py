@@ -24,6 +24,16 @@ class NightlyEntry(Config):
     refine: bool = True
     """True to search for a faster plan after the champion is verified."""
 
+    @field_validator("objective")
+    @classmethod
+    def _refuse_front(cls, objective: str) -> str:
+        if objective == "pareto":
+            raise ValueError(
+                "'pareto' searches many plans, and an entry of a night keeps one champion; write time here, or search the front "
+                "with autotune tune --objective pareto"
+            )
+        return objective
+
     @property
     def key(self) -> str:
         """Name of its directory; on a class of a fleet it ends with `@CLASS`: each class has its own champion."""

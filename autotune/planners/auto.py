@@ -73,7 +73,7 @@ def best_plan(
         if improved is None:
             break
         best = improved
-    return Candidate(best, *cache.evaluate(best))
+    return Candidate(best, *cache.evaluate(best), budget_bytes)
 
 
 def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: Space) -> Candidate:

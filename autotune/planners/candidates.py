@@ -30,6 +30,8 @@ class Candidate:
     settings: Settings
     plan: Plan
     estimate: Estimate
+    target_bytes: int | None = None
+    """Peak bytes that the planners were asked to meet; None where it is unknown."""
 
 
 class Planning(Protocol):
@@ -85,7 +87,7 @@ def make_candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_b
         PlanError: A planner returned an invalid plan.
     """
     plan = make_plan(graph, settings, budget_bytes, costs)
-    return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs, budget_bytes))
+    return Candidate(settings, plan, simulate(graph, lower(graph, plan), costs, budget_bytes), budget_bytes)
 
 
 def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
@@ -105,7 +107,7 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
 
 
 def _evaluate(cache: PlanCache, settings: Settings) -> Candidate:
-    return Candidate(settings, *cache.evaluate(settings))
+    return Candidate(settings, *cache.evaluate(settings), cache.budget_bytes)
 
 
 def propose(graph: TrainGraph, costs: Costs, space: Space, budget_bytes: int) -> Iterator[Candidate]:
@@ -116,7 +118,7 @@ def propose(graph: TrainGraph, costs: Costs, space: Space, budget_bytes: int) ->
         plan, estimate = cache.evaluate(settings)
         if plan not in plans:
             plans.add(plan)
-            yield Candidate(settings, plan, estimate)
+            yield Candidate(settings, plan, estimate, budget_bytes)
 
 
 def _proposed_settings(cache: PlanCache, space: Space) -> Iterator[Settings]:

@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from autotune.errors import ConfigError, nearest
@@ -20,6 +29,8 @@ from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef, name_factory
 
 StoreName = Literal["ssd", "ramdisk", "host"]
+FRONT_BUDGET = "110%"
+"""Default upper limit of a Pareto front: eager's peak, and what an allocator adds to it."""
 
 
 class Section(BaseModel):
@@ -65,12 +76,13 @@ class Config(Section):
     """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
     """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
-    process (`6GiB`, no tolerance)."""
+    process (`6GiB`, no tolerance). With `objective: pareto` it limits the front, and is `110%` by default."""
     loop: str = ""
     """What the training loop does between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
     `gradients` plans no update, for `PlannedLoss`. Default: the factory's own loop, or updates at once."""
     objective: Literal["time", "pareto"] = "time"
-    """Objective to minimize: step time, or the time-memory Pareto front."""
+    """Objective to minimize: step time within the budget, or step time for every budget. `pareto` searches budgets from the
+    smallest plan to eager's peak, or to a lower `budget`, and confirms a Pareto front with one plan file per point."""
     time: str = "10m"
     """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
     again when a study is resumed."""
@@ -140,6 +152,12 @@ class Config(Section):
     def captured(self, plan: Plan) -> Plan:
         """Return a plan with what its graph was captured with: kernels, memory format and rebuild price."""
         return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_budget(cls, data: Any) -> Any:
+        is_open = isinstance(data, Mapping) and data.get("objective") == "pareto" and data.get("budget") is None
+        return {**data, "budget": FRONT_BUDGET} if is_open else data
 
     @field_validator("tracking_uri", "optuna_storage")
     @classmethod

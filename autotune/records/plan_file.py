@@ -48,6 +48,8 @@ class PlanFile:
     """Run directory of the study, relative to the directory of plans; empty for a plan made without a study."""
     loop: str = ""
     """Training loop that the plan was made for, such as `clip,accumulate=4`; empty for updates at once."""
+    target_bytes: int | None = None
+    """Peak bytes that the planners were asked to meet; the settings make the plan again with them. None where unknown."""
     schema: int = SCHEMA
 
     @property

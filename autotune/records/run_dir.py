@@ -73,6 +73,25 @@ class RunDir:
         return self.path / "confirmed.json"
 
     @property
+    def front(self) -> Path:
+        """Directory of the verified front: its table and one plan file per point."""
+        return self.path / "front"
+
+    @property
+    def front_table(self) -> Path:
+        """Table of the front's plans, as JSON."""
+        return self.front / "table.json"
+
+    @property
+    def front_csv(self) -> Path:
+        """Table of the front's plans, as CSV."""
+        return self.front / "table.csv"
+
+    def front_plan(self, number: int) -> Path:
+        """Return the plan file of the front's point that this trial measured first."""
+        return self.front / f"plan-{number}.json"
+
+    @property
     def optuna(self) -> Path:
         """SQLite file of the Optuna study."""
         return self.path / "optuna.db"

@@ -53,6 +53,8 @@ class Trial:
     """Result of the run; None while the trial runs."""
     started: float = 0.0
     """Start in seconds since the epoch."""
+    target_bytes: int | None = None
+    """Peak bytes that the planners were asked to meet; the settings make the plan again with them. None where unknown."""
 
     @property
     def was_run(self) -> bool:

@@ -53,6 +53,8 @@ class PointKind(StrEnum):
 
     BASELINE = "baseline"
     BEST = "best"
+    FRONT = "front"
+    """Verified point of a study of the Pareto front."""
     WITHIN_BUDGET = "ok"
     OVER_BUDGET = "over"
     FAILED = "failed"
@@ -76,6 +78,8 @@ class TrialPoint:
     kind: PointKind
     interval: tuple[float, float] | None = None
     """Confidence interval of the cost, for a re-measured plan."""
+    is_verified: bool = False
+    """True if the plan is a verified point of the front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,9 @@ MARKS: Mapping[PointKind, tuple[str, dict[str, Any]]] = {
     PointKind.WITHIN_BUDGET: (
         "within budget", {"marker": "o", "s": 40, "color": SKY, "edgecolors": BLUE, "zorder": 4},
     ),
+    PointKind.FRONT: (
+        "verified front", {"marker": "o", "s": 62, "color": GREEN, "edgecolors": BLACK, "linewidths": 0.8, "zorder": 5},
+    ),
     PointKind.BASELINE: ("baseline: plain PyTorch", {"marker": "D", "s": 62, "color": BLACK, "zorder": 5}),
     PointKind.BEST: (
         "best", {"marker": "*", "s": 230, "color": ORANGE, "edgecolors": BLACK, "linewidths": 0.8, "zorder": 6},
@@ -121,8 +128,7 @@ def draw_frontier(points: Sequence[TrialPoint], *, budget_bytes: float | None, c
         (axes,) = all_axes
         if budget_bytes is not None:
             _budget_line(axes.axvline, budget_bytes)
-        measured = sorted((point.nbytes, point.cost) for point in points if point.kind.is_measured)
-        if front := list(pareto_front(measured)):
+        if front := list(pareto_front(front_points(points))):
             nbytes, costs = zip(*front, strict=True)
             axes.step([n / MIB for n in nbytes], costs, where="post", color=BLUE, lw=1.1, zorder=1)
         for kind, (label, style) in MARKS.items():
@@ -202,6 +208,16 @@ def draw_transfers(panels: Mapping[str, EngineBars], colours: Mapping[str, str])
         all_axes[-1].set_xlabel("time of one step, ms")
         _legend(all_axes[0].figure, all_axes)
     return svg.text
+
+
+def front_points(points: Sequence[TrialPoint]) -> list[tuple[float, float]]:
+    """Return the (bytes, cost) that the line of the front goes through, sorted: verified points, or else all measured ones.
+
+    >>> front_points([TrialPoint(1, 2.0, 1.5, PointKind.FRONT, is_verified=True), TrialPoint(2, 1.0, 1.6, PointKind.WITHIN_BUDGET)])
+    [(2.0, 1.5)]
+    """
+    verified = [point for point in points if point.is_verified]
+    return sorted((point.nbytes, point.cost) for point in verified or points if point.kind.is_measured)
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:

@@ -63,6 +63,7 @@ def render_page(records: RecordedRun) -> str:
         columns=tables.COLUMNS, numeric_columns=tables.NUMERIC_COLUMNS, rows=tables.trial_rows(trials, records.best),
         error_line=first_error_line, quiet_verdicts=tables.QUIET_VERDICTS,
         confirmed_columns=tables.CONFIRMED_COLUMNS, confirmed=_confirmed_rows(records),
+        front_columns=tables.FRONT_COLUMNS, front=tables.front_rows(records.front_plans, records.baseline),
         omitted=len(records.trials) - len(trials), notes=error_notes(records),
         outcomes=Counter(tables.trial_verdict(trial) for trial in records.trials).most_common(),
     )  # fmt: skip
@@ -70,4 +71,7 @@ def render_page(records: RecordedRun) -> str:
 
 
 def _confirmed_rows(records: RecordedRun) -> list[tables.TrialRow]:
+    """Return the re-measured plans beside the best one; empty for a front, whose own table has them."""
+    if records.is_front:
+        return []
     return tables.confirmed_rows(records.confirmed, records.baseline) if records.baseline is not None else []

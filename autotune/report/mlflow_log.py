@@ -44,6 +44,7 @@ from autotune.report.tracking.fields import (
 from autotune.study.events import Event, Finished
 from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.front import FrontStatus
 from autotune.study.verdicts.ranking import pool_runs
 
 _logger = logging.getLogger(__name__)
@@ -198,6 +199,7 @@ class _StudyRun:
         if disturbed := describe_disturbance(trials):
             self.client.set_tag(self._parent, "autotune.disturbed", disturbed)
         self._log_confirmed()
+        self._log_front()
         to_frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for path in sorted(self.run_dir.iterdir()):
             if path.suffix in ARTIFACT_SUFFIXES and not path.name.startswith("."):
@@ -216,6 +218,18 @@ class _StudyRun:
             run = self._children[plan["trial"]]
             self.client.set_tag(run, "autotune.verdict", plan["verdict"])
             self._log_batch(run, time.time(), confirmed_metrics(plan), {})
+
+    def _log_front(self) -> None:
+        """Log the table and the plan files of a Pareto front, its number of points, and each plan's status."""
+        files = RunDir(self.run_dir)
+        if not files.front_table.exists():
+            return
+        plans = json.loads(files.front_table.read_text(encoding="utf-8"))["plans"]
+        for plan in plans:
+            self.client.set_tag(self._children[plan["trial"]], "autotune.verdict", plan["status"])
+        count = sum(plan["status"] == FrontStatus.FRONT for plan in plans)
+        self._log_batch(self._parent, time.time(), {"front_points": count}, {})
+        self.client.log_artifacts(self._parent, str(files.front), files.front.name)
 
     def _find_experiment(self, uri: str) -> str:
         experiment = self.client.get_experiment_by_name(self.experiment)

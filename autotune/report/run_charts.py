@@ -1,11 +1,14 @@
 """Turn the records of a run into the charts of its report."""
 
+from dataclasses import replace
+
 from autotune.predict.step_view import ByteUse, StepTimeline
 from autotune.records.measurement import Outcome, TransferTrace
 from autotune.records.trial import Trial, TrialKind
 from autotune.report import charts
 from autotune.report.charts import EngineBars, MemoryPanel, PointKind, TrialPoint
 from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.front import FrontPoint
 from autotune.units import fmt_bytes, fmt_seconds
 
 PHASE_COLOURS = {
@@ -47,6 +50,7 @@ def draw_trial(records: RecordedRun, trial: Trial) -> str:
 def trial_points(records: RecordedRun) -> list[TrialPoint]:
     """Return a point for each trial with bytes and a time, measured or predicted; `cost_label` names the unit of time."""
     points = []
+    verified = {point.trial.number: point for point in records.front}
     intervals = {plan.trial.number: plan.ratio for plan in records.confirmed} if records.has_ratios else {}
     for trial in records.trials:
         if trial.measurement is None or trial.kind == TrialKind.REPEAT:
@@ -59,8 +63,16 @@ def trial_points(records: RecordedRun) -> list[TrialPoint]:
             kind = _point_kind(records, trial, trial.measurement.outcome, is_measured=is_measured)
             interval = intervals.get(trial.number)
             bounds = None if interval is None else (interval.low, interval.high)
-            points.append(TrialPoint(trial.number, nbytes, cost, kind, bounds))
+            point = TrialPoint(trial.number, nbytes, cost, kind, bounds)
+            points.append(_mark_verified(point, verified[trial.number]) if trial.number in verified else point)
     return points
+
+
+def _mark_verified(point: TrialPoint, verified: FrontPoint) -> TrialPoint:
+    """Return the point of a plan's last run as a point of the front: all runs pooled, under the plan's own number."""
+    cost = point.cost if verified.ratio is None else verified.ratio.middle
+    kind = PointKind.BEST if point.kind is PointKind.BEST else PointKind.FRONT
+    return replace(point, number=verified.number, nbytes=verified.charged_bytes, cost=cost, kind=kind, is_verified=True)
 
 
 def cost_label(records: RecordedRun) -> str:

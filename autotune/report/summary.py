@@ -9,6 +9,7 @@ from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.trial import Trial
 from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.statistics import Interval, format_percent
 from autotune.units import fmt_bytes, fmt_seconds
 
@@ -26,6 +27,8 @@ def summarize_run(records: RecordedRun) -> tuple[str, str]:
         return "Nothing but the baseline ran yet", f"Go on with autotune resume {records.run_dir or records.name}"
     if best is None or best.measurement is None:
         return f"No plan that was tried fits {budget}", _describe_lowest(records)
+    if records.front:
+        return _describe_front(records)
     return _describe_best(records, best, best.measurement, budget)
 
 
@@ -36,7 +39,10 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
     graph = records.graph
     return [
         ("workload", workload),
-        ("budget", budget if step is None else f"{budget}: {fmt_bytes(step)} for the step{_tolerance(records)}"),
+        (
+            "largest budget" if records.is_front else "budget",
+            budget if step is None else f"{budget}: {fmt_bytes(step)} for the step{_tolerance(records)}",
+        ),
         ("trials", str(len(records.trials))),
         (
             "graph",
@@ -98,6 +104,31 @@ def _describe_best(records: RecordedRun, best: Trial, measurement: Measurement, 
             f"the eager step{needs} did not run to its end, so there is no time to compare with."
         )
     return f"{fits} {describe_time(records.time_ratio)}", _describe_saving(records, best, peak)
+
+
+def _describe_front(records: RecordedRun) -> tuple[str, str]:
+    """Return (headline, sentence) of a verified front: its number of points and its two ends."""
+    smallest, fastest = records.front[0], records.front[-1]
+    count = len(records.front)
+    if count == 1:
+        return f"A front of one plan: {_describe_point(smallest)}", "Go on with autotune resume for more points."
+    uncertain = sum(point.status is FrontStatus.UNCERTAIN for point in records.front_plans)
+    others = len(records.front_plans) - count
+    left = (
+        f"{others} other re-measured plans are no points of the front, {uncertain} of them within the noise."
+        if others
+        else ""
+    )
+    ends = f"{_describe_point(smallest)} to {_describe_point(fastest)}"
+    return f"A front of {count} plans: {ends}", f"Each is faster than every smaller one. {left}".strip()
+
+
+def _describe_point(point: FrontPoint) -> str:
+    """Return `612.0 MiB at +4.8 %`, or with seconds where eager does not fit."""
+    if point.ratio is not None:
+        return f"{fmt_bytes(point.charged_bytes)} at {format_percent(point.ratio.middle)}"
+    seconds = point.seconds.middle if point.seconds is not None else 0.0
+    return f"{fmt_bytes(point.charged_bytes)} at {fmt_seconds(seconds)}"
 
 
 def describe_time(ratio: Interval | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmationStatus, ConfirmedPlan
+from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.statistics import Interval, block_means, format_percent, median_interval
 from autotune.units import mib
 
@@ -19,8 +20,12 @@ CONFIRMED_COLUMNS = (
     "verdict",
 )  # fmt: skip
 """Columns of the table of re-measured plans."""
+FRONT_COLUMNS = (
+    "plan", "charged MiB", "of eager", "step ms", "overhead", "overhead interval", "rounds", "vs. rival", "verdict",
+)  # fmt: skip
+"""Columns of the table of a Pareto front."""
 NUMERIC_COLUMNS = frozenset({
-    "plan", "peak MiB", "charged MiB", "step ms", "ratio", "step interval", "overhead", "overhead interval", "rounds",
+    "of eager", "plan", "peak MiB", "charged MiB", "step ms", "ratio", "step interval", "overhead", "overhead interval", "rounds",
 })  # fmt: skip
 """Columns to align to the right."""
 DUPLICATE, NOT_RUN, BEST, DISTURBED = "duplicate", "not run", "BEST", "disturbed"
@@ -56,6 +61,12 @@ def confirmed_rows(confirmed: Sequence[ConfirmedPlan], baseline: Trial) -> list[
         *_interval_cells(median_interval(eager_blocks) if len(eager_blocks) > 1 else None), "-", "-", "-", "-", "baseline",
     )  # fmt: skip
     return [TrialRow(baseline, cells), *(_confirmed_row(plan) for plan in confirmed)]
+
+
+def front_rows(points: Sequence[FrontPoint], baseline: Trial | None) -> list[TrialRow]:
+    """Return rows under `FRONT_COLUMNS`: the re-measured plans of a study of the front, the smallest first."""
+    eager = baseline.measurement.step_peak_bytes if baseline is not None and baseline.measurement else None
+    return [_front_row(point, eager) for point in points]
 
 
 def trial_verdict(trial: Trial, best: bool = False) -> str:
@@ -114,18 +125,37 @@ def _trial_row(trial: Trial, best: bool) -> TrialRow:
 
 def _confirmed_row(plan: ConfirmedPlan) -> TrialRow:
     measurement, ratio = plan.trial.measurement, plan.ratio
-    ratio_interval = (
-        "-" if ratio is None else f"{format_percent(ratio.low)} to {format_percent(ratio.high)} ({ratio.basis})"
-    )
     cells = (
         str(plan.trial.number),
         mib(measurement.step_peak_bytes if measurement else None),
         mib(measurement.step_charged_bytes if measurement else None),
-        *_interval_cells(plan.seconds), "-" if ratio is None else format_percent(ratio.middle), ratio_interval,
+        *_interval_cells(plan.seconds), "-" if ratio is None else format_percent(ratio.middle), _overhead_interval(ratio),
         "-" if plan.versus_best is None else str(plan.versus_best), str(plan.rounds),
         mark_disturbed(plan.label, plan.trial),
     )  # fmt: skip
     return TrialRow(plan.trial, cells, plan.status is ConfirmationStatus.BEST)
+
+
+def _front_row(point: FrontPoint, eager_bytes: int | None) -> TrialRow:
+    ratio, is_front = point.ratio, point.status is FrontStatus.FRONT
+    cells = (
+        str(point.number),
+        mib(point.charged_bytes),
+        f"{100 * point.charged_bytes / eager_bytes:.1f} %" if eager_bytes else "-",
+        _interval_cells(point.seconds)[0],
+        "-" if ratio is None else format_percent(ratio.middle),
+        _overhead_interval(ratio),
+        str(point.rounds),
+        "-" if point.versus_rival is None else str(point.versus_rival),
+        mark_disturbed(point.label, point.trial),
+    )
+    return TrialRow(point.trial, cells, is_front, not is_front)
+
+
+def _overhead_interval(ratio: Interval | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{format_percent(ratio.low)} to {format_percent(ratio.high)} ({ratio.basis})"
 
 
 def _interval_cells(seconds: Interval | None) -> tuple[str, str]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Parameters = dict[str, KnobValue]
 """Parameters as Optuna stores them: `recompute` is a planner's name, `recompute.greedy.share` a knob of that planner."""
 
+BUDGET = "budget"
+"""Parameter of a study of the Pareto front: share of the range between the smallest plan's bytes and the limit."""
+
 GP_PARAMETERS, GP_TRIALS = 15, 250
 """Most parameters and trials for which a Gaussian process is worth its second per trial (as in Optuna's AutoSampler)."""
 
@@ -59,6 +62,18 @@ def to_parameters(settings: Settings, space: Space) -> tuple[Parameters, dict[st
     return parameters, distributions
 
 
+def suggest_budget(trial: "optuna.Trial") -> float:
+    """Suggest the budget of a trial, as a share between 0, the smallest plan, and 1."""
+    return trial.suggest_float(BUDGET, 0.0, 1.0)
+
+
+def budget_parameter(share: float) -> tuple[Parameters, dict[str, "BaseDistribution"]]:
+    """Return a budget's share as Optuna's parameter with its distribution."""
+    from optuna.distributions import FloatDistribution
+
+    return {BUDGET: share}, {BUDGET: FloatDistribution(0.0, 1.0)}
+
+
 def is_conditional(space: Space) -> bool:
     """Return whether some knob exists only with one of several planners."""
     return any(len(planners) > 1 and any(planners.values()) for planners in space.values())
@@ -69,20 +84,21 @@ def short_digest(parts: Iterable[object]) -> str:
     return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:8]
 
 
-def make_sampler(name: str, space: Space, trials: int, seed: int) -> "BaseSampler":
+def make_sampler(name: str, space: Space, trials: int, seed: int, *, with_budget: bool = False) -> "BaseSampler":
     """Return the sampler `tpe`, `gp` or `random`; `auto` is gp where all trials share a few parameters, else tpe.
 
     A Gaussian process needs every parameter in every trial, so it draws the knobs of single planners at random.
+    `with_budget` adds the budget to the parameters.
     Raises ConfigError for another name.
     """
     from optuna.exceptions import ExperimentalWarning
     from optuna.samplers import RandomSampler, TPESampler
 
-    count = sum(1 + sum(map(len, planners.values())) for planners in space.values())
+    count = with_budget + sum(1 + sum(map(len, planners.values())) for planners in space.values())
     small = not is_conditional(space) and count <= GP_PARAMETERS and trials < GP_TRIALS
     match "gp" if name == "auto" and small else name:
         case "gp":
-            return _gaussian_process(space, seed)
+            return _gaussian_process(space, seed, with_budget=with_budget)
         case "auto" | "tpe":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
@@ -92,10 +108,10 @@ def make_sampler(name: str, space: Space, trials: int, seed: int) -> "BaseSample
     raise ConfigError(f"unknown sampler {name!r}; known: auto, gp, random, tpe")
 
 
-def _gaussian_process(space: Space, seed: int) -> "BaseSampler":
+def _gaussian_process(space: Space, seed: int, *, with_budget: bool) -> "BaseSampler":
     import optuna
 
-    always: dict[str, BaseDistribution] = {}
+    always: dict[str, BaseDistribution] = budget_parameter(1.0)[1] if with_budget else {}
     for kind, planners in space.items():
         always[kind] = optuna.distributions.CategoricalDistribution(list(planners))
         if len(planners) == 1:

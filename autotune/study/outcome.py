@@ -20,6 +20,7 @@ from autotune.records.measurement import KILLED, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
+from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
@@ -46,11 +47,25 @@ class StudyResult:
     """Re-measured plans, the best first."""
     run_dir: Path | None = None
     """Directory of the run's records."""
+    front_plans: tuple[FrontPoint, ...] = ()
+    """Re-measured plans of `objective: pareto` with their status, the smallest first; empty for another objective."""
 
     @property
     def plan(self) -> planfile.PlanFile | None:
         """Best plan with its provenance, as a training loop reads it; None where no plan was written."""
         return None if self.plan_path is None else planfile.read(self.plan_path)
+
+    @property
+    def front(self) -> tuple[FrontPoint, ...]:
+        """Verified Pareto front of `objective: pareto`, the smallest plan first; empty for another objective."""
+        return tuple(point for point in self.front_plans if point.status is FrontStatus.FRONT)
+
+    @property
+    def front_paths(self) -> tuple[Path, ...]:
+        """Plan file of each point of the front, in its order."""
+        if self.run_dir is None:
+            return ()
+        return tuple(RunDir(self.run_dir).front_plan(point.number) for point in self.front)
 
     @property
     def time_ratio(self) -> Interval | None:
@@ -76,27 +91,35 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
 
     Raises ConfigError where a file cannot be written.
     """
-    assert best.plan is not None
-    assert best.estimate is not None
-    file = planfile.PlanFile(
-        workload=config.ref,
-        graph_digest=best.graph_digest,
-        budget=config.budget,
-        budget_bytes=rules.budget_bytes,
-        floor_bytes=rules.floor_bytes,
-        settings=best.settings,
-        plan=config.captured(best.plan),
-        estimate=best.estimate,
-        device=device,
-        measurement=best.measurement,
-        verified=(best.measurement.verified if best.measurement else "") or planfile.NOT_VERIFIED,
-        run=os.path.relpath(run_dir, config.plans),
-        loop=loop,
-    )
+    file = build_plan_file(config, device, rules, best, run=os.path.relpath(run_dir, config.plans), loop=loop)
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(record, file, remedy=f"free space there, then: autotune resume {run_dir}")
     planfile.write(path, file, remedy=f"copy it from {record}")
     return path
+
+
+def build_plan_file(
+    config: Config, device: Device, rules: Rules, trial: Trial, *, run: str, loop: str
+) -> planfile.PlanFile:
+    """Return the plan file of a trial; `run` is the run directory, relative to the file's."""
+    assert trial.plan is not None
+    assert trial.estimate is not None
+    return planfile.PlanFile(
+        workload=config.ref,
+        graph_digest=trial.graph_digest,
+        budget=config.budget,
+        budget_bytes=rules.budget_bytes,
+        floor_bytes=rules.floor_bytes,
+        settings=trial.settings,
+        plan=config.captured(trial.plan),
+        estimate=trial.estimate,
+        device=device,
+        measurement=trial.measurement,
+        verified=(trial.measurement.verified if trial.measurement else "") or planfile.NOT_VERIFIED,
+        run=run,
+        loop=loop,
+        target_bytes=trial.target_bytes,
+    )
 
 
 def remove_plan(config: Config, run_dir: Path) -> None:

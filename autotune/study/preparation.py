@@ -131,9 +131,15 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
         trials.append(replace(trial, measurement=result))
     first = trials[0].measurement or Measurement(Outcome.OUT_OF_MEMORY)
     traced = simulate(prepared.graph, lower(prepared.graph, Plan.traced(prepared.graph)), prepared.costs)
-    measured = None if first.outcome is Outcome.OUT_OF_MEMORY else baseline_step_bytes(first)
-    baseline_bytes = traced.peak_bytes if measured is None else measured
+    baseline_bytes = reference_step_bytes(first, traced.peak_bytes)
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=baseline_bytes)
     plain = first.median_seconds
     task.progress(Resolved(budget_bytes, prepared.floor_bytes, traced.seconds / plain if plain else None))
     return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds, config.parsed_budget.tolerance)
+
+
+def reference_step_bytes(baseline: Measurement | None, traced_bytes: int) -> int:
+    """Return the bytes that a budget in percent refers to: eager's peak, or the traced step's where eager did not fit."""
+    fits = baseline is not None and baseline.outcome is not Outcome.OUT_OF_MEMORY
+    measured = baseline_step_bytes(baseline) if fits and baseline is not None else None
+    return traced_bytes if measured is None else measured

@@ -22,6 +22,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.verdicts.confirm import ConfirmedPlan, compare_confirmed
+from autotune.study.verdicts.front import FrontPoint, FrontStatus, assess_front
 from autotune.study.verdicts.ranking import Rules, baseline_step_bytes, select_winner
 from autotune.study.verdicts.statistics import Interval, block_ratios, median_interval
 
@@ -77,6 +78,21 @@ class RecordedRun:
     def confirmed(self) -> list[ConfirmedPlan]:
         """Re-measured plans, the best first."""
         return [] if self.rules is None else compare_confirmed(self.trials, self.rules)
+
+    @property
+    def is_front(self) -> bool:
+        """True if the study searched a Pareto front rather than one plan."""
+        return self.config.get("objective") == "pareto"
+
+    @cached_property
+    def front_plans(self) -> list[FrontPoint]:
+        """Re-measured plans of a study of the Pareto front with their status, the smallest first; else empty."""
+        return assess_front(self.trials, self.rules) if self.is_front and self.rules is not None else []
+
+    @cached_property
+    def front(self) -> list[FrontPoint]:
+        """Verified points of the Pareto front, the smallest first; empty for another objective."""
+        return [point for point in self.front_plans if point.status is FrontStatus.FRONT]
 
     @cached_property
     def time_ratio(self) -> Interval | None:

@@ -66,6 +66,29 @@ class SharedRunner:
         self.runner.renew()
 
 
+@dataclass(frozen=True, slots=True)
+class CompleteRunner:
+    """Runner that stops no plan early, so that slow plans have all of their samples: for records to replay a search on."""
+
+    runner: Runner
+
+    def prepare(self) -> PreparedWorkload:
+        return self.runner.prepare()
+
+    def baseline(self) -> Measurement:
+        return self.runner.baseline()
+
+    def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        del beat
+        return self.runner.measure(plan, budget_bytes=budget_bytes)
+
+    def renew(self) -> None:
+        self.runner.renew()
+
+    def close(self) -> None:
+        self.runner.close()
+
+
 MAX_REPEATS = 2
 """Maximum number of repeated measurements of one plan because other work disturbed it."""
 MAX_FRUITLESS = 4

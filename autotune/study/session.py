@@ -1,4 +1,4 @@
-"""Search for the fastest plan within a budget: baseline, smallest plan, planned candidates, sampler, re-measurement."""
+"""Search for the fastest plan within a budget, or for a Pareto front of all budgets, and re-measure the best plans."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +20,9 @@ from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study import optuna_space
 from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
+from autotune.study.front.budget_levels import BudgetLevels
+from autotune.study.front.budget_scale import BudgetScale
+from autotune.study.front.front_files import write_front
 from autotune.study.interrupts import Interrupts, Stopped
 from autotune.study.outcome import (
     StudyResult,
@@ -35,16 +38,9 @@ from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.runner import QuietRunner, Runner
 from autotune.study.seeds import Seeds
 from autotune.study.trial_store import TrialStore, make_identity
-from autotune.study.verdicts.confirm import (
-    MAX_CONTENDERS,
-    MIN_ROUNDS,
-    ConfirmationStatus,
-    compare_confirmed,
-    compute_lowered_target,
-    select_near_miss,
-    select_next,
-    to_table,
-)
+from autotune.study.verdicts.confirm import compare_confirmed, to_table
+from autotune.study.verdicts.front import assess_front, extends_front
+from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
     Rules,
@@ -56,6 +52,7 @@ from autotune.study.verdicts.ranking import (
     measured_ratio,
     reject_by_estimate,
     reuse_measurement,
+    select_by_layout,
     select_leader,
     select_winner,
 )
@@ -71,10 +68,6 @@ UNMEASURED = 0.25
 """Weight of a trial that was not run, in measured trials, when the study counts trials without a gain."""
 PLANNING_SHARE = 0.2
 """Maximum share of the study's time for making the planned candidates."""
-CONFIRMING_SHARE = 0.2
-"""Maximum share of the study's time that is reserved for re-measuring the best plans."""
-CONFIRMATIONS = MAX_CONTENDERS * MIN_ROUNDS + 1
-"""Number of re-measured trials where the first rounds decide: two per contender and one for a safe fallback."""
 
 
 def tune(
@@ -142,6 +135,7 @@ def tune(
             interrupted=interrupts.received,
             confirmed=tuple(compare_confirmed(trials, rules)),
             run_dir=run_dir,
+            front_plans=tuple(assess_front(trials, rules)) if config.objective == "pareto" else (),
         )
 
 
@@ -217,12 +211,26 @@ class _Session:
     def measure_planned(self) -> None:
         """Measure what the planners propose for the budget, and for lower targets while no plan kept the budget."""
         self.progress(PhaseStarted(StudyPhase.PLANNERS))
+        if (scale := self.store.budget_scale) is not None:
+            self.measure_levels(scale)
+            return
         measured = self.store.measured_settings
         target = self.target_bytes
         self.measure_proposals(lambda proposal: proposal.settings not in measured)
         while self.target_bytes < target and not self.is_spent() and not self.store.planned_plan_fits:
             target = self.target_bytes
             self.measure_proposals(lambda proposal: proposal.plan not in [trial.plan for trial in self.trials], most=1)
+
+    def measure_levels(self, scale: BudgetScale) -> None:
+        """Measure the planners' fastest plan for each of several budgets, from the smallest plan's bytes to the limit."""
+        seconds = PLANNING_SHARE * self.config.time_seconds
+        levels = BudgetLevels(self.planning, self.trials, scale, planning_seconds=seconds)
+        while not self.is_spent():
+            with self.interrupts.breakable(patient=False):
+                proposal = levels.propose_next(self.target_bytes)
+            if proposal is None:
+                return
+            self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
 
     def measure_proposals(self, is_new: Callable[[Candidate], bool], most: int = PLANNED) -> None:
         """Measure at most `most` of the planners' proposals for the present target, fastest estimate first."""
@@ -236,22 +244,11 @@ class _Session:
         fitting = [proposal for proposal in proposals if proposal.estimate.peak_bytes <= self.rules.budget_bytes]
         # the smallest plan was measured already, so a planner that proposes it again comes last
         fitting.sort(key=lambda proposal: (proposal.plan == self.lowest.plan, proposal.estimate.seconds))
-        for proposal in self.select_by_layout(fitting, most):
+        for proposal in select_by_layout(fitting, self.planning.estimate_layout, self.rules, most):
             # the first proposal may use the time that is reserved for the confirmation
             first = self.seconds_left > 0 and not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
             if is_new(proposal) and (first or not self.is_spent()):
                 self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
-
-    def select_by_layout(self, fitting: Sequence[Candidate], most: int) -> Sequence[Candidate]:
-        """Return the first `most` candidates whose layout fits the budget.
-
-        Where no layout fits, return the first candidate: its measurement calibrates the target of the next ones.
-        """
-        selected: list[Candidate] = []
-        for candidate in fitting[: 2 * most]:
-            if len(selected) < most and not exceeds_budget(self.planning.estimate_layout(candidate), self.rules):
-                selected.append(candidate)
-        return selected or fitting[:1]
 
     def search(self) -> None:
         """Measure the sampler's suggestions until time or trials run out, or no gain is left to expect."""
@@ -260,35 +257,24 @@ class _Session:
             self.suggest_and_evaluate(TrialKind.SEARCH)
 
     def confirm(self) -> None:
-        """Re-measure the best plans in new processes until one is the winner or the time is up.
-
-        A finalist that missed the budget by little is planned again first.
-        """
+        """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up."""
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
         while self.seconds_left > 0:
             self.interrupts.check()
-            missed, best = select_near_miss(self.trials, self.rules), select_next(self.trials, self.rules)
-            runs = sum(trial.kind == TrialKind.CONFIRM and trial.was_run for trial in self.trials)
-            confirmed = compare_confirmed(self.trials, self.rules)
-            has_winner = any(plan.status is ConfirmationStatus.BEST for plan in confirmed)
-            is_late = (has_winner or runs >= MAX_CONTENDERS) and self.seconds_left <= self.longest_seconds
-            if is_late or (missed is None and best is None):
+            is_late = self.seconds_left <= self.longest_seconds
+            run = select_next_run(self.config.objective, self.trials, self.rules, is_late=is_late)
+            if run is None:
                 return
             self.runner.renew()
-            if missed is not None:
-                target = compute_lowered_target(missed, self.rules, estimate_spread(self.trials))
-                self.evaluate(TrialKind.LOWERED, missed.settings, target_bytes=target)
-            elif best is not None and best.plan is not None and best.estimate is not None:
-                candidate = Candidate(best.settings, best.plan, best.estimate)
-                self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
+            self.evaluate(run.kind, run.settings, candidate=run.candidate, target_bytes=run.target_bytes)
 
     def is_spent(self) -> bool:
         """Return True if the search ends here; the time of one more trial and of the confirmation is reserved."""
         self.interrupts.check()
         searched = sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
-        share = min(CONFIRMATIONS * self.longest_seconds, CONFIRMING_SHARE * self.config.time_seconds)
-        reserved = self.longest_seconds + max(self.longest_seconds, share)
+        confirming = reserved_seconds(self.config.objective, self.longest_seconds, self.config.time_seconds)
+        reserved = self.longest_seconds + max(self.longest_seconds, confirming)
         return enough or self.seconds_left <= reserved or self.trials_without_gain >= self.config.patience
 
     @property
@@ -313,15 +299,18 @@ class _Session:
         `candidate` is the plan that was made from these settings already.
         """
         fixed, _ = optuna_space.to_parameters(settings, self.space) if settings else ({}, {})
-        request = self.store.ask(fixed)
+        request = self.store.ask(fixed, candidate.target_bytes if candidate else None)
         suggested = optuna_space.suggest_settings(request, self.space)
+        target = self.store.suggest_target(request)
         # a retry may come before the settings; and the target may be lower than when the plan was made
         is_valid = (
             candidate is not None
             and candidate.settings == suggested
             and candidate.estimate.peak_bytes <= self.target_bytes
+            and target in (None, candidate.target_bytes)
         )
-        self.evaluate(kind, suggested, candidate=candidate if is_valid else None, request=request)
+        target = None if target is None else min(target, self.target_bytes)
+        self.evaluate(kind, suggested, candidate=candidate if is_valid else None, request=request, target_bytes=target)
 
     def evaluate(
         self,
@@ -335,6 +324,7 @@ class _Session:
         """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
         number = self.store.next_number() if request is None else request.number
         trial = Trial(number, kind, str(self.config.ref), self.graph.digest, settings, started=time.time())
+        trial = replace(trial, target_bytes=target_bytes)
         began = time.monotonic()
         try:
             with self.interrupts.breakable():
@@ -342,7 +332,7 @@ class _Session:
             # the bound is for the budget: planners meet a lower target, whose bound would be too high
             bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
             estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
-            trial = replace(trial, plan=candidate.plan, estimate=estimate)
+            trial = replace(trial, plan=candidate.plan, estimate=estimate, target_bytes=candidate.target_bytes)
             trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
@@ -381,7 +371,7 @@ class _Session:
         trial, best = trials[-1], select_leader(trials, self.rules)
         leads = best is not None and best.plan == trial.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
-        if leads:
+        if leads or (self.config.objective == "pareto" and extends_front(trials, self.rules)):
             self.trials_without_gain = 0.0
         elif trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
             self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
@@ -394,6 +384,8 @@ class _Session:
         self.store.record_winner(best)
         write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received))
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
+        if self.config.objective == "pareto":
+            write_front(self.config, files, self.prepared, self.rules, self.trials)
         if best is None:
             remove_plan(self.config, self.run_dir)
             return None

@@ -17,13 +17,17 @@ from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space as space
+from autotune.study.front.budget_scale import BudgetScale, find_budget_scale
 from autotune.study.optuna_space import Parameters, to_parameters
 from autotune.study.verdicts.ranking import Rules, TrialScore, allocator_overheads, plan_hash, score_trial
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
+FRONT_OBJECTIVES = ("step_bytes", "time_ratio")
+"""Objectives of a study of the Pareto front."""
 WINNER = "winner"
 """User attribute of a study: number of the confirmed trial, or None where no plan won."""
 
@@ -72,8 +76,20 @@ class TrialStore:
         """Return the number of the next trial, for one that Optuna does not suggest."""
         return len(self.study.get_trials(deepcopy=False))
 
-    def ask(self, fixed: Parameters | None = None) -> "optuna.Trial":
-        """Return a new trial of Optuna's, at fixed parameters if there are any."""
+    @property
+    def budget_scale(self) -> BudgetScale | None:
+        """Range of the budgets of a study of the Pareto front; None for another objective, or before the smallest plan."""
+        return find_budget_scale(self.trials, self._rules) if self._objectives == FRONT_OBJECTIVES else None
+
+    def suggest_target(self, request: "optuna.Trial") -> int | None:
+        """Suggest the peak bytes that a trial's planners have to meet; None where the study has one budget."""
+        scale = self.budget_scale
+        return None if scale is None else scale.to_bytes(space.suggest_budget(request))
+
+    def ask(self, fixed: Parameters | None = None, target_bytes: int | None = None) -> "optuna.Trial":
+        """Return a new trial of Optuna's, at fixed parameters if there are any, and at a budget if it is a parameter."""
+        if fixed and target_bytes is not None:
+            fixed = {**fixed, **self._budget_parameter(target_bytes)[0]}
         if fixed:
             self.study.enqueue_trial(fixed)
         return self.study.ask()
@@ -110,6 +126,9 @@ class TrialStore:
             params, distributions = (
                 ({}, {}) if trial.kind == TrialKind.SMALLEST else to_parameters(trial.settings, self._space)
             )
+            if params and trial.target_bytes is not None:
+                budget, distribution = self._budget_parameter(trial.target_bytes)
+                params, distributions = {**params, **budget}, {**distributions, **distribution}
             self.study.add_trial(
                 optuna.trial.create_trial(
                     values=values,
@@ -127,6 +146,11 @@ class TrialStore:
                 request.set_constraint(key, violation)
         self.study.tell(request, values)
         return score
+
+    def _budget_parameter(self, target_bytes: int) -> tuple[Parameters, "dict[str, BaseDistribution]"]:
+        """Return a target as a parameter with its distribution; both are empty where the study has one budget."""
+        scale = self.budget_scale
+        return ({}, {}) if scale is None else space.budget_parameter(scale.to_share(target_bytes))
 
     def _catch_up(self) -> None:
         """Add every trial on disk that Optuna lacks, and fail those that are still marked as running."""
@@ -216,7 +240,7 @@ def make_identity(
     digest = space.short_digest([config.objective, sorted(searched.items())])
     return StudyIdentity(
         name=f"autotune.{prepared.graph.name}.{prepared.device.key}.{config.objective}.{digest}",
-        objectives=("step_bytes", "time_ratio") if config.objective == "pareto" else ("time_ratio",),
+        objectives=FRONT_OBJECTIVES if config.objective == "pareto" else ("time_ratio",),
         attributes={
             "workload": str(config.ref),
             "graph_digest": prepared.graph.digest,
@@ -229,5 +253,7 @@ def make_identity(
             "optuna": version("optuna"),
             "note": "imputed trials were told the simulator's numbers; a constraint above 0 is violated",
         },
-        sampler=space.make_sampler(config.sampler, searched, config.trials or 0, seed),
+        sampler=space.make_sampler(
+            config.sampler, searched, config.trials or 0, seed, with_budget=config.objective == "pareto"
+        ),
     )

@@ -45,6 +45,9 @@ def show_study(study: studies.Study, progress: studies.StudyProgress) -> None:
     if study.points:
         chart = charts.frontier_chart(study.points, study.records.budget_step_bytes, study.cost_label)
         st.altair_chart(chart, width="stretch")
+    if study.front:
+        st.subheader("Pareto front")
+        page.show_table(tables.FRONT_COLUMNS, study.front)
     if study.confirmed:
         st.subheader("Re-measured plans")
         page.show_table(tables.CONFIRMED_COLUMNS, study.confirmed)

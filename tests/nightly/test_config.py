@@ -36,6 +36,11 @@ def test_every_entry_of_the_project_names_a_workload_that_takes_its_arguments():
             "entries:\n  - workload: a\n    planners: {order: [tarced]}\n",
             "night.yaml:3: entries.0.planners.order: no planner 'tarced'",
         ),
+        (
+            "entries:\n  - workload: a\n    objective: pareto\n",
+            "night.yaml:3: entries.0.objective: 'pareto' searches many plans, and an entry of a night keeps one champion; "
+            "write time here, or search the front with autotune tune --objective pareto",
+        ),
         ("entires: []\n", "night.yaml:1: unknown key 'entires'; known: entries, time, directory, slower, gain"),
         ("entries: []\n", "night.yaml:1: entries: list should have at least 1 item"),
         ("entries:\n  - budget: 65%\n", "night.yaml:2: no workload in entries; write a zoo name"),

@@ -172,3 +172,19 @@ def test_a_missing_file_gets_the_nearest_beside_it(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         load_config("resnet81.yaml")
     assert str(caught.value) == ("resnet81.yaml: no such file; known: resnet18.yaml; did you mean 'resnet18.yaml'?")
+
+
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({}, "65%"),
+        ({"objective": "time"}, "65%"),
+        ({"objective": "pareto"}, "110%"),
+        ({"objective": "pareto", "budget": "6GiB"}, "6GiB"),
+        ({"objective": "pareto", "budget": "65%"}, "65%"),
+    ],
+)
+def test_a_front_without_a_budget_of_its_own_ends_at_eager(options: dict[str, str], budget: str):
+    config = load_config("resnet18", overrides=options)
+    assert config.budget == budget
+    assert load_config(config, overrides={"time": "1h"}).budget == budget

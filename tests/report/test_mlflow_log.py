@@ -37,6 +37,8 @@ from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import to_table
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.units import mib
+from tests.study.test_front_session import configured as front_config
+from tests.study.test_front_session import runner as front_runner
 from tests.study.test_session import configured
 from tests.support.postgres import ABSENT, find_programs
 
@@ -257,6 +259,30 @@ def test_budget_floor_and_proofs_are_metrics_of_the_parent(logged):
     best = logged.result.best.estimate
     for name in ("lower_bound_bytes", "lower_bound_seconds", "recompute_seconds", "stall_seconds", "layout_bytes"):
         assert metrics[f"best_estimate_{name}"] == getattr(best, name)
+
+
+def test_the_plans_of_a_front_are_logged_with_its_table_and_each_plan_has_its_status(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)
+    runs = tmp_path / "runs"
+    config = front_config(tmp_path, runs=str(runs))
+    tracker = Tracker(config, runs / "front")
+    result = tune(config, front_runner(), runs / "front", progress=tracker)
+    message = tracker.finish()
+    assert "not logged" not in message
+    client = MlflowClient(tracking_uri=tracker.uri)
+    experiment = client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
+    found = client.search_runs([experiment.experiment_id], max_results=1000)
+    (parent,) = [run for run in found if run.data.tags["autotune.kind"] == "study"]
+    assert parent.data.metrics["front_points"] == len(result.front) > 0
+    names = {file.path for file in client.list_artifacts(parent.info.run_id, "front")}
+    assert names == {f"front/{name}" for name in ("table.json", "table.csv")} | {
+        f"front/{path.name}" for path in result.front_paths
+    }
+    verdicts = {
+        int(run.data.tags["autotune.trial"]): run.data.tags.get("autotune.verdict") for run in found if run != parent
+    }
+    for point in result.front_plans:
+        assert verdicts[point.trial.number] == point.status
 
 
 def test_the_same_report_is_made_of_what_mlflow_holds_alone(logged, tmp_path):

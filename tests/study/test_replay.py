@@ -12,7 +12,9 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.study.offline import replay as replays
 from autotune.study.offline.landscape import Landscape, landscape_from_run
 from autotune.study.offline.replay import RecordedPlanning, RecordedRunner, replay
+from autotune.study.runner import CompleteRunner
 from autotune.study.verdicts.ranking import compute_stop_ratio
+from autotune.testing.fake_runner import FakeRunner
 from tests.study.test_session import QUICK, run
 
 MOST = 6
@@ -22,7 +24,7 @@ MOST = 6
 def known(tmp_path_factory: pytest.TempPathFactory) -> Landscape:
     directory = tmp_path_factory.mktemp("recorded")
     planners = {kind: names for kind, names in QUICK.items() if kind != "order"}  # every order: plans to choose from
-    run(directory, trials=24, objective="pareto", sampler="random", planners=planners)
+    run(directory, CompleteRunner(FakeRunner()), trials=24, sampler="random", planners=planners)
     return landscape_from_run(directory / "run")
 
 

@@ -35,8 +35,10 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import lock_run_dir
 from autotune.study.plan_by_estimate import make_plan_file
-from autotune.study.session import CONFIRMATIONS
+from autotune.study.verdicts.front import FRONT_RUNS
+from autotune.study.verdicts.next_run import CONFIRMATIONS
 from autotune.testing.graphs import training_chain
+from autotune.units import fmt_bytes
 from autotune.workloads.reference import WorkloadRef
 
 MIB = 2**20
@@ -473,7 +475,7 @@ def test_a_dry_run_tells_frontier_trials_and_time_runs_no_step_and_writes_nothin
     code, out, _ = run("tune", "chain", "--budget", "60%", "--trials", "8", "--dry-run", "--json")
     told = json.loads(out)
     assert code == 0
-    assert set(told) == {"budget_bytes", "floor_bytes", "device", "frontier", "search"}
+    assert set(told) == {"objective", "budget_bytes", "floor_bytes", "device", "frontier", "search"}
     assert told["search"]["ended_by"] == "--trials"
     for one in told["frontier"]:
         low, high = one["step_bytes_range"]
@@ -487,6 +489,27 @@ def test_a_dry_run_tells_frontier_trials_and_time_runs_no_step_and_writes_nothin
     assert lines[lines.index("") + 1].startswith("budget  60%: ")
     assert f"about {8 + CONFIRMATIONS} trials" in out
     assert "autotune device probe" in lines[-1]
+    assert not list(files(here))
+
+
+@pytest.mark.usefixtures("never_runs")
+def test_a_dry_run_of_a_front_tells_its_ends_and_counts_the_runs_that_confirm_it(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = run(
+        "tune", "chain", "--objective", "pareto", "--trials", "12", "--time", "8h", "--dry-run", "--json"
+    )
+    told = json.loads(out)
+    assert code == 0
+    assert told["objective"] == "pareto"
+    code, out, _ = run("tune", "chain", "--objective", "pareto", "--trials", "12", "--time", "8h", "--dry-run")
+    assert code == 0
+    (budget,) = [line for line in out.splitlines() if line.startswith("budget  ")]
+    assert budget.startswith("budget  up to 110%: ")
+    ends = [told["frontier"][0]["estimate"]["peak_bytes"], told["frontier"][-1]["estimate"]["peak_bytes"]]
+    assert f"the front is predicted from {fmt_bytes(ends[0])} at " in budget
+    assert f" to {fmt_bytes(ends[1])} at " in budget
+    assert f"about {12 + FRONT_RUNS} trials" in out
     assert not list(files(here))
 
 
@@ -735,7 +758,10 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     code, out, err = run("tune", "chain", "--budget", "60%", "--trials", "8", "--name", "one", "--json")
     assert code == 0, err
     document = json.loads(out)
-    assert set(document) == {"baseline", "best", "confirmed", "trials", "disturbed", "plan_path", "report_path"}
+    assert set(document) == {
+        "baseline", "best", "confirmed", "front", "trials", "disturbed", "plan_path", "report_path",
+    }  # fmt: skip
+    assert document["front"] == []
     assert document["confirmed"][0]["verdict"] == "BEST"
     assert document["confirmed"][0]["trial"] == document["best"]["number"]
     for found in (document["baseline"], document["best"]):
@@ -743,6 +769,36 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     assert document["baseline"]["plan"] is None
     assert planfile.read(here / document["plan_path"]).estimate.peak_bytes == document["best"]["estimate"]["peak_bytes"]
     assert (here / document["report_path"]).read_text().startswith("<!doctype html>")
+
+
+def test_tune_of_a_front_prints_its_points_and_where_their_plans_are(
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    text = (here / few_planners).read_text()
+    (here / few_planners).write_text("".join(line for line in text.splitlines(True) if not line.startswith("budget")))
+    command = ("tune", few_planners, "--objective", "pareto", "--trials", "14", "--name", "one")
+    code, out, err = run(*command)
+    assert code == 0, err
+    lines = out.splitlines()
+    table = lines.index("Pareto front, re-measured in new processes, interleaved with plain eager:")
+    assert lines[table + 1].split()[:3] == ["plan", "charged", "MiB"]
+    points = [line.split()[0] for line in lines[table + 2 :] if line.endswith("  front")]
+    paths = [f"runs/one/front/plan-{number}.json" for number in points]
+    assert len(points) >= 4
+    assert sorted(str(path.relative_to(here)) for path in (here / "runs/one/front").glob("plan-*.json")) == sorted(
+        paths
+    )
+    assert f"front   {len(points)} plans in runs/one/front" in lines
+    code, out, _ = run("resume", "runs/one", "--trials", "14", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert [str(row["plan"]) for row in document["front"] if row["status"] == "front"] == points
+    code, out, _ = run("show", paths[0])
+    assert code == 0
+    assert "greedy" in out or "segments" in out or "keep" in out
+    code, _, err = run("replay", "runs/one")
+    assert code == 2
+    assert "a replay needs a run of objective: time" in err
 
 
 def test_a_plan_that_was_not_measured_again_is_marked_as_such(

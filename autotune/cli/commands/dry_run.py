@@ -25,7 +25,7 @@ def run(config: "Config", *, json: bool) -> None:
     with answer_stream() as out:
         forecast = forecast_study(config, survey(config, print_note))
         if json:
-            print_json(_document(forecast), out)
+            print_json(_document(forecast, config.objective), out)
         else:
             is_busy = forecast.noise is not None and forecast.noise > TOO_NOISY
             table = _table(forecast.points, with_times=not is_busy)
@@ -68,22 +68,36 @@ def _summary(config: "Config", forecast: "StudyForecast") -> list[str]:
     best = f"the fastest plan is predicted at {_percent(fitting[-1].ratio)}" if fitting else "no plan is certain to fit"
     safe = f", the fastest that fits at the upper end of its bar at {_percent(certain[-1].ratio)}" if certain else ""
     floor, search = forecast.surveyed.floor_bytes, forecast.search
+    if config.objective == "pareto":
+        best, safe = _describe_front(fitting), ""
     return [
-        f"budget  {config.budget}: {fmt_bytes(max(forecast.budget_bytes, 0))} for the step above a floor of "
-        f"{fmt_bytes(floor)}; {best}{safe}",
+        f"budget  {'up to ' if config.objective == 'pareto' else ''}{config.budget}: "
+        f"{fmt_bytes(max(forecast.budget_bytes, 0))} for the step above a floor of {fmt_bytes(floor)}; {best}{safe}",
         f"bars    {', '.join(dict.fromkeys(point.source for point in forecast.points))}",
         f"search  about {search.trials} trials of {fmt_seconds(search.trial_seconds)}, "
         f"{fmt_seconds(search.seconds)} in total; ended by {search.ended_by}",
     ]
 
 
+def _describe_front(points: "Sequence[ForecastPoint]") -> str:
+    """Describe both ends of the predicted front below the limit."""
+    if not points:
+        return "no plan is certain to fit"
+    smallest, fastest = (
+        f"{fmt_bytes(point.candidate.estimate.peak_bytes)} at {_percent(point.ratio)}"
+        for point in (points[0], points[-1])
+    )
+    return f"the front is predicted from {smallest} to {fastest}"
+
+
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
-def _document(forecast: "StudyForecast") -> dict[str, Any]:
+def _document(forecast: "StudyForecast", objective: str) -> dict[str, Any]:
     """Return the document that `--json` prints."""
     return {
+        "objective": objective,
         "budget_bytes": forecast.budget_bytes,
         "floor_bytes": forecast.surveyed.floor_bytes,
         "device": to_json(forecast.surveyed.device),

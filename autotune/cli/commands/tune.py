@@ -9,6 +9,7 @@ from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
+from autotune.records.run_dir import RunDir
 from autotune.records.speed_environment import advise_passive_waiting
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
             if (file := result.plan) is not None:
                 out.write(f"kernels {file.plan.capture_name}\n")
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
+        if result.front and result.run_dir is not None:
+            out.write(f"front   {len(result.front)} plans in {RunDir(result.run_dir).front}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     else:
         print_json(_document(result), out)
@@ -60,25 +63,30 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
 
 def _print_tables(result: "StudyResult", out: IO[str]) -> None:
     from autotune.cli.console import print_table
-    from autotune.report.tables import CONFIRMED_COLUMNS, confirmed_rows, trial_rows
+    from autotune.report.tables import CONFIRMED_COLUMNS, FRONT_COLUMNS, confirmed_rows, front_rows, trial_rows
 
     trials, confirmed = trial_rows(result.trials, result.best), confirmed_rows(result.confirmed, result.baseline)
     print_table(trials, out)
-    if confirmed:
+    if result.front_plans:
+        out.write("\nPareto front, re-measured in new processes, interleaved with plain eager:\n")
+        print_table(front_rows(result.front_plans, result.baseline), out, FRONT_COLUMNS)
+    elif confirmed:
         out.write("\nre-measured, interleaved with plain eager:\n")
         print_table(confirmed, out, CONFIRMED_COLUMNS)
 
 
 def _document(result: "StudyResult") -> dict[str, Any]:
     """Return the document that `--json` prints."""
+    from autotune.study.front.front_files import list_front
     from autotune.study.outcome import describe_disturbance
     from autotune.study.verdicts.confirm import to_table
 
-    confirmed = to_table(result.confirmed)
+    confirmed, eager = to_table(result.confirmed), result.baseline.measurement
     return {
         "baseline": to_json(result.baseline),
         "best": to_json(result.best) if result.best else None,
         "confirmed": confirmed,
+        "front": list_front(result.front_plans, eager.step_peak_bytes if eager is not None else None),
         "trials": [to_json(trial) for trial in result.trials],
         "disturbed": describe_disturbance(result.trials),
         "plan_path": str(result.plan_path) if result.plan_path else None,

@@ -13,6 +13,7 @@ from autotune.planners.space import Space
 from autotune.predict.simulate import Estimate, simulate
 from autotune.records.config import Config
 from autotune.records.trial import Trial
+from autotune.study.front.budget_levels import LEVELS
 from autotune.study.offline.calibration import (
     CHARGE_NOISE_BYTES,
     ErrorRanges,
@@ -20,7 +21,9 @@ from autotune.study.offline.calibration import (
     compute_error_ranges,
     median_trial_seconds,
 )
-from autotune.study.session import CONFIRMATIONS, PLANNED
+from autotune.study.session import PLANNED
+from autotune.study.verdicts.front import FRONT_RUNS
+from autotune.study.verdicts.next_run import CONFIRMATIONS
 
 BUDGETS = 8
 """Number of budgets of the forecast, evenly from the lowest reachable peak to the traced one."""
@@ -109,9 +112,10 @@ def forecast_search(config: Config, step_seconds: float, past: Sequence[Sequence
     """Return the expected effort of a search, from the duration of past trials or else from the steps of a trial."""
     steps = UNTIMED_STEPS + 4 * config.samples  # each timed step has an untimed one, and eager runs as many
     each = median_trial_seconds(past) or START_SECONDS + steps * step_seconds
-    ends = {"no gain": 2 + PLANNED + config.patience + CONFIRMATIONS, "--time": int(config.time_seconds / each) - 1}
+    planned, confirmed = (LEVELS, FRONT_RUNS) if config.objective == "pareto" else (PLANNED, CONFIRMATIONS)
+    ends = {"no gain": 2 + planned + config.patience + confirmed, "--time": int(config.time_seconds / each) - 1}
     if config.trials is not None:
-        ends["--trials"] = config.trials + CONFIRMATIONS
+        ends["--trials"] = config.trials + confirmed
     ended_by = min(ends, key=lambda end: ends[end])
     trials = max(MIN_TRIALS, ends[ended_by])
     # the baseline and its reference take as long as one more trial

@@ -107,6 +107,10 @@ def landscape_from_run(run_dir: Path, source: str = "") -> Landscape:
     Raises ConfigError where the run ended before its first plan.
     """
     records = RecordedRun.load(run_dir)
+    if records.is_front and any(trial.target_bytes is not None for trial in records.trials):
+        raise ConfigError(
+            f"{run_dir}: a search of a Pareto front, with a budget for each plan; a replay needs a run of objective: time"
+        )
     first, rules, traced = records.baseline, records.rules, records.traced
     if first is None or first.measurement is None or rules is None or traced is None or records.device is None:
         raise ConfigError(f"{run_dir}: ended before its first plan; it cannot be replayed")

@@ -77,16 +77,12 @@ class ConfirmedPlan:
     @property
     def ratio(self) -> Interval | None:
         """Time over plain eager's of the same turns; None where eager does not fit, or too few steps ran."""
-        result = self.trial.measurement
-        is_ratio = result is not None and result.time_ratio is not None and len(self.block_ratios) > 1
-        return median_interval(self.block_ratios) if is_ratio else None
+        return pooled_ratio(self.trial, self.block_ratios)
 
     @property
     def seconds(self) -> Interval | None:
         """Seconds of one step; None where too few steps ran."""
-        result = self.trial.measurement
-        steps = block_means(result.step_seconds) if result is not None else []
-        return median_interval(steps) if len(steps) > 1 else None
+        return pooled_seconds(self.trial)
 
     @property
     def label(self) -> str:
@@ -97,6 +93,19 @@ class ConfirmedPlan:
         elif self.status is ConfirmationStatus.FAILED and self.trial.measurement is not None:
             text = self.trial.measurement.outcome.value.replace("_", " ")
         return f"safe fallback, {text}" if self.is_fallback else text
+
+
+def pooled_ratio(trial: Trial, ratios: Sequence[float]) -> Interval | None:
+    """Return the median of a plan's block ratios with its interval; None where they are seconds, or too few."""
+    result = trial.measurement
+    is_ratio = result is not None and result.time_ratio is not None and len(ratios) > 1
+    return median_interval(ratios) if is_ratio else None
+
+
+def pooled_seconds(trial: Trial) -> Interval | None:
+    """Return a plan's seconds of one step with their interval; None where too few steps ran."""
+    steps = block_means(trial.measurement.step_seconds) if trial.measurement is not None else []
+    return median_interval(steps) if len(steps) > 1 else None
 
 
 def select_next(trials: Sequence[Trial], rules: Rules) -> Trial | None:

@@ -4,11 +4,12 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from autotune.ir.plan import REBUILD_PRICE, Plan
+from autotune.planners.candidates import Candidate
 from autotune.predict.simulate import Estimate
 from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
@@ -153,6 +154,20 @@ def exceeds_budget(estimate: Estimate, rules: Rules) -> bool:
     """
     charged_bytes = 0 if estimate.reserved_bytes else estimate.charged_bytes or 0
     return max(estimate.peak_bytes, charged_bytes) > rules.budget_bytes
+
+
+def select_by_layout(
+    fitting: Sequence[Candidate], estimate_layout: Callable[[Candidate], Estimate], rules: Rules, most: int
+) -> Sequence[Candidate]:
+    """Return the first `most` candidates whose layout fits the budget.
+
+    Where no layout fits, return the first candidate: its measurement calibrates the target of the next ones.
+    """
+    selected: list[Candidate] = []
+    for candidate in fitting[: 2 * most]:
+        if len(selected) < most and not exceeds_budget(estimate_layout(candidate), rules):
+            selected.append(candidate)
+    return selected or fitting[:1]
 
 
 def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:

@@ -27,6 +27,7 @@ from autotune.report.tables import trial_verdict
 from autotune.study import session as study
 from autotune.study.events import Event, Finished
 from autotune.study.offline import landscape
+from autotune.study.runner import CompleteRunner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import mib
 
@@ -64,7 +65,7 @@ def main() -> None:
         spec = Spec(config.ref, Path(folder) / "logs", samples=config.samples, seed=config.seed)
         with Harness(spec) as harness:
             runner: Any = SimulatedRunner(harness.survey(), config.samples) if options.simulated else harness
-            study.tune(config, runner, Path(folder) / "run", progress=print_trial)
+            study.tune(config, CompleteRunner(runner), Path(folder) / "run", progress=print_trial)
         method = "simulated, with the errors and the noise of experiments/frontier" if options.simulated else "measured"
         recorded = landscape.landscape_from_run(Path(folder) / "run", f"{method}: {command}; load {load:.1f} before")
     landscape.write_landscape(out, recorded)
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def build_config(options: argparse.Namespace, folder: Path) -> Config:
-    """Return the config of a study that draws at random, does not stop early and aborts no slow plan."""
+    """Return the config of a study that draws at random and does not end for lack of a gain."""
     arguments = {key: json.loads(value) for key, _, value in (text.partition("=") for text in options.set)}
     return Config.model_validate(
         {
@@ -85,7 +86,6 @@ def build_config(options: argparse.Namespace, folder: Path) -> Config:
             "samples": options.samples,
             "seed": options.seed,
             "sampler": "random",
-            "objective": "pareto",
             "patience": 10**6,
             "planners": PLANNERS,
             "runs": str(folder),

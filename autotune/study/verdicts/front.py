@@ -1,0 +1,278 @@
+"""Find the Pareto front of charged bytes and step time among measured plans, with a proof for every point."""
+
+import functools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from autotune.ir.plan import Plan
+from autotune.records.measurement import Measurement
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, pooled_seconds
+from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, select_fitting
+from autotune.study.verdicts.statistics import Interval, RatioInterval, block_means, compare_ratios
+
+FRONT_PLANS = 12
+"""Maximum number of plans that are re-measured for the front at one time."""
+FRONT_GAIN = 0.005
+"""Least share of time by which a larger plan has to be faster to be re-measured for the front."""
+FRONT_SHARE = 0.45
+"""Maximum share of the study's time that is reserved for re-measuring the front."""
+FRONT_RUNS = FRONT_PLANS * MIN_ROUNDS
+"""Number of re-measured trials that the reserved time allows for."""
+
+
+class FrontStatus(StrEnum):
+    """Result of comparing a re-measured plan with all plans that need no more bytes."""
+
+    FRONT = "front"
+    """The plan is faster than every plan of no more bytes, and each interval excludes equal time."""
+    UNCERTAIN = "uncertain"
+    """A plan of no more bytes may be as fast: the interval includes equal time."""
+    DOMINATED = "dominated"
+    """A plan of no more bytes is as fast or faster."""
+    FAILED = "failed"
+    """A run of the plan exceeded the limit, or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A re-measured plan, and its place relative to the Pareto front."""
+
+    number: int
+    """Number of the trial that measured the plan first; it stays the same when a study is resumed."""
+    trial: Trial
+    """All re-measurements of the plan, pooled."""
+    status: FrontStatus
+    rounds: int
+    """Number of re-measurements, each in new processes."""
+    block_ratios: tuple[float, ...]
+    """Time over plain eager's of the same turn, one per block; in seconds where eager does not fit."""
+    rival: int | None = None
+    """Number of the plan that dominates this one or may be as fast; None for a point of the front."""
+    versus_rival: RatioInterval | None = None
+    """Time over the rival's."""
+
+    @property
+    def charged_bytes(self) -> int:
+        """Highest charge of the step in all re-measurements, without the floor."""
+        return self.trial.step_charged_bytes or self.trial.step_bytes or 0
+
+    @property
+    def ratio(self) -> Interval | None:
+        """Time over plain eager's, with its interval; None where eager does not fit, or too few steps ran."""
+        return pooled_ratio(self.trial, self.block_ratios)
+
+    @property
+    def seconds(self) -> Interval | None:
+        """Seconds of one step, with their interval; None where too few steps ran."""
+        return pooled_seconds(self.trial)
+
+    @property
+    def label(self) -> str:
+        """Text for people: `front`, `dominated by 7`, `uncertain, beside 7`, or the reason of a failure."""
+        if self.status is FrontStatus.FAILED and self.trial.measurement is not None:
+            return self.trial.measurement.outcome.value.replace("_", " ")
+        words = {FrontStatus.DOMINATED: "dominated by", FrontStatus.UNCERTAIN: "uncertain, beside"}
+        return self.status.value if self.rival is None else f"{words[self.status]} {self.rival}"
+
+
+def assess_front(trials: Sequence[Trial], rules: Rules) -> list[FrontPoint]:
+    """Return every re-measured plan with its status, the smallest first, then the plans that failed.
+
+    A point of the front is certainly faster than every re-measured plan of no more bytes. No plan of the search is
+    certainly faster at no more bytes either. Charges that differ by less than `NOTABLE_SHARE` count as equal where the
+    larger plan is certainly faster. Each comparison has a confidence of 95 %.
+    """
+    samples = _pool_samples(trials, rules)
+    points = [_assess(sample, samples) for sample in sorted(samples, key=_by_bytes) if sample.rounds]
+    return [*_drop_near_bytes(points), *_list_failed(trials, {sample.trial.plan for sample in samples})]
+
+
+def select_front_run(trials: Sequence[Trial], rules: Rules) -> Trial | None:
+    """Return the plan to re-measure next for the front, the one with the fewest runs first; None once all are conclusive.
+
+    Each contender runs `MIN_ROUNDS` times. Then uncertain plans and their rivals run again, up to `MAX_ROUNDS` times.
+    """
+    contenders = select_front_contenders(trials, rules)
+    rounds = _count_rounds(trials)
+    waiting = [trial for trial in contenders if rounds[trial.plan] < MIN_ROUNDS]
+    if not waiting:
+        points = assess_front(trials, rules)
+        unclear = {point.number for point in points if point.status is FrontStatus.UNCERTAIN}
+        unclear |= {point.rival for point in points if point.number in unclear and point.rival is not None}
+        waiting = [point.trial for point in points if point.number in unclear and rounds[point.trial.plan] < MAX_ROUNDS]
+    return min(waiting, key=lambda trial: rounds[trial.plan], default=None)
+
+
+def select_front_contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial]:
+    """Return the plans that may be on the front, at most `FRONT_PLANS`: the smallest, the fastest, then the largest gaps.
+
+    Plans that were re-measured already and still may be on the front come first.
+    """
+    samples = _select_notable(_pool_samples(trials, rules))
+    ordered = [samples[rank] for rank in spread([(sample.nbytes, math.log(sample.cost)) for sample in samples])]
+    ordered.sort(key=lambda sample: sample.rounds == 0)
+    return [sample.trial for sample in ordered[:FRONT_PLANS]]
+
+
+def extends_front(trials: Sequence[Trial], rules: Rules) -> bool:
+    """Return true if the last trial's plan is new and notably reduces bytes or time of the front so far."""
+    last = trials[-1]
+    if last.plan is None or not last.was_run or last.kind in (TrialKind.REPEAT, TrialKind.CONFIRM):
+        return False
+    return any(sample.trial.plan == last.plan for sample in _select_notable(_pool_samples(trials, rules)))
+
+
+def spread(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Return the positions of the points so that any first part of them covers the range of every coordinate.
+
+    The lowest point comes first, then the highest, then each time the one farthest from all before. Coordinates are
+    scaled to their ranges, and the largest difference counts.
+
+    >>> spread([(0,), (1,), (2,), (3,), (4,)])
+    [0, 4, 2, 1, 3]
+    """
+    widths = [max(column) - min(column) or 1 for column in zip(*points, strict=True)]
+    scaled = [tuple(value / width for value, width in zip(point, widths, strict=True)) for point in points]
+    left = sorted(range(len(points)), key=lambda rank: scaled[rank])
+    chosen = [left.pop(index) for index in (0, -1) if left]
+    while left:
+        farthest = max(left, key=lambda rank: min(_distance(scaled[rank], scaled[other]) for other in chosen))
+        chosen.append(farthest)
+        left.remove(farthest)
+    return chosen
+
+
+def _distance(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    return max(abs(left - right) for left, right in zip(first, second, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One plan that kept the limit in all of its runs."""
+
+    number: int
+    trial: Trial
+    rounds: int
+    nbytes: int
+    blocks: tuple[float, ...]
+    cost: float
+    """Median of the blocks."""
+
+
+def _pool_samples(trials: Sequence[Trial], rules: Rules) -> list[_Sample]:
+    rounds = _count_rounds(trials)
+    runs = _group_runs(trials)
+    samples = []
+    for trial in select_fitting(trials, rules):
+        assert trial.plan is not None
+        same = runs[trial.plan]
+        blocks = _pool_blocks([run for run in same if run.kind == TrialKind.CONFIRM] or same)
+        if blocks and trial.step_bytes is not None:
+            nbytes = trial.step_charged_bytes or trial.step_bytes
+            cost = statistics.median(blocks)
+            samples.append(_Sample(same[0].number, trial, rounds[trial.plan], nbytes, blocks, cost))
+    return samples
+
+
+def _group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
+    runs: dict[Plan, list[Trial]] = {}
+    for trial in trials:
+        if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
+            runs.setdefault(trial.plan, []).append(trial)
+    return runs
+
+
+def _count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:
+    return Counter(trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run)
+
+
+def _pool_blocks(runs: Iterable[Trial]) -> tuple[float, ...]:
+    """Return the blocks of all runs; blocks do not span runs."""
+    return tuple(block for run in runs if run.measurement is not None for block in _blocks(run.measurement))
+
+
+def _blocks(measurement: Measurement) -> list[float]:
+    """Return time over eager's, one per block, or seconds where eager did not run.
+
+    Where eager ran another number of steps, its median stands for every block: ratios and seconds must not mix.
+    """
+    steps, eager = block_means(measurement.step_seconds), block_means(measurement.baseline_seconds)
+    if len(measurement.step_seconds) == len(measurement.baseline_seconds):
+        return [step / other for step, other in zip(steps, eager, strict=True)]
+    return [step / statistics.median(eager) for step in steps] if eager else steps
+
+
+def _by_bytes(sample: _Sample) -> tuple[int, float, int]:
+    return sample.nbytes, sample.cost, sample.number
+
+
+def _assess(sample: _Sample, samples: Sequence[_Sample]) -> FrontPoint:
+    """Compare one re-measured plan with all plans of no more bytes."""
+    smaller = [other for other in samples if _by_bytes(other) < _by_bytes(sample)]
+    status, rival, versus = FrontStatus.FRONT, None, None
+    for other in sorted(smaller, key=lambda other: other.cost):
+        if other.rounds and other.cost <= sample.cost:
+            status, rival = FrontStatus.DOMINATED, other
+        elif other.rounds and not _compare(sample.blocks, other.blocks).high < 1:
+            status, rival = FrontStatus.UNCERTAIN, other
+        elif not other.rounds and _compare(other.blocks, sample.blocks).high < 1:
+            # a measurement of the search is evidence only where it is certain: the fastest of many is partly lucky
+            status, rival = FrontStatus.DOMINATED, other
+        if rival is not None:
+            versus = _compare(sample.blocks, rival.blocks)
+            break
+    number = None if rival is None else rival.number
+    return FrontPoint(sample.number, sample.trial, status, sample.rounds, sample.blocks, number, versus)
+
+
+def _drop_near_bytes(points: Sequence[FrontPoint]) -> list[FrontPoint]:
+    """Mark points of the front as dominated where the next point needs as many bytes within the noise: it is faster."""
+    kept: list[FrontPoint] = []
+    following: FrontPoint | None = None
+    for point in reversed(points):
+        if point.status is FrontStatus.FRONT:
+            if following is not None and following.charged_bytes <= (1 + NOTABLE_SHARE) * point.charged_bytes:
+                versus = _compare(point.block_ratios, following.block_ratios)
+                dominated = FrontStatus.DOMINATED
+                kept.append(replace(point, status=dominated, rival=following.number, versus_rival=versus))
+                continue
+            following = point
+        kept.append(point)
+    return kept[::-1]
+
+
+def _list_failed(trials: Sequence[Trial], fitting: set[Plan | None]) -> list[FrontPoint]:
+    """Return the re-measured plans of which some run failed or exceeded the limit."""
+    failed = []
+    rounds = _count_rounds(trials)
+    for plan, runs in _group_runs(trials).items():
+        if plan not in fitting and rounds[plan]:
+            last = [run for run in runs if run.kind == TrialKind.CONFIRM][-1]
+            failed.append(FrontPoint(runs[0].number, last, FrontStatus.FAILED, rounds[plan], ()))
+    return failed
+
+
+def _select_notable(samples: Sequence[_Sample]) -> list[_Sample]:
+    """Return the plans of the front by the medians alone, the smallest first, without neighbours within the noise."""
+    steps: list[_Sample] = []
+    for sample in sorted(samples, key=_by_bytes):
+        if not steps or sample.cost < (1 - FRONT_GAIN) * steps[-1].cost:
+            steps.append(sample)
+    notable: list[_Sample] = []
+    for sample in reversed(steps):
+        if not notable or notable[-1].nbytes > (1 + NOTABLE_SHARE) * sample.nbytes:
+            notable.append(sample)
+    return notable[::-1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _compare(samples: tuple[float, ...], reference: tuple[float, ...]) -> RatioInterval:
+    """Return the ratio with its interval, unlimited for one block; resampling is slow, and reports compare the same plans."""
+    if min(len(samples), len(reference)) < 2:
+        return RatioInterval(statistics.median(samples) / statistics.median(reference), 0.0, float("inf"))
+    return compare_ratios(samples, reference)

@@ -1,0 +1,71 @@
+"""Select the next plan to re-measure, for each objective, and the time to reserve for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.planners.candidates import Candidate
+from autotune.planners.knobs import Settings
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.confirm import (
+    MAX_CONTENDERS,
+    MIN_ROUNDS,
+    ConfirmationStatus,
+    compare_confirmed,
+    compute_lowered_target,
+    select_near_miss,
+    select_next,
+)
+from autotune.study.verdicts.front import FRONT_RUNS, FRONT_SHARE, select_front_run
+from autotune.study.verdicts.ranking import Rules, estimate_spread
+
+CONFIRMING_SHARE = 0.2
+"""Maximum share of the study's time that is reserved for re-measuring the best plans."""
+CONFIRMATIONS = MAX_CONTENDERS * MIN_ROUNDS + 1
+"""Number of re-measured trials where the first rounds decide: two per contender and one for a safe fallback."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextRun:
+    """Next trial of the confirmation: a known plan, or settings to plan again for fewer bytes."""
+
+    kind: TrialKind
+    settings: Settings
+    candidate: Candidate | None = None
+    target_bytes: int | None = None
+
+
+def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is_late: bool) -> NextRun | None:
+    """Return the next plan to run in new processes; None once all comparisons are conclusive.
+
+    `is_late` states that a further run may exceed the study's time: it begins only where nothing is decided yet. For the
+    fastest plan a finalist that missed the budget by little is planned again first.
+    """
+    missed = select_near_miss(trials, rules) if objective == "time" else None
+    best = select_next(trials, rules) if objective == "time" else select_front_run(trials, rules)
+    if (missed is None and best is None) or (is_late and _has_enough_runs(trials, rules)):
+        return None
+    if missed is not None:
+        target = compute_lowered_target(missed, rules, estimate_spread(trials))
+        return NextRun(TrialKind.LOWERED, missed.settings, target_bytes=target)
+    if best is None or best.plan is None or best.estimate is None:
+        return None
+    candidate = Candidate(best.settings, best.plan, best.estimate, best.target_bytes)
+    return NextRun(TrialKind.CONFIRM, best.settings, candidate)
+
+
+def reserved_seconds(objective: str, trial_seconds: float, time_seconds: float) -> float:
+    """Return the seconds to reserve for re-measuring: of as many runs as the objective needs, at most a share of all time.
+
+    >>> reserved_seconds("time", 10, 600)
+    70
+    """
+    if objective == "pareto":
+        return min(FRONT_RUNS * trial_seconds, FRONT_SHARE * time_seconds)
+    return min(CONFIRMATIONS * trial_seconds, CONFIRMING_SHARE * time_seconds)
+
+
+def _has_enough_runs(trials: Sequence[Trial], rules: Rules) -> bool:
+    runs = sum(trial.kind == TrialKind.CONFIRM and trial.was_run for trial in trials)
+    return runs >= MAX_CONTENDERS or any(
+        plan.status is ConfirmationStatus.BEST for plan in compare_confirmed(trials, rules)
+    )

@@ -1,0 +1,81 @@
+"""Compare the points of a verified front with the recorded peers of `experiments/benchmarks/frontier`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.benchmarks.frontier.summary import VariantPoint, build_points
+
+Measure = Literal["peak", "charged"]
+MEASURES: tuple[Measure, ...] = ("peak", "charged")
+POINTS_WANTED = 8
+"""Least number of verified points of a front."""
+
+
+class PeerVerdict(StrEnum):
+    """Result of comparing one point of the front with all peers, at one measure of bytes."""
+
+    CLEAR = "clear"
+    """No peer of as few bytes is as fast."""
+    UNCERTAIN = "within the noise"
+    """A peer of as few bytes is as fast by the medians, and the intervals overlap."""
+    DOMINATED = "dominated"
+    """A peer of as few bytes is faster, and the intervals do not overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerComparison:
+    """One point of the front, and the peer that comes nearest to dominating it."""
+
+    plan: int
+    measure: Measure
+    verdict: PeerVerdict
+    peer: str = ""
+    peer_bytes: int | None = None
+    peer_ratio: float | None = None
+
+
+def read_peers(frontier: Path, model: str, arguments: Mapping[str, Any]) -> list[VariantPoint]:
+    """Return the timed peers of a model that compute the same as eager with eager's kernels.
+
+    Empty where none is recorded. Raises SystemExit where the record is of other arguments.
+    """
+    path = frontier / f"{model}.json"
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["arguments"] != dict(arguments):
+        raise SystemExit(f"{path}: measured with {record['arguments']}, not {dict(arguments)}: name another --frontier")
+    return [point for point in build_points(model, record) if point.kind == "peer" and point.counted]
+
+
+def compare_with_peers(
+    front: Sequence[Mapping[str, Any]], peers: Sequence[VariantPoint], measure: Measure
+) -> list[PeerComparison]:
+    """Return each point of the front with its verdict; `front` holds rows of `table.json`.
+
+    Times are ratios to eager, each measured in its own session.
+    """
+    return [_compare(row, peers, measure) for row in front if row["status"] == "front" and row["time_ratio"]]
+
+
+def _compare(row: Mapping[str, Any], peers: Sequence[VariantPoint], measure: Measure) -> PeerComparison:
+    nbytes, ratio = row[f"step_{measure}_bytes"], row["time_ratio"]
+    fast = [
+        peer
+        for peer in peers
+        if (size := _bytes(peer, measure)) is not None and size <= nbytes and (peer.ratio or 0.0) <= ratio["middle"]
+    ]
+    if not fast:
+        return PeerComparison(row["plan"], measure, PeerVerdict.CLEAR)
+    nearest = min(fast, key=lambda peer: peer.ratio_high or 0.0)
+    certain = nearest.ratio_high is not None and nearest.ratio_high < ratio["low"]
+    verdict = PeerVerdict.DOMINATED if certain else PeerVerdict.UNCERTAIN
+    return PeerComparison(row["plan"], measure, verdict, nearest.variant, _bytes(nearest, measure), nearest.ratio)
+
+
+def _bytes(point: VariantPoint, measure: Measure) -> int | None:
+    return point.peak_bytes if measure == "peak" else point.charged_bytes
