@@ -73,6 +73,11 @@ class RunDir:
         return self.path / "confirmed.json"
 
     @property
+    def priors(self) -> Path:
+        """Observations that the sampler starts with: simulated settings, and trials of another run."""
+        return self.path / "priors.json"
+
+    @property
     def optuna(self) -> Path:
         """SQLite file of the Optuna study."""
         return self.path / "optuna.db"

@@ -1,7 +1,7 @@
 """Replay a search on a landscape: run the study itself, with a record in place of the planners and of the device.
 
 Recorded settings get their own plan and measurement. Other settings get those of the nearest recorded settings
-(`landscape.settings_distance`), so every answer was really measured, and the best possible result is the best on
+(`priors.distance`), so every answer was really measured, and the best possible result is the best on
 record. The share of such answers is reported. Each measurement is a new sample of the recorded turns, with their noise.
 """
 
