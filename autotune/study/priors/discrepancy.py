@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.priors.distance import settings_distance
 from autotune.study.priors.observations import PriorObservation, PriorSource
-from autotune.study.verdicts.ranking import Rules, measured_ratio
+from autotune.study.verdicts.ranking import Rules, measured_ratio, plan_hash
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +67,8 @@ class Calibrated:
     time_ratio: float
     error: float
     """Standard deviation of the ratio's logarithm."""
+    number: int
+    """Position of the observation among all of the study."""
 
 
 @dataclass
@@ -79,10 +81,16 @@ class Calibration:
     """Distances to all observations, by measured trial."""
     _among: list[list[float]] = field(default_factory=list)
     """Distances to the measured trials before it, by measured trial."""
+    _last: list[Calibrated] | None = None
 
     def update(self, trials: Sequence[Trial]) -> list[Calibrated]:
-        """Return every observation, calibrated by the trials so far; their order is that of the observations."""
+        """Return the observations in order, calibrated by the trials so far; the same list if none was measured since.
+
+        Observations of a plan that was measured are left out.
+        """
         measured = [trial for trial in trials if _measured_log(trial, self.rules) is not None]
+        if self._last is not None and len(measured) == len(self._distances):
+            return self._last
         for row in range(len(self._distances), len(measured)):
             settings = measured[row].settings
             self._distances.append([settings_distance(one.settings, settings) for one in self.observations])
@@ -92,13 +100,17 @@ class Calibration:
             indices = [index for index, one in enumerate(self.observations) if one.source is source]
             if indices:
                 calibrated |= dict(zip(indices, self._calibrate(source, indices, measured), strict=True))
-        return [calibrated[index] for index in range(len(self.observations))]
+        plans = {plan_hash(trial.plan) for trial in measured if trial.plan is not None}
+        self._last = [calibrated[index] for index in sorted(calibrated) if self.observations[index].plan not in plans]
+        return self._last
 
     def _calibrate(self, source: PriorSource, indices: Sequence[int], measured: Sequence[Trial]) -> list[Calibrated]:
         import numpy as np
 
         observed = np.array([math.log(self.observations[index].score.time_ratio) for index in indices])
-        distances = np.array(self._distances, dtype=float).reshape(len(measured), -1)[:, list(indices)]
+        distances = np.array(self._distances, dtype=float).reshape(len(measured), len(self.observations))[
+            :, list(indices)
+        ]
         middle = float(observed.mean())
         paired, predicted = self._pair(source, observed, distances, measured)
         results = np.array([_measured_log(measured[row], self.rules) for row in paired], dtype=float)
@@ -119,7 +131,7 @@ class Calibration:
             explained = np.einsum("ij,ij->j", cross, weights)
             errors = np.sqrt(np.clip(variance - explained, 0.1 * variance, None))
         return [
-            Calibrated(self.observations[index], math.exp(value), float(error))
+            Calibrated(self.observations[index], math.exp(value), float(error), index)
             for index, value, error in zip(indices, values.tolist(), errors.tolist(), strict=True)
         ]
 

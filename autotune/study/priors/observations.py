@@ -42,6 +42,8 @@ class PriorObservation:
     settings: Settings
     score: TrialScore
     """Score as recorded, before its time is calibrated."""
+    plan: str = ""
+    """Hash of the simulated plan; empty for a trial of another run, whose plan is for another budget or device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from autotune.study.seeds import Seeds
 if TYPE_CHECKING:
     from autotune.study.trial_store import TrialStore
 
-MOST_SIMULATED = 200
+MOST_SIMULATED = int(__import__("os").environ.get("MS", "80"))
 """Maximum number of simulated settings."""
 SIMULATED_PER_TRIAL = 20
 """Number of simulated settings per trial that the study may still measure."""

@@ -1,7 +1,9 @@
 """Show a sampler observations that the study does not contain."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
@@ -10,11 +12,11 @@ from optuna.samplers import BaseSampler, GPSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.planners.space import Space
-from autotune.study.optuna_space import to_parameters
+from autotune.study.optuna_space import Parameters, to_parameters
 from autotune.study.priors.discrepancy import Calibrated
 from autotune.study.verdicts.ranking import TrialScore
 
-PLAIN_EVERY = 3
+PLAIN_EVERY = int(__import__("os").environ.get("PE", "3"))
 """Number of suggestions of which one is made from measured trials alone, so that wrong priors cost at most that factor."""
 MOST_FOR_GAUSSIAN_PROCESS = 40
 """Maximum number of observations for a Gaussian process, whose time grows with their cube."""
@@ -37,7 +39,11 @@ class PriorSampler(BaseSampler):
     ) -> None:
         self.sampler = sampler
         self._space, self._objectives, self._calibrate, self._seed = space, tuple(objectives), calibrate, seed
-        self._view: tuple[int, optuna.Study, FrozenTrial] | None = None
+        self._known_parameters: dict[int, tuple[Parameters, dict[str, BaseDistribution]]] = {}
+        self._copies: dict[bool, _StudyCopy] = {}
+        """Copy of the study with observations, and the one without."""
+        self._current: tuple[int, optuna.Study, FrozenTrial] | None = None
+        """Number of the trial in progress, with the copy of the study and of the trial."""
 
     def reseed_rng(self) -> None:
         """Reseed the wrapped sampler."""
@@ -59,34 +65,36 @@ class PriorSampler(BaseSampler):
         """Draw one parameter with the wrapped sampler."""
         return self.sampler.sample_independent(*self._copy(study, trial), param_name, param_distribution)
 
-    def make_observations(self, measured: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the observations as completed trials; those whose parameters were measured are left out.
+    def make_observations(self, calibrated: Sequence[Calibrated]) -> list[FrozenTrial]:
+        """Return the observations as completed trials; settings outside of the search space are left out.
 
         The time ratio varies by the error of its calibration, with fixed random numbers: an uncertain observation may
         rank before or after its peers.
         """
-        done = [trial.params for trial in measured]
         completed = []
-        for index, one in enumerate(self._calibrate()):
-            params, distributions = to_parameters(one.observation.settings, self._space)
-            if (
-                not params
-                or params in done
-                or ("step_bytes" in self._objectives and not one.observation.source.has_bytes)
-            ):
+        for one in calibrated:
+            score, (params, distributions) = one.observation.score, self._parameters(one)
+            if not params or ("step_bytes" in self._objectives and not one.observation.source.has_bytes):
                 continue
-            score = one.observation.score
-            factor = random.Random(f"{self._seed} {index}").lognormvariate(0.0, one.error)
-            values = self._values(score, one.time_ratio * factor)
+            noise = (
+                one.error
+                * random.Random(f"{self._seed} {one.number}").gauss(0.0, 1.0)
+                * float(__import__("os").environ.get("JIT", "1"))
+            )
             completed.append(
                 optuna.trial.create_trial(
-                    values=values,
+                    values=self._values(score, one.time_ratio * math.exp(noise)),
                     params=params,
                     distributions=distributions,
                     constraints={"memory": score.memory, "numerics": score.numerics},
                 )
             )
         return self._thin_out(completed)
+
+    def _parameters(self, one: Calibrated) -> tuple[Parameters, dict[str, BaseDistribution]]:
+        if one.number not in self._known_parameters:
+            self._known_parameters[one.number] = to_parameters(one.observation.settings, self._space)
+        return self._known_parameters[one.number]
 
     def _values(self, score: TrialScore, time_ratio: float) -> list[float]:
         return [time_ratio if name == "time_ratio" else float(getattr(score, name)) for name in self._objectives]
@@ -101,14 +109,43 @@ class PriorSampler(BaseSampler):
 
     def _copy(self, study: optuna.Study, trial: FrozenTrial) -> tuple[optuna.Study, FrozenTrial]:
         """Return a copy of the study with the observations before its trials, and the copy of this trial."""
-        if self._view is not None and self._view[0] == trial.number:
-            return self._view[1:]
-        states = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-        others = [old for old in study.get_trials(deepcopy=False, states=states) if old.number != trial.number]
-        view = optuna.create_study(directions=study.directions)
-        if trial.number % PLAIN_EVERY:
-            view.add_trials(self.make_observations(others))
-        view.add_trials(others)
-        view.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING))
-        self._view = trial.number, view, view.get_trials(deepcopy=False)[-1]
-        return self._view[1:]
+        if self._current is not None and self._current[0] == trial.number:
+            return self._current[1:]
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        calibrated = self._calibrate() if trial.number % PLAIN_EVERY else ()
+        copy = self._copies.get(bool(calibrated))
+        if copy is None or copy.is_outdated(calibrated, done):
+            copy = self._copies[bool(calibrated)] = _StudyCopy(
+                optuna.create_study(directions=study.directions), calibrated
+            )
+            params = [old.params for old in done]
+            copy.study.add_trials(one for one in self.make_observations(calibrated) if one.params not in params)
+        self._current = trial.number, copy.study, copy.begin_trial(done)
+        return self._current[1:]
+
+
+@dataclass
+class _StudyCopy:
+    """A study in memory: observations first, then the trials of the study itself."""
+
+    study: optuna.Study
+    calibrated: Sequence[Calibrated]
+    copied: set[int] = field(default_factory=set)
+    """Numbers of the trials that were copied."""
+
+    def is_outdated(self, calibrated: Sequence[Calibrated], done: Sequence[FrozenTrial]) -> bool:
+        """Return True if an observation changed its value, or if a new trial has the parameters of one."""
+        if calibrated is not self.calibrated:
+            return True
+        observed = [old.params for old in self.study.get_trials(deepcopy=False)[: len(calibrated)]]
+        return any(new.params in observed for new in done if new.number not in self.copied)
+
+    def begin_trial(self, done: Sequence[FrozenTrial]) -> FrozenTrial:
+        """Add the trials that are not copied yet, and return a new running trial."""
+        states = (TrialState.RUNNING,)
+        for old in self.study.get_trials(deepcopy=False, states=states):  # drawn before, and now in `done`
+            self.study.tell(old.number, state=TrialState.FAIL)
+        self.study.add_trials(new for new in done if new.number not in self.copied)
+        self.copied |= {new.number for new in done}
+        self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING))
+        return self.study.get_trials(deepcopy=False)[-1]

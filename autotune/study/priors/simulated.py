@@ -1,7 +1,6 @@
 """Plan and simulate settings from the whole search space, without a measurement."""
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,9 +9,9 @@ from autotune.planners.candidates import Planning
 from autotune.planners.space import Space
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.optuna_space import make_sampler, suggest_settings
+from autotune.study.optuna_space import suggest_settings
 from autotune.study.priors.observations import PriorObservation, PriorSource
-from autotune.study.verdicts.ranking import Rules, score_trial
+from autotune.study.verdicts.ranking import Rules, plan_hash, score_trial
 
 
 def simulate_settings(
@@ -28,8 +27,7 @@ def simulate_settings(
 ) -> tuple[PriorObservation, ...]:
     """Return the predicted scores of at most `count` settings, made within about `seconds`.
 
-    The first half is drawn at random over the space; a sampler draws the second half near the best predictions. Settings
-    without a valid plan are left out.
+    The settings are drawn at random over the space; those without a valid plan are left out.
     """
     import optuna
 
@@ -39,8 +37,6 @@ def simulate_settings(
     for number in range(count):
         if time.monotonic() >= until:
             break
-        if number == count // 2:
-            study.sampler = make_sampler("tpe", space, count, seed)
         request = study.ask()
         settings = suggest_settings(request, space)
         try:
@@ -50,12 +46,9 @@ def simulate_settings(
             continue
         trial = Trial(number, TrialKind.SEARCH, "", "", settings, candidate.plan, candidate.estimate)
         score = score_trial(_as_completed(trial), rules, overheads)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            request.set_constraint("memory", score.memory)
         study.tell(request, score.time_ratio)
         if score.time_ratio > 0:
-            observations.append(PriorObservation(PriorSource.SIMULATED, settings, score))
+            observations.append(PriorObservation(PriorSource.SIMULATED, settings, score, plan_hash(candidate.plan)))
     return tuple(observations)
 
 
