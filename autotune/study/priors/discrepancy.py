@@ -5,8 +5,8 @@ The model is Kennedy and O'Hagan's (2000) for a cheap and an exact source, on lo
     measured(s) = intercept + slope * observed(s) + difference(s) + noise
 
 Slope and intercept are a Bayesian linear regression per source. `difference` is a Gaussian process over the settings: where
-measured trials are slower than predicted, settings nearby are expected to be slower, too. Without measured trials the
-observed ratio stays as it is, with the source's assumed error.
+measured trials are slower than predicted, settings nearby are expected to be slower, too. At last each value is shrunk
+towards the mean of its source, the more the larger its error: a source with larger noise has less to say.
 """
 
 import math
@@ -130,6 +130,9 @@ class Calibration:
             values = values + weights.T @ residuals
             explained = np.einsum("ij,ij->j", cross, weights)
             errors = np.sqrt(np.clip(variance - explained, 0.1 * variance, None))
+        # the best of many uncertain values is partly lucky: the less certain, the nearer to the mean of its source
+        spread = float(values.var())
+        values = values.mean() + (values - values.mean()) * spread / (spread + errors**2)
         return [
             Calibrated(self.observations[index], math.exp(value), float(error), index)
             for index, value, error in zip(indices, values.tolist(), errors.tolist(), strict=True)

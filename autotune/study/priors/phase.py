@@ -16,8 +16,8 @@ from autotune.study.seeds import Seeds
 if TYPE_CHECKING:
     from autotune.study.trial_store import TrialStore
 
-MOST_SIMULATED = int(__import__("os").environ.get("MS", "80"))
-"""Maximum number of simulated settings."""
+MOST_SIMULATED = 80
+"""Maximum number of simulated settings; the sampler's own time grows with it."""
 SIMULATED_PER_TRIAL = 20
 """Number of simulated settings per trial that the study may still measure."""
 SIMULATION_SHARE = 0.03

@@ -1,6 +1,5 @@
 """Show a sampler observations that the study does not contain."""
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from autotune.study.optuna_space import Parameters, to_parameters
 from autotune.study.priors.discrepancy import Calibrated
 from autotune.study.verdicts.ranking import TrialScore
 
-PLAIN_EVERY = int(__import__("os").environ.get("PE", "3"))
+PLAIN_EVERY = 3
 """Number of suggestions of which one is made from measured trials alone, so that wrong priors cost at most that factor."""
 MOST_FOR_GAUSSIAN_PROCESS = 40
 """Maximum number of observations for a Gaussian process, whose time grows with their cube."""
@@ -66,24 +65,15 @@ class PriorSampler(BaseSampler):
         return self.sampler.sample_independent(*self._copy(study, trial), param_name, param_distribution)
 
     def make_observations(self, calibrated: Sequence[Calibrated]) -> list[FrozenTrial]:
-        """Return the observations as completed trials; settings outside of the search space are left out.
-
-        The time ratio varies by the error of its calibration, with fixed random numbers: an uncertain observation may
-        rank before or after its peers.
-        """
+        """Return the observations as completed trials; settings outside of the search space are left out."""
         completed = []
         for one in calibrated:
             score, (params, distributions) = one.observation.score, self._parameters(one)
             if not params or ("step_bytes" in self._objectives and not one.observation.source.has_bytes):
                 continue
-            noise = (
-                one.error
-                * random.Random(f"{self._seed} {one.number}").gauss(0.0, 1.0)
-                * float(__import__("os").environ.get("JIT", "1"))
-            )
             completed.append(
                 optuna.trial.create_trial(
-                    values=self._values(score, one.time_ratio * math.exp(noise)),
+                    values=self._values(score, one.time_ratio),
                     params=params,
                     distributions=distributions,
                     constraints={"memory": score.memory, "numerics": score.numerics},
