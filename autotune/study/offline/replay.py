@@ -217,7 +217,9 @@ def replay(
         with contextlib.suppress(ReplayEnded, InfeasibleError, NumericsError):
             config = _config(landscape, "random" if alone else sampler, seed, trials, Path(folder), priors=priors)
             reuse = partial(_reuse_planning, planning)
-            study.tune(config, runner, run_dir, progress=listener, planning=reuse, lasting=False)
+            result = study.tune(config, runner, run_dir, progress=listener, planning=reuse, lasting=False)
+            if result.interrupted:  # a search that was cut short is no result of its sampler
+                raise SystemExit(128 + result.interrupted)
         recorded = load_trials(RunDir(run_dir).trials)
     ran = [trial for trial in recorded if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]

@@ -11,6 +11,7 @@ from optuna.samplers import BaseSampler, GPSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.planners.space import Space
+from autotune.records.trial import TrialKind
 from autotune.study.optuna_space import Parameters, to_parameters
 from autotune.study.priors.discrepancy import Calibrated
 from autotune.study.verdicts.ranking import TrialScore
@@ -131,11 +132,28 @@ class _StudyCopy:
         return any(new.params in observed for new in done if new.number not in self.copied)
 
     def begin_trial(self, done: Sequence[FrozenTrial]) -> FrozenTrial:
-        """Add the trials that are not copied yet, and return a new running trial."""
+        """Add the trials that are not copied yet, and return a new running trial.
+
+        A repeat gets the highest values of all trials: with those of its plan, the sampler would ask for it again and again.
+        """
         states = (TrialState.RUNNING,)
         for old in self.study.get_trials(deepcopy=False, states=states):  # drawn before, and now in `done`
             self.study.tell(old.number, state=TrialState.FAIL)
-        self.study.add_trials(new for new in done if new.number not in self.copied)
+        slowest = [max(values) for values in zip(*(old.values for old in done), strict=True)]
+        for new in done:
+            if new.number not in self.copied:
+                is_repeat = new.user_attrs.get("kind") == TrialKind.REPEAT
+                self.study.add_trial(_replace_values(new, slowest) if is_repeat else new)
         self.copied |= {new.number for new in done}
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING))
         return self.study.get_trials(deepcopy=False)[-1]
+
+
+def _replace_values(trial: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
+    return optuna.trial.create_trial(
+        values=values,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=trial.user_attrs,
+        constraints=dict(trial.constraints),
+    )
