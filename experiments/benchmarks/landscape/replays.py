@@ -42,12 +42,12 @@ VARIANTS = (
     Variant("random", "random"),
     Variant("tpe", "tpe"),
     Variant("tpe with priors", "tpe", priors=True),
-    Variant("gp", "gp"),
-    Variant("gp with priors", "gp", priors=True),
     Variant("cmaes", "cmaes"),
     Variant("planners, then random", "random", planners=True),
     Variant("planners, then tpe", "tpe", planners=True),
     Variant("planners, then tpe with priors", "tpe", priors=True, planners=True),
+    Variant("gp", "gp"),
+    Variant("gp with priors", "gp", priors=True),
 )
 """All but those with planners begin with the smallest plan alone, so that the picture shows what the sampler adds."""
 DRAWN = {"planners alone": "#8a9099", "random": "#E69F00", "tpe with priors": "#0072B2"}
