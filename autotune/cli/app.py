@@ -23,7 +23,10 @@ from autotune.cli.options import (
     OptionalRun,
     PlanKernels,
     PlanPath,
+    ReplayPriors,
     RunName,
+    Samplers,
+    SearchAlone,
     SeedFrom,
     Stores,
     Target,
@@ -152,12 +155,9 @@ def replay(
         typer.Argument(help="Run directory under runs/, or a landscape file: the recorded measurements of a study."),
     ],
     *,
-    sampler: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sampler", metavar="NAME", help="auto, gp, random or tpe; repeatable; auto and random by default."
-        ),
-    ] = None,
+    sampler: Samplers = None,
+    priors: ReplayPriors = True,
+    search_alone: SearchAlone = False,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Number of measured trials in each search.")] = 25,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Number of searches by each sampler, each from another seed.")
@@ -168,7 +168,8 @@ def replay(
     """Test samplers on the trials of a recorded run: how close each comes to the best plan, and how many trials fail."""
     from autotune.cli.commands.replay import run as replay_samplers
 
-    replay_samplers(run, sampler or [], trials=trials, seeds=seeds, json=json)
+    starts = {"priors": priors, "planners": not search_alone}
+    replay_samplers(run, sampler or [], trials=trials, seeds=seeds, starts=starts, json=json)
 
 
 @app.command(short_help="Make a plan from estimates alone.")

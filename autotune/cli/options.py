@@ -109,8 +109,25 @@ RunName = Annotated[
 SeedFrom = Annotated[
     str | None,
     typer.Option(
-        "--seed-from", metavar="RUN|PLAN", help="Run directory or plan file whose settings are measured first."
+        "--seed-from",
+        metavar="RUN|PLAN",
+        help="Run directory or plan file: its fastest settings are measured first, and the sampler reads all of its trials.",
     ),
+]
+Samplers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sampler",
+        metavar="NAME",
+        help="auto, cmaes, gp, random or tpe, or planners for the planners' own plans without a search; repeatable; auto and "
+        "random by default.",
+    ),
+]
+ReplayPriors = Annotated[
+    bool, typer.Option("--priors/--no-priors", help="Start gp and tpe with simulated settings, as tune does.")
+]
+SearchAlone = Annotated[
+    bool, typer.Option("--search-alone", help="Leave out the planners' own plans, with which a search begins.")
 ]
 TrackingUri = Annotated[
     str | None,

@@ -37,6 +37,7 @@ PHASES = {
     StudyPhase.SMALLEST: "smallest plan",
     StudyPhase.SEEDS: "settings of another run or plan",
     StudyPhase.PLANNERS: "plans of the planners for the budget",
+    StudyPhase.PRIORS: "simulating settings for the sampler",
     StudyPhase.SEARCH: "search",
     StudyPhase.CONFIRM: "re-measuring the best plans, interleaved, in new processes",
 }

@@ -113,7 +113,8 @@ class Config(Section):
     """Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this number times the
     bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
     seed_from: str | None = None
-    """Plan file or run directory, of any device, whose settings are the first trials."""
+    """Plan file or run directory, of any device. Its fastest settings are the first trials; the sampler reads all trials of a
+    run as earlier observations."""
     tracking_uri: str | None = None
     """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
     optuna_storage: str | None = None
@@ -124,8 +125,11 @@ class Config(Section):
     on: str | None = None
     """Class of the fleet's devices that measures, such as `a100`; this machine by default."""
     planners: Planners = Planners()
-    sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
-    """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators)."""
+    sampler: Literal["auto", "gp", "tpe", "cmaes", "random"] = "auto"
+    """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators). `cmaes` needs the
+    package of that name and objective `time`."""
+    priors: bool = True
+    """Start `gp` and `tpe` with simulated settings beside the measured trials. They are no trials: nothing reports them."""
     patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends."""
 

@@ -92,6 +92,11 @@ class RunDir:
         return self.front / f"plan-{number}.json"
 
     @property
+    def priors(self) -> Path:
+        """Observations that the sampler starts with: simulated settings, and trials of another run."""
+        return self.path / "priors.json"
+
+    @property
     def optuna(self) -> Path:
         """SQLite file of the Optuna study."""
         return self.path / "optuna.db"

@@ -23,6 +23,8 @@ class StudyPhase(StrEnum):
     """Measure plans made from the settings of another run."""
     PLANNERS = "planners"
     """Measure the plans that the planners choose by estimate."""
+    PRIORS = "priors"
+    """Simulate many settings, which the sampler reads beside the measured trials."""
     SEARCH = "search"
     """Measure plans made from settings that the sampler chooses."""
     CONFIRM = "confirm"

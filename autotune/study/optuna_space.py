@@ -4,9 +4,10 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, install_command
 from autotune.planners.knobs import Choice, Float, Int, Knob, KnobValue, Settings
 from autotune.planners.space import Space, has_no_effect
 
@@ -85,11 +86,11 @@ def short_digest(parts: Iterable[object]) -> str:
 
 
 def make_sampler(name: str, space: Space, trials: int, seed: int, *, with_budget: bool = False) -> "BaseSampler":
-    """Return the sampler `tpe`, `gp` or `random`; `auto` is gp where all trials share a few parameters, else tpe.
+    """Return the sampler `tpe`, `gp`, `cmaes` or `random`; `auto` is gp where all trials share a few parameters, else tpe.
 
     A Gaussian process needs every parameter in every trial, so it draws the knobs of single planners at random.
-    `with_budget` adds the budget to the parameters.
-    Raises ConfigError for another name.
+    CMA-ES draws all numbers, and planners and other choices at random. `with_budget` adds the budget to the parameters.
+    Raises ConfigError for another name, or where the sampler's package is not installed.
     """
     from optuna.exceptions import ExperimentalWarning
     from optuna.samplers import RandomSampler, TPESampler
@@ -105,7 +106,50 @@ def make_sampler(name: str, space: Space, trials: int, seed: int, *, with_budget
                 return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         case "random":
             return RandomSampler(seed=seed)
-    raise ConfigError(f"unknown sampler {name!r}; known: auto, gp, random, tpe")
+        case "cmaes":
+            check_sampler(name, objective="time")
+            return _cma_es(space, seed)
+    raise ConfigError(f"unknown sampler {name!r}; known: auto, cmaes, gp, random, tpe")
+
+
+def check_sampler(name: str, objective: str) -> None:
+    """Raise ConfigError where the sampler's package is not installed, or where it cannot minimize the objective."""
+    if name != "cmaes":
+        return
+    if find_spec("cmaes") is None:
+        raise ConfigError(f"sampler 'cmaes' needs the package cmaes; install it: {install_command('cmaes')}")
+    if objective != "time":
+        raise ConfigError(f"sampler 'cmaes' minimizes one value, objective {objective!r} has several; use tpe")
+
+
+def _cma_es(space: Space, seed: int) -> "BaseSampler":
+    import optuna
+
+    numbers: dict[str, BaseDistribution] = {
+        f"{kind}.{name}.{knob}": _distribution(values)
+        for kind, planners in sorted(space.items())
+        for name, knobs in sorted(planners.items())
+        for knob, values in sorted(knobs.items())
+        if not isinstance(values, Choice) and values.low < values.high
+    }
+
+    class EveryNumber(optuna.samplers.CmaEsSampler):
+        """Sampler of all numbers in the space, also of those that a trial's planners do not have.
+
+        Optuna's own draws only numbers that all trials share: here there may be none.
+        """
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:  # noqa: ARG002
+            # a trial at fixed parameters says nothing about the numbers that would be drawn for it
+            return {} if "fixed_params" in trial.system_attrs else numbers
+
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+            """Skip Optuna's warning that constraints have no effect."""
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # with a margin, Optuna keeps the drawn numbers themselves, so that a trial need not have all parameters
+        return EveryNumber(seed=seed, with_margin=True, warn_independent_sampling=False)
 
 
 def _gaussian_process(space: Space, seed: int, *, with_budget: bool) -> "BaseSampler":

@@ -20,6 +20,7 @@ from autotune.records.run_dir import RunDir, write_json, write_text
 from autotune.records.trial import Trial, TrialKind, append_trial
 from autotune.study.events import PhaseStarted, Progress, Ready, Resolved, StudyPhase
 from autotune.study.interrupts import Interrupts
+from autotune.study.optuna_space import check_sampler
 from autotune.study.outcome import check_plans_directory
 from autotune.study.runner import Runner
 from autotune.study.seeds import Seeds, read_seeds
@@ -46,10 +47,11 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
     """Read the seeds, and refuse a config that cannot be carried out, before anything is measured.
 
     Returns None where the config names no seeds, or where a resumed study measured them already. Raises ConfigError
-    where no plan could be written, or where the seeds cannot be read.
+    where no plan could be written, where the sampler cannot be used, or where the seeds cannot be read.
     """
     config = task.config
     check_plans_directory(config)
+    check_sampler(config.sampler, config.objective)
     measured = any(trial.kind in (TrialKind.PLANNER, TrialKind.SEARCH) for trial in trials)
     if config.seed_from is None or measured:
         return None

@@ -1,4 +1,4 @@
-"""Read the settings of another run as first trials, and rescale them to this device's stores."""
+"""Read the settings and trials of another run, and rescale them to this device's stores."""
 
 import contextlib
 import json
@@ -19,9 +19,14 @@ from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.optuna_space import to_parameters
+from autotune.study.priors.observations import EarlierRun
+from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.ranking import TrialScore, allocator_overheads, score_trial
 
 MAX_SEEDS = 3
-"""Maximum number of plans whose settings are read from a run, fastest first."""
+"""Maximum number of plans whose settings are measured first, fastest first."""
+OBSERVED_KINDS = (TrialKind.SEED, TrialKind.PLANNER, TrialKind.SEARCH, TrialKind.REPEAT)
+"""Kinds of trials whose settings made a plan for the run's own budget, beside the search's own eager step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,21 @@ class Seeds:
     """Settings of another run, with the rates of its stores where they are recorded."""
 
     settings: tuple[Settings, ...]
+    """Settings to measure first."""
     stores: dict[str, StoreCost] = field(default_factory=dict)
+    earlier: EarlierRun | None = None
+    """Scores of all trials; None for a plan file, or where the run's records are incomplete."""
 
     def adapt(self, stores: Mapping[str, StoreCost], searched: Space) -> list[Settings]:
         """Return the settings that the search space contains, rescaled to these stores and without repeats."""
         scaled = [_rescale(settings, self.stores, stores) for settings in self.settings]
         valid = [settings for settings in scaled if to_parameters(settings, searched)[0]]
         return [settings for number, settings in enumerate(valid) if settings not in valid[:number]]
+
+    def adapt_scores(self, stores: Mapping[str, StoreCost]) -> list[tuple[Settings, TrialScore]]:
+        """Return the scores of all trials, with their settings rescaled to these stores."""
+        scores = self.earlier.scores if self.earlier is not None else ()
+        return [(_rescale(settings, self.stores, stores), score) for settings, score in scores]
 
 
 def read_seeds(source: Path, runs: Path) -> Seeds:
@@ -58,7 +71,26 @@ def read_seeds(source: Path, runs: Path) -> Seeds:
         if trial.settings not in settings and len(settings) < MAX_SEEDS:
             settings.append(trial.settings)
     device = trials[0].measurement.device if trials[0].measurement else None
-    return Seeds(tuple(settings), _read_stores(source, device, runs))
+    return Seeds(tuple(settings), _read_stores(source, device, runs), _read_scores(source, device))
+
+
+def _read_scores(source: Path, device: Device | None) -> EarlierRun | None:
+    """Return the scores of a run's trials by its own rules; None where its records do not contain these rules."""
+    try:
+        records = RecordedRun.load(source)
+        rules = records.rules
+    except ConfigError:  # its settings are usable without its other records
+        return None
+    if rules is None or not records.trials:
+        return None
+    overheads = allocator_overheads(records.trials)
+    scores = [
+        (trial.settings, score_trial(trial, rules, overheads))
+        for trial in records.trials
+        if trial.kind in OBSERVED_KINDS and trial.measurement is not None
+    ]
+    usable = tuple((settings, score) for settings, score in scores if score.time_ratio > 0)
+    return EarlierRun(records.trials[0].graph_digest, records.device or device, usable)
 
 
 def _is_usable(trial: Trial) -> bool:

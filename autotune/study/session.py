@@ -35,6 +35,7 @@ from autotune.study.outcome import (
     write_plan,
 )
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
+from autotune.study.priors.phase import attach_priors, record_earlier
 from autotune.study.runner import QuietRunner, Runner
 from autotune.study.seeds import Seeds
 from autotune.study.trial_store import TrialStore, make_identity
@@ -155,16 +156,13 @@ class _Session:
         self.config, self.run_dir = task.config, task.run_dir
         self.runner = QuietRunner(task.runner, self.has_time, lambda reason: self.progress(Disturbed(reason)))
         self.progress, self.interrupts = task.progress, task.interrupts
-        self.prepared, self.rules, self.trials = prepared, rules, trials
-        self.resumed, self.seeds = resumed, seeds
-        self.graph, self.costs = prepared.graph, prepared.costs
-        self.deadline = task.deadline
+        self.prepared, self.rules, self.trials, self.resumed, self.seeds = prepared, rules, trials, resumed, seeds
+        self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
         self.longest_seconds = 0.0
         """Seconds of the longest trial so far, planning included."""
         self.best_plan: Plan | None = None
         self.trials_without_gain = 0.0
-        planners = self.config.planners.model_dump()
-        self.space = space_for_device(planners, prepared.device.kind, prepared.costs.stores)
+        self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
         identity = replace(make_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting)
         self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
@@ -203,6 +201,7 @@ class _Session:
         if self.seeds is None:
             return
         self.progress(PhaseStarted(StudyPhase.SEEDS))
+        record_earlier(self.run_dir, self.seeds, self.prepared)
         measured = self.store.measured_settings
         for settings in self.seeds.adapt(self.costs.stores, self.space):
             if settings not in measured and not self.is_spent():
@@ -252,6 +251,9 @@ class _Session:
 
     def search(self) -> None:
         """Measure the sampler's suggestions until time or trials run out, or no gain is left to expect."""
+        if not self.is_spent():
+            with self.interrupts.breakable(patient=False):
+                attach_priors(self.store, self.planning, self.config, self.target_bytes, self.progress)
         self.progress(PhaseStarted(StudyPhase.SEARCH))
         while not self.is_spent():
             self.suggest_and_evaluate(TrialKind.SEARCH)

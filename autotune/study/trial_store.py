@@ -50,11 +50,21 @@ class TrialStore:
     """Trials file and Optuna study of one run directory, kept in step. Trial numbers are the same in both."""
 
     def __init__(self, run_dir: Path, identity: StudyIdentity, space: Space, rules: Rules, trials: list[Trial]) -> None:
-        self.trials = trials
+        self.run_dir, self.rules, self.trials = run_dir, rules, trials
         self._path = RunDir(run_dir).trials
         self._space, self._rules, self._objectives = space, rules, identity.objectives
         self.study = _open(RunDir(run_dir).optuna, identity)
         self._catch_up()
+
+    @property
+    def space(self) -> Space:
+        """Planners and knobs that the study searches."""
+        return self._space
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Names of the scores that the study minimizes."""
+        return self._objectives
 
     @property
     def overheads(self) -> list[float]:

@@ -1,12 +1,17 @@
 """Searches on recorded landscapes: near the best known within 25 measured trials, and hardly any of 60 lost to memory."""
 
+import argparse
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotune.study.offline.landscape import Landscape, read_landscape
 from autotune.study.offline.replay import ReplayResult, replay
+from autotune.units import parse_seconds
 from experiments.benchmarks.landscape import __main__ as landscape_script
+from experiments.benchmarks.landscape import night, replays
 from tests.experiments.paths import BENCHMARKS
 
 RESULTS = BENCHMARKS / "landscape" / "results"
@@ -69,3 +74,50 @@ def test_noise_and_errors_are_the_recorded_ones():
     assert len(recorded.bytes_off) == len(recorded.seconds_off) == len(recorded.ratios) >= 40
     assert max(recorded.bytes_off) < 0.02
     assert 0.85 < min(recorded.seconds_off) < 1 < max(recorded.seconds_off) < 1.15
+
+
+def test_a_night_records_five_workloads_and_skips_those_that_have_a_file(tmp_path: Path):
+    document = yaml.safe_load((BENCHMARKS / "landscape" / "night.yaml").read_text())
+    commands = dict(night.build_commands(document, tmp_path, tmp_path / "work"))
+    assert len(commands) == 5
+    assert parse_seconds(document["time"]) * 5 <= 8 * 3600
+    (tmp_path / "gpt2.json").touch()
+    again = dict(night.build_commands(document, tmp_path, tmp_path / "work"))
+    assert again == {name: command for name, command in commands.items() if name != "gpt2"}
+    assert dict(night.build_commands(document, tmp_path, tmp_path / "work", ["gpt2"])) == commands
+
+
+@pytest.mark.parametrize("entry", yaml.safe_load((BENCHMARKS / "landscape" / "night.yaml").read_text())["landscapes"])
+def test_each_config_of_the_night_is_valid(entry: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    document = yaml.safe_load((BENCHMARKS / "landscape" / "night.yaml").read_text())
+    commands = dict(night.build_commands({**document, "landscapes": [entry]}, tmp_path, tmp_path / "work"))
+    recorded: list[argparse.Namespace] = []
+    monkeypatch.setattr(landscape_script, "record", recorded.append)
+    monkeypatch.setattr("sys.argv", commands[entry["name"]][1:])
+    landscape_script.main()
+    config = landscape_script.build_config(recorded[0], tmp_path)
+    assert (config.workload, config.arguments, config.budget) == (
+        entry["workload"],
+        entry["arguments"],
+        entry["budget"],
+    )
+    assert recorded[0].work == tmp_path / "work" / entry["name"]
+
+
+def test_the_committed_replays_are_of_committed_landscapes_and_summarized_from_their_own_file():
+    for path in sorted((RESULTS / "replays").glob("*.json")):
+        results = json.loads(path.read_text())
+        assert (RESULTS / results["landscape"]).exists()
+        assert replays.summarize(results) in (RESULTS / "replays" / "summary.md").read_text()
+        assert (RESULTS / "replays" / f"{path.stem}.png").exists()
+        for name in replays.DRAWN:
+            assert len(results["searches"][name]) >= 20
+
+
+def test_the_replays_table_states_medians_intervals_and_trials_until_two_percent():
+    searches = [{"gaps": gaps, "lost": [0, 1], "requests": 4} for gaps in ([0.3, 0.01], [0.2, 0.1], [None, 0.0])]
+    facts = {"machine": {"silicon": "chip"}, "commit": "abc", "date": "today", "load_before": 0.5, "command": "run"}
+    table = replays.summarize({**facts, "landscape": "net.json", "searches": {"random": searches}})
+    row = table.splitlines()[-1]
+    assert row.startswith("| random | 3 | 1.0 % (0.0 % to 10.0 %) |")
+    assert "| 2 of 3, median after 2 | 1.0 | 4 |" in row

@@ -11,7 +11,7 @@ from autotune.errors import ConfigError
 from autotune.planners import KINDS, build_planners
 from autotune.planners.knobs import Choice, Float, Int
 from autotune.planners.space import build_space, preset_settings
-from autotune.study.optuna_space import is_conditional, make_sampler, suggest_settings, to_parameters
+from autotune.study.optuna_space import check_sampler, is_conditional, make_sampler, suggest_settings, to_parameters
 
 FLAT = {"recompute": {"greedy": {"greed": Float(0.5, 2.0)}}, "offload": {"keep": {}}}
 
@@ -81,8 +81,18 @@ def test_auto_is_a_gaussian_process_only_where_no_knob_hangs_on_a_choice():
     assert isinstance(make_sampler("auto", many, 30, 0), optuna.samplers.TPESampler)
 
 
+def test_cma_es_is_refused_by_name_where_its_package_is_missing_or_the_objective_has_two_values(monkeypatch):
+    monkeypatch.setattr("autotune.study.optuna_space.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"sampler 'cmaes' needs the package cmaes; install it: .*\[cmaes\]"):
+        make_sampler("cmaes", FLAT, 30, 0)
+    monkeypatch.setattr("autotune.study.optuna_space.find_spec", lambda name: object())
+    with pytest.raises(ConfigError, match="minimizes one value, objective 'pareto' has several; use tpe"):
+        check_sampler("cmaes", objective="pareto")
+    check_sampler("tpe", objective="pareto")
+
+
 def test_an_unknown_sampler_is_refused_by_name():
-    with pytest.raises(ConfigError, match="'anneal'; known: auto, gp, random, tpe"):
+    with pytest.raises(ConfigError, match="'anneal'; known: auto, cmaes, gp, random, tpe"):
         make_sampler("anneal", FLAT, 30, 0)
 
 

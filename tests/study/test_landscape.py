@@ -16,9 +16,9 @@ from autotune.study.offline.landscape import (
     find_nearest,
     landscape_from_run,
     read_landscape,
-    settings_distance,
     write_landscape,
 )
+from autotune.study.priors.distance import settings_distance
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.testing.fake_runner import FakeRunner
 from tests.study.test_session import run

@@ -3,12 +3,14 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.records.measurement import Measurement, Outcome
+from autotune.study.events import PhaseStarted, StudyPhase
 from autotune.study.offline import replay as replays
 from autotune.study.offline.landscape import Landscape, landscape_from_run
 from autotune.study.offline.replay import RecordedPlanning, RecordedRunner, replay
@@ -159,3 +161,56 @@ def test_the_record_is_left_as_it_is(known: Landscape, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     replay(known, "random", 0, 2)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_planners_alone_measure_what_they_propose_and_ask_for_nothing_else(known: Landscape):
+    alone = replay(known, "planners", 0, 200)
+    proposed = {point.plan for point in known.points if point.kind in ("planner", "smallest")}
+    assert 1 < len(alone.fastest_gaps) <= len(proposed)
+    assert (alone.planners, alone.priors) == (True, False)
+    assert replay(known, "planners", 1, 200).fastest_gaps == alone.fastest_gaps
+
+
+def test_a_search_alone_begins_without_the_planners_plans(known: Landscape):
+    first = replay(known, "random", 0, 2, planners=False)
+    smallest = next(point for point in known.points if point.kind == "smallest")
+    assert first.fastest_gaps[0] == pytest.approx(known.ratio_of(smallest) / known.best_ratio - 1)
+    assert first.requests >= 1
+    assert not first.planners
+
+
+def test_simulated_settings_count_as_no_request(known: Landscape):
+    answers = RecordedPlanning(known)
+    listener = replays.ReplayListener(answers, planners_alone=False)
+    settings = known.points[-1].settings
+    listener(PhaseStarted(StudyPhase.PRIORS))
+    answers.make_candidate(settings, 0)
+    assert answers.requests == 0
+    listener(PhaseStarted(StudyPhase.SEARCH))
+    answers.make_candidate(settings, 0)
+    assert answers.requests == 1
+
+
+def test_priors_are_replayed_for_samplers_that_read_them(known: Landscape):
+    assert [replay(known, name, 0, 3).priors for name in ("tpe", "random")] == [True, False]
+    assert not replay(known, "tpe", 0, 3, priors=False).priors
+
+
+def test_regret_is_the_median_over_seeds_and_a_search_that_ended_keeps_its_last_gap(replayed):
+    results = [replace(replayed, fastest_gaps=gaps) for gaps in ((0.3, 0.1), (0.2, 0.2, 0.0), (math.inf, 0.4, 0.4), ())]
+    regret = replays.summarize_regret(results[:3], 3)
+    assert (regret.middle, regret.low, regret.high) == (0.1, 0.0, 0.4)
+    assert replays.summarize_regret(results, 1).high == math.inf
+    assert [replays.trials_until_near(one, 0.1) for one in results] == [2, 3, math.inf, math.inf]
+
+
+def test_a_replay_that_a_signal_ends_is_no_result(known: Landscape, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("autotune.study.session.tune", lambda *args, **options: SimpleNamespace(interrupted=15))
+    with pytest.raises(SystemExit) as ended:
+        replay(known, "random", 0, MOST)
+    assert ended.value.code == 143
+
+
+def test_cma_es_replays_where_its_package_is_installed(known: Landscape):
+    pytest.importorskip("cmaes")
+    assert len(replay(known, "cmaes", 0, MOST).fastest_gaps) == MOST

@@ -252,7 +252,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("replay", "no such run"), "no such run: no such file; give a directory that autotune tune made"),
         (("replay", "."), "no run is recorded here"),
         (("replay", "wrong.yaml"), "wrong.yaml: not a landscape file"),
-        (("replay", ".", "--sampler", "rando"), "--sampler 'rando': no such sampler; known: auto, gp, random, tpe; did you"),
+        (("replay", ".", "--sampler", "rando"), "--sampler 'rando': no such sampler; known: auto, cmaes, gp, planners,"),
         (("replay", ".", "--trials", "0"), "--trials"),
         (("replay", ".", "--seeds", "0"), "--seeds"),
         (("plan", "resnet18"), "add -o FILE"),
@@ -856,6 +856,27 @@ def test_replay_reports_for_each_sampler_how_near_it_comes_and_what_it_loses(
     assert code == 0
     assert [(one["sampler"], one["seed"]) for one in document["replays"]] == [("random", 0), ("random", 1)]
     assert document["known_best"] > 0
+    assert [(one["priors"], one["planners"]) for one in document["replays"]] == [(False, True)] * 2
+    alone = (
+        "--sampler",
+        "planners",
+        "--sampler",
+        "tpe",
+        "--no-priors",
+        "--search-alone",
+        "--trials",
+        "6",
+        "--seeds",
+        "2",
+    )
+    code, out, err = run("replay", "runs/one", *alone, "--json")
+    assert code == 0, err
+    starts = {one["sampler"]: (one["priors"], one["planners"]) for one in json.loads(out)["replays"]}
+    assert starts == {"planners": (False, True), "tpe": (False, False)}
+    code, out, err = run("replay", "runs/one", *alone)
+    assert code == 0, err
+    assert "interval" in out.splitlines()[0]
+    assert "of 2 searches come within 2 % of the best" in err
 
 
 def test_tune_of_a_budget_too_small_is_4_with_the_lowest_peak(

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,30 +13,40 @@ if TYPE_CHECKING:
     from autotune.study.offline.landscape import Landscape
     from autotune.study.offline.replay import ReplayResult
 
-SAMPLERS = ("auto", "gp", "random", "tpe")
-"""Values of a config's `sampler`."""
+SAMPLERS = ("auto", "cmaes", "gp", "planners", "random", "tpe")
+"""Values of a config's `sampler`, and `planners` for the planners' own plans alone."""
 DEFAULT_SAMPLERS = ("auto", "random")
 """Samplers to replay by default: the one that `autotune tune` uses, and the baseline."""
 REPORTED_TRIALS = (5, 10, 15, 25, 40, 60)
 """Numbers of measured trials after which a search is reported, besides its last one."""
-HEADER = ("sampler", "trials", "above the best known", "worst seed", "chosen", "lost", "most lost")
+NEAR = 0.02
+"""Gap to the best known within which a search counts as successful, as a share of its time."""
+HEADER = ("sampler", "trials", "above the best known", "interval", "worst seed", "chosen", "lost", "most lost")
 
 
-def run(record: Path, samplers: Sequence[str], *, trials: int, seeds: int, json: bool) -> None:
-    """Replay samplers on a recorded run, and print how close each comes to the best plan and how many trials fail."""
+def run(
+    record: Path, samplers: Sequence[str], *, trials: int, seeds: int, starts: Mapping[str, bool], json: bool
+) -> None:
+    """Replay samplers on a recorded run, and print how close each comes to the best plan and how many trials fail.
+
+    `starts` has the arguments `priors` and `planners` of `replay`.
+    """
     for name in samplers:
         if name not in SAMPLERS:
             raise ConfigError(f"--sampler {name!r}: no such sampler{nearest(name, SAMPLERS)}")
     from autotune.study.offline.landscape import read_landscape
     from autotune.study.offline.replay import replay
+    from autotune.study.optuna_space import check_sampler
 
+    for name in samplers:
+        check_sampler(name, objective="time")
     if not record.exists():
         raise ConfigError(f"{record}: no such file; give a directory that autotune tune made, or a landscape file")
     with answer_stream() as out:
         landscape = read_landscape(record)
         _print_landscape(landscape)
         results = {
-            name: [replay(landscape, name, seed, trials) for seed in range(seeds)]
+            name: [replay(landscape, name, seed, trials, **starts) for seed in range(seeds)]
             for name in samplers or DEFAULT_SAMPLERS
         }
         if json:
@@ -61,12 +71,21 @@ def _print_landscape(landscape: "Landscape") -> None:
 
 
 def _print_coverage(name: str, replays: "Sequence[ReplayResult]") -> None:
+    from autotune.study.offline.replay import trials_until_near
+
     requests = sum(replay.requests for replay in replays)
     share = sum(replay.neighbour_share * replay.requests for replay in replays) / max(requests, 1)
     early = statistics.fmean(replay.stopped_early for replay in replays)
     print_note(
         f"{name}: {100 * share:.0f} % of {requests} requested settings are not recorded and got the result of their nearest "
         f"neighbour; {early:.1f} trials of a search were stopped early"
+    )
+    counts = [trials_until_near(replay, NEAR) for replay in replays]
+    near = [count for count in counts if math.isfinite(count)]
+    middle = statistics.median(counts)
+    print_note(
+        f"{name}: {len(near)} of {len(counts)} searches come within {100 * NEAR:.0f} % of the best"
+        + (f"; the median search after {middle:g} trials" if math.isfinite(middle) else "")
     )
 
 
@@ -85,6 +104,8 @@ def _document(landscape: "Landscape", results: "dict[str, list[ReplayResult]]") 
             {
                 "sampler": replay.sampler,
                 "seed": replay.seed,
+                "priors": replay.priors,
+                "planners": replay.planners,
                 "found": finite(replay.fastest_gaps),
                 "chosen": finite(replay.leader_gaps),
                 "lost": list(replay.lost),
@@ -100,16 +121,24 @@ def _document(landscape: "Landscape", results: "dict[str, list[ReplayResult]]") 
 
 def _rows(name: str, replays: "Sequence[ReplayResult]", trials: int) -> list[tuple[str, ...]]:
     """Return a row for each reported number of trials; a search that ended earlier keeps its last values."""
+    from autotune.study.offline.replay import summarize_regret
+
     rows: list[tuple[str, ...]] = []
     for count in (*(reported for reported in REPORTED_TRIALS if reported < trials), trials):
-        gaps = [replay.fastest_gaps[min(count, len(replay.fastest_gaps)) - 1] for replay in replays]
-        chosen = [replay.leader_gaps[min(count, len(replay.leader_gaps)) - 1] for replay in replays]
-        lost = [replay.lost[min(count, len(replay.lost)) - 1] for replay in replays]
+        regret = summarize_regret(replays, count)
+        gaps = [_last(replay.fastest_gaps, count, math.inf) for replay in replays]
+        chosen = [_last(replay.leader_gaps, count, math.inf) for replay in replays]
+        lost = [_last(replay.lost, count, 0) for replay in replays]
         rows.append((
-            name, str(count), _percent(statistics.median(gaps)), _percent(max(gaps)), _percent(statistics.median(chosen)),
-            f"{statistics.fmean(lost):.1f}", str(max(lost)),
+            name, str(count), _percent(regret.middle), f"{_percent(regret.low)} to {_percent(regret.high)}",
+            _percent(max(gaps)), _percent(statistics.median(chosen)), f"{statistics.fmean(lost):.1f}", str(max(lost)),
         ))  # fmt: skip
     return rows
+
+
+def _last(values: Sequence[float], count: int, otherwise: float) -> float:
+    """Return the value after `count` trials, or after the last one; `otherwise` without a trial."""
+    return values[min(count, len(values)) - 1] if values else otherwise
 
 
 def _percent(gap: float) -> str:

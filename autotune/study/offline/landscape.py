@@ -1,23 +1,21 @@
 """Record a landscape: the measurements of a study by settings, in one small file that a search can be replayed on."""
 
 import json
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import ConfigError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import Op, Phase, TrainGraph
-from autotune.planners import KINDS
-from autotune.planners.knobs import Choice, Knob, KnobValue, Settings
+from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
 from autotune.records.device import Device
 from autotune.records.json_codec import read_whole, to_json
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir, write_text
 from autotune.records.trial import Trial, TrialKind
+from autotune.study.priors.distance import settings_distance
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.verdicts.ranking import Rules, measured_ratio, plan_hash, pool_runs
 
@@ -146,38 +144,6 @@ def find_nearest(points: Sequence[LandscapePoint], settings: Settings) -> tuple[
     distances = [settings_distance(point.settings, settings) for point in points]
     nearest = min(range(len(points)), key=distances.__getitem__)
     return points[nearest], distances[nearest]
-
-
-def settings_distance(one: Settings, other: Settings) -> float:
-    """Return the distance of two settings: 1 for each kind with another planner, up to 1 for other knobs of the same one.
-
-    Each knob has the same weight: the share of its range between the two values, on the scale that it is searched on.
-    """
-    total = 0.0
-    for kind in one.keys() | other.keys():
-        first, second = one.get(kind, {}), other.get(kind, {})
-        if first.get("planner") != second.get("planner"):
-            total += 1
-        elif planner := KINDS.get(kind, {}).get(str(first.get("planner"))):
-            total += statistics.fmean(_knob_distances(planner.knobs, first, second) or [0.0])
-    return total
-
-
-def _knob_distances(
-    knobs: Mapping[str, Knob], first: Mapping[str, KnobValue], second: Mapping[str, KnobValue]
-) -> list[float]:
-    distances = []
-    for name, knob in knobs.items():
-        one, other = first.get(name), second.get(name)
-        if one == other:
-            distances.append(0.0)
-        elif isinstance(knob, Choice) or not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
-            distances.append(1.0)
-        elif knob.log:
-            distances.append(abs(math.log(one / other)) / math.log(knob.high / knob.low))
-        else:
-            distances.append(abs(one - other) / (knob.high - knob.low))
-    return distances
 
 
 def _points(trials: Sequence[Trial]) -> list[LandscapePoint]:

@@ -1,7 +1,7 @@
 """Replay a search on a landscape: run the study itself, with a record in place of the planners and of the device.
 
 Recorded settings get their own plan and measurement. Other settings get those of the nearest recorded settings
-(`landscape.settings_distance`), so every answer was really measured, and the best possible result is the best on
+(`priors.distance`), so every answer was really measured, and the best possible result is the best on
 record. The share of such answers is reported. Each measurement is a new sample of the recorded turns, with their noise.
 """
 
@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,16 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study import session as study
+from autotune.study.events import Event, PhaseStarted, StudyPhase
 from autotune.study.offline.landscape import Landscape, LandscapePoint, find_nearest
+from autotune.study.priors.phase import MODEL_SAMPLERS
 from autotune.study.verdicts.ranking import select_leader
+from autotune.study.verdicts.statistics import Interval, median_interval
 
 TRIALS_PER_MEASUREMENT = 5
 """Maximum number of trials per measured one, so that a search ends that suggests the same plans again and again."""
+PLANNERS_ALONE = "planners"
+"""Name of the replay that measures the planners' own plans, without a search."""
 LOST_OUTCOMES = frozenset({Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET})
 
 
@@ -50,6 +55,10 @@ class ReplayResult:
 
     sampler: str
     seed: int
+    priors: bool
+    """True if simulated settings started the sampler."""
+    planners: bool
+    """True if the planners' own plans were measured first."""
     fastest_gaps: tuple[float, ...]
     """Relative gap of the fastest plan so far to the best on record; infinite while no plan fits."""
     leader_gaps: tuple[float, ...]
@@ -68,6 +77,10 @@ class RecordedPlanning:
     """Planning from the record: a plan with one op stands for the recorded plan of that number."""
 
     landscape: Landscape
+    planners: bool = True
+    """True if the recorded planners' own plans are proposed."""
+    counting: bool = True
+    """True if calls of `make_candidate` count as requests; simulated settings do not."""
     requests: int = 0
     neighbours: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
@@ -88,7 +101,7 @@ class RecordedPlanning:
         del budget_bytes  # the record has one budget
         proposed: set[str] = set()
         for point in self.landscape.points:
-            if point.kind == TrialKind.PLANNER and point.plan not in proposed:
+            if self.planners and point.kind == TrialKind.PLANNER and point.plan not in proposed:
                 proposed.add(point.plan)
                 yield self._candidate(point)
 
@@ -97,8 +110,8 @@ class RecordedPlanning:
         if not self.unmeasured:
             raise ReplayEnded
         point, distance = find_nearest(self.searched, settings)
-        self.requests += 1
-        self.neighbours += distance > 0
+        self.requests += self.counting
+        self.neighbours += self.counting and distance > 0
         return replace(self._candidate(point), settings=settings)
 
     def estimate_layout(self, candidate: Candidate) -> Estimate:
@@ -162,20 +175,51 @@ class RecordedRunner:
         return replace(record, step_seconds=tuple(steps[index] for index in indices), baseline_seconds=baseline)
 
 
-def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> ReplayResult:
+@dataclass(frozen=True)
+class ReplayListener:
+    """Listener of a replayed study."""
+
+    planning: RecordedPlanning
+    planners_alone: bool
+
+    def __call__(self, event: Event) -> None:
+        """Count no requests while settings are simulated; ReplayEnded before the search of the planners alone."""
+        if not isinstance(event, PhaseStarted):
+            return
+        self.planning.counting = event.phase is not StudyPhase.PRIORS
+        if self.planners_alone and event.phase in (StudyPhase.PRIORS, StudyPhase.SEARCH):
+            raise ReplayEnded
+
+
+def replay(
+    landscape: Landscape, sampler: str, seed: int, trials: int, *, priors: bool = True, planners: bool = True
+) -> ReplayResult:
     """Search a landscape as `autotune tune` would, until `trials` trials are measured.
 
     The study does not end for lack of a gain, so that searches are compared after the same number of trials.
+
+    Args:
+        landscape: the record that answers.
+        sampler: a config's sampler, or `planners` to measure the planners' own plans and nothing else.
+        seed: seed of the sampler and of the measurements' noise.
+        trials: number of measured trials after which the replay ends.
+        priors: whether simulated settings start the sampler; simulating one gives the recorded estimate.
+        planners: whether the planners' own plans are measured first, as `autotune tune` does.
     """
     best = landscape.best_ratio
-    planning = RecordedPlanning(landscape)
+    alone = sampler == PLANNERS_ALONE
+    planning = RecordedPlanning(landscape, planners=planners or alone)
+    listener = ReplayListener(planning, planners_alone=alone)
     runner = RecordedRunner(planning, trials, samples=10, seed=seed)
     with tempfile.TemporaryDirectory(prefix="autotune-replay-") as folder:
         run_dir = Path(folder) / "run"
         # the figures show that no plan fitted
         with contextlib.suppress(ReplayEnded, InfeasibleError, NumericsError):
-            config = _config(landscape, sampler, seed, trials, Path(folder))
-            study.tune(config, runner, run_dir, planning=partial(_reuse_planning, planning), lasting=False)
+            config = _config(landscape, "random" if alone else sampler, seed, trials, Path(folder), priors=priors)
+            reuse = partial(_reuse_planning, planning)
+            result = study.tune(config, runner, run_dir, progress=listener, planning=reuse, lasting=False)
+            if result.interrupted:  # a search that was cut short is no result of its sampler
+                raise SystemExit(128 + result.interrupted)
         recorded = load_trials(RunDir(run_dir).trials)
     ran = [trial for trial in recorded if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]
@@ -184,6 +228,8 @@ def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> Replay
     return ReplayResult(
         sampler=sampler,
         seed=seed,
+        priors=priors and sampler in MODEL_SAMPLERS,
+        planners=planning.planners,
         fastest_gaps=tuple(min(gaps[:count]) for count in counts),
         leader_gaps=tuple(_gap(best, planning, select_leader(ran[:count], landscape.rules)) for count in counts),
         lost=tuple(sum(outcome in LOST_OUTCOMES for outcome in outcomes[:count]) for count in counts),
@@ -193,7 +239,7 @@ def replay(landscape: Landscape, sampler: str, seed: int, trials: int) -> Replay
     )
 
 
-def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: Path) -> Config:
+def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: Path, *, priors: bool) -> Config:
     """Return the config of the replayed study: the recorded planners that this version has, limited by trials alone."""
     names: dict[str, list[str]] = {}
     for kind, planners in KINDS.items():
@@ -209,6 +255,7 @@ def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: 
             "budget": f"{landscape.floor_bytes + landscape.budget_bytes}B",
             "planners": names,
             "sampler": sampler,
+            "priors": priors,
             "seed": seed,
             "trials": TRIALS_PER_MEASUREMENT * trials,
             "time": "1000h",
@@ -241,3 +288,20 @@ def _stop_early(measurement: Measurement, beat: float | None) -> Measurement:
         if cannot_beat(first, baseline, beat):
             return replace(measurement, outcome=Outcome.STOPPED_EARLY, step_seconds=first, baseline_seconds=baseline)
     return measurement
+
+
+def summarize_regret(replays: Sequence[ReplayResult], count: int) -> Interval:
+    """Return the median over seeds of the fastest plan's gap after `count` measured trials, with its interval.
+
+    A replay that ended earlier keeps its last gap; one without a measured trial has none, which is infinite.
+    """
+    gaps = [
+        replay.fastest_gaps[min(count, len(replay.fastest_gaps)) - 1] if replay.fastest_gaps else math.inf
+        for replay in replays
+    ]
+    return median_interval(gaps)
+
+
+def trials_until_near(replay: ReplayResult, gap: float) -> float:
+    """Return the number of measured trials after which the fastest plan is within `gap` of the best; infinite if never."""
+    return next((number for number, regret in enumerate(replay.fastest_gaps, 1) if regret <= gap), math.inf)

@@ -1,6 +1,7 @@
 """Record a landscape: settings drawn at random over the whole space, each plan measured once, in one small file."""
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -53,21 +54,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--simulated", action="store_true", help="run no step: the simulator, with recorded noise")
     parser.add_argument("--out", type=Path, help="the file; under results/ by default")
-    options = parser.parse_args()
+    parser.add_argument("--work", type=Path, help="directory of the study, which a second call continues")
+    record(parser.parse_args())
+
+
+def record(options: argparse.Namespace) -> None:
+    """Run the study of a landscape, or continue it in `options.work`, and write its file."""
     sys.modules["ortools"] = None  # type: ignore[assignment]  # no windows by CP-SAT either, of up to 3 s each
     name = Path(options.workload.partition(":")[0]).stem + ("-simulated" if options.simulated else "")
     out = options.out or HERE / "results" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "-m", "experiments.benchmarks.landscape", *sys.argv[1:]])
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        config = build_config(options, Path(folder))
-        spec = Spec(config.ref, Path(folder) / "logs", samples=config.samples, seed=config.seed)
+    with contextlib.ExitStack() as stack:
+        folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        config = build_config(options, folder)
+        spec = Spec(config.ref, folder / "logs", samples=config.samples, seed=config.seed)
         with Harness(spec) as harness:
             runner: Any = SimulatedRunner(harness.survey(), config.samples) if options.simulated else harness
-            study.tune(config, CompleteRunner(runner), Path(folder) / "run", progress=print_trial)
+            result = study.tune(config, CompleteRunner(runner), folder / "run", progress=print_trial)
+        if result.interrupted:
+            raise SystemExit(128 + result.interrupted)
         method = "simulated, with the errors and the noise of experiments/frontier" if options.simulated else "measured"
-        recorded = landscape.landscape_from_run(Path(folder) / "run", f"{method}: {command}; load {load:.1f} before")
+        recorded = landscape.landscape_from_run(folder / "run", f"{method}: {command}; load {load:.1f} before")
     landscape.write_landscape(out, recorded)
     ran = {point.plan for point in recorded.points if point.measurement.step_seconds}
     print(f"{out}: {len(recorded.points)} settings, {len(ran)} plans that ran, the best at {recorded.best_ratio:.3f}x")

@@ -1,0 +1,77 @@
+"""Make the priors of a study and connect them to its sampler: the calls of the session."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.measure.survey import PreparedWorkload
+from autotune.planners.candidates import Planning
+from autotune.records.config import Config
+from autotune.study.events import PhaseStarted, Progress, StudyPhase
+from autotune.study.priors.discrepancy import Calibration
+from autotune.study.priors.observations import observe_earlier, read_priors, write_priors
+from autotune.study.priors.simulated import simulate_settings
+from autotune.study.seeds import Seeds
+
+if TYPE_CHECKING:
+    from autotune.study.trial_store import TrialStore
+
+MOST_SIMULATED = 80
+"""Maximum number of simulated settings; the sampler's own time grows with it."""
+SIMULATED_PER_TRIAL = 20
+"""Number of simulated settings per trial that the study may still measure."""
+SIMULATION_SHARE = 0.03
+"""Maximum share of the study's time for simulating settings."""
+MODEL_SAMPLERS = frozenset({"auto", "gp", "tpe"})
+"""Samplers that read the trials of a study as a whole; the others cannot use observations of other origin."""
+
+
+def record_earlier(run_dir: Path, seeds: Seeds, prepared: PreparedWorkload) -> None:
+    """Keep the trials of another run in this run's directory, so that a resumed study needs the other run no more."""
+    if seeds.earlier is None:
+        return
+    source = seeds.earlier.classify(prepared.graph.digest, prepared.device)
+    scores = seeds.adapt_scores(prepared.costs.stores)
+    write_priors(run_dir, replace(read_priors(run_dir), earlier=observe_earlier(source, scores)))
+
+
+def attach_priors(
+    store: "TrialStore",
+    planning: Planning,
+    config: Config,
+    target_bytes: int,
+    progress: Progress,
+) -> None:
+    """Let the study's sampler read the priors of the run directory, and simulate settings where none are recorded.
+
+    Neither the stored study nor the trials change. Raises ConfigError where the file of priors is damaged.
+    """
+    if config.sampler not in MODEL_SAMPLERS or not config.priors:
+        return
+    from autotune.study.priors.sampler import PriorSampler
+
+    priors = read_priors(store.run_dir)
+    if priors.simulated is None:
+        progress(PhaseStarted(StudyPhase.PRIORS))
+        remaining = MOST_SIMULATED if config.trials is None else config.trials - len(store.trials)
+        simulated = simulate_settings(
+            planning,
+            store.space,
+            store.rules,
+            target_bytes=target_bytes,
+            overheads=store.overheads,
+            count=min(MOST_SIMULATED, SIMULATED_PER_TRIAL * remaining),
+            seconds=SIMULATION_SHARE * config.time_seconds,
+            seed=config.seed,
+        )
+        priors = replace(priors, simulated=simulated)
+        write_priors(store.run_dir, priors)
+    if priors.observations:
+        calibration = Calibration(priors.observations, store.rules)
+        store.study.sampler = PriorSampler(
+            store.study.sampler,
+            store.space,
+            store.objectives,
+            lambda: calibration.update(store.trials),
+            config.seed,
+        )
