@@ -13,6 +13,7 @@ from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners.coordinate_descent import PlanCache, descend
 from autotune.planners.knobs import Settings
+from autotune.planners.moves.plan_moves import MoveSource
 from autotune.planners.space import Space, preset_settings
 from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import Estimate, simulate
@@ -28,6 +29,10 @@ class Candidate:
     settings: Settings
     plan: Plan
     estimate: Estimate
+    parent: int | None = None
+    """Number of the trial whose plan a move changed; None for a plan that the settings make."""
+    move: str = ""
+    """Description of that change."""
 
 
 class Planning(Protocol):
@@ -47,6 +52,10 @@ class Planning(Protocol):
 
     def estimate_layout(self, candidate: Candidate) -> Estimate:
         """Return the candidate's estimate, completed by the bytes of its arena layout."""
+        ...
+
+    def start_moves(self) -> MoveSource | None:
+        """Return the source of moves around a plan; None where plans cannot be changed."""
         ...
 
 
@@ -69,6 +78,9 @@ class DevicePlanning:
 
     def estimate_layout(self, candidate: Candidate) -> Estimate:
         return add_layout(self.graph, candidate.plan, self.costs, candidate.estimate)
+
+    def start_moves(self) -> MoveSource | None:
+        return MoveSource(self.graph, self.costs, self.space)
 
 
 MakePlanning = Callable[[TrainGraph, Costs, Space], Planning]

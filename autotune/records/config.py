@@ -112,6 +112,9 @@ class Config(Section):
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "random"] = "auto"
     """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators)."""
+    moves: bool = True
+    """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
+    Each change is measured like any plan. Used with `objective: time`."""
     patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends."""
 

@@ -29,6 +29,8 @@ class TrialKind(StrEnum):
     """Plan that the planners choose for the budget by estimate."""
     SEARCH = "search"
     """Plan made from settings that the sampler chose."""
+    MOVE = "move"
+    """Plan near the leader's: a change of the plan itself, such as a dropped recomputation."""
     REPEAT = "repeat"
     """Plan measured before: the trial carries the earlier measurement and was not run."""
     LOWERED = "lowered"
@@ -53,6 +55,15 @@ class Trial:
     """Result of the run; None while the trial runs."""
     started: float = 0.0
     """Start in seconds since the epoch."""
+    parent: int | None = None
+    """Number of the trial whose plan was changed to this one; None for a plan that the settings make."""
+    move: str = ""
+    """Description of that change; empty for a plan that the settings make."""
+
+    @property
+    def origin(self) -> str:
+        """Kind of the trial, with the change and its parent for a plan that a move made."""
+        return f"{self.kind}: {self.move}, from trial {self.parent}" if self.move else self.kind.value
 
     @property
     def was_run(self) -> bool:
@@ -98,6 +109,7 @@ def to_frame(trials: Iterable[Trial]) -> "pd.DataFrame":
     rows = []
     for trial in trials:
         row: dict[str, object] = {"number": trial.number, "kind": trial.kind.value, "workload": trial.workload}
+        row |= {"parent": trial.parent, "move": trial.move}
         for kind, knobs in trial.settings.items():
             for knob, value in knobs.items():
                 row[kind if knob == "planner" else f"{kind}.{knob}"] = value

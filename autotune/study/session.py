@@ -1,4 +1,4 @@
-"""Search for the fastest plan within a budget: baseline, smallest plan, planned candidates, sampler, re-measurement."""
+"""Search for the fastest plan within a budget: baseline, smallest plan, planned candidates, moves and sampler, re-measurement."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +31,7 @@ from autotune.study.outcome import (
     summarize,
     write_plan,
 )
+from autotune.study.plan_moves import MoveChooser
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.runner import QuietRunner, Runner
 from autotune.study.seeds import Seeds
@@ -47,6 +48,7 @@ from autotune.study.verdicts.confirm import (
 )
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
+    TIE_SHARE,
     Rules,
     apply_rules,
     compute_stop_ratio,
@@ -56,6 +58,7 @@ from autotune.study.verdicts.ranking import (
     measured_ratio,
     reject_by_estimate,
     reuse_measurement,
+    select_by_layout,
     select_leader,
     select_winner,
 )
@@ -172,6 +175,7 @@ class _Session:
         planners = self.config.planners.model_dump()
         self.space = space_for_device(planners, prepared.device.kind, prepared.costs.stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
+        self.moves = MoveChooser(self.planning, rules, is_on=self.config.moves and self.config.objective == "time")
         identity = replace(make_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting)
         self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
 
@@ -236,28 +240,22 @@ class _Session:
         fitting = [proposal for proposal in proposals if proposal.estimate.peak_bytes <= self.rules.budget_bytes]
         # the smallest plan was measured already, so a planner that proposes it again comes last
         fitting.sort(key=lambda proposal: (proposal.plan == self.lowest.plan, proposal.estimate.seconds))
-        for proposal in self.select_by_layout(fitting, most):
+        for proposal in select_by_layout(fitting, most, self.rules, self.planning.estimate_layout):
             # the first proposal may use the time that is reserved for the confirmation
             first = self.seconds_left > 0 and not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
             if is_new(proposal) and (first or not self.is_spent()):
                 self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
 
-    def select_by_layout(self, fitting: Sequence[Candidate], most: int) -> Sequence[Candidate]:
-        """Return the first `most` candidates whose layout fits the budget.
-
-        Where no layout fits, return the first candidate: its measurement calibrates the target of the next ones.
-        """
-        selected: list[Candidate] = []
-        for candidate in fitting[: 2 * most]:
-            if len(selected) < most and not exceeds_budget(self.planning.estimate_layout(candidate), self.rules):
-                selected.append(candidate)
-        return selected or fitting[:1]
-
     def search(self) -> None:
-        """Measure the sampler's suggestions until time or trials run out, or no gain is left to expect."""
+        """Measure moves and the sampler's suggestions until time or trials run out, or no gain is left to expect."""
         self.progress(PhaseStarted(StudyPhase.SEARCH))
         while not self.is_spent():
-            self.suggest_and_evaluate(TrialKind.SEARCH)
+            with self.interrupts.breakable():
+                move = self.moves.choose(self.trials)
+            if move is None:
+                self.suggest_and_evaluate(TrialKind.SEARCH)
+            else:
+                self.evaluate(TrialKind.MOVE, move.settings, candidate=move)
 
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until one is the winner or the time is up.
@@ -279,7 +277,7 @@ class _Session:
                 target = compute_lowered_target(missed, self.rules, estimate_spread(self.trials))
                 self.evaluate(TrialKind.LOWERED, missed.settings, target_bytes=target)
             elif best is not None and best.plan is not None and best.estimate is not None:
-                candidate = Candidate(best.settings, best.plan, best.estimate)
+                candidate = Candidate(best.settings, best.plan, best.estimate, best.parent, best.move)
                 self.evaluate(TrialKind.CONFIRM, best.settings, candidate=candidate)
 
     def is_spent(self) -> bool:
@@ -342,7 +340,7 @@ class _Session:
             # the bound is for the budget: planners meet a lower target, whose bound would be too high
             bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
             estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
-            trial = replace(trial, plan=candidate.plan, estimate=estimate)
+            trial = replace(trial, plan=candidate.plan, estimate=estimate, parent=candidate.parent, move=candidate.move)
             trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
@@ -360,8 +358,9 @@ class _Session:
         The search rejects a plan by its layout, the other phases by its peak: a planned candidate's charge calibrates
         the next target. A plan that is re-measured kept the budget before, so nothing rejects it.
         """
-        estimate: Estimate | None = trial.estimate if trial.kind == TrialKind.SEARCH else candidate.estimate
-        stop_ratio = self.stop_ratio
+        is_searched = trial.kind in (TrialKind.SEARCH, TrialKind.MOVE)
+        estimate: Estimate | None = trial.estimate if is_searched else candidate.estimate
+        stop_ratio = self.stop_ratio(trial.kind)
         if trial.kind == TrialKind.CONFIRM:
             estimate = stop_ratio = None
         if estimate is not None and exceeds_budget(estimate, self.rules):
@@ -371,10 +370,13 @@ class _Session:
             result = self.runner.measure(candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=stop_ratio)
         return replace(trial, measurement=apply_rules(result, self.rules))
 
-    @property
-    def stop_ratio(self) -> float | None:
-        """Time ratio above which a plan cannot win; None for the Pareto objective, where slower plans count too."""
-        return compute_stop_ratio(select_leader(self.trials, self.rules)) if self.config.objective == "time" else None
+    def stop_ratio(self, kind: TrialKind) -> float | None:
+        """Return the time ratio above which a plan cannot win; None for the Pareto objective: slower plans count too."""
+        share = (
+            0.0 if kind == TrialKind.MOVE else TIE_SHARE
+        )  # other plans may be a little slower and win by their bytes
+        leader = select_leader(self.trials, self.rules)
+        return compute_stop_ratio(leader, share) if self.config.objective == "time" else None
 
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""
@@ -383,8 +385,8 @@ class _Session:
         self.best_plan = None if best is None else best.plan
         if leads:
             self.trials_without_gain = 0.0
-        elif trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
-            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
+        elif trial.kind in (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT):
+            self.trials_without_gain += 1 if trial.kind != TrialKind.REPEAT and trial.was_run else UNMEASURED
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 

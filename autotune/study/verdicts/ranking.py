@@ -4,11 +4,12 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from autotune.ir.plan import REBUILD_PRICE, Plan
+from autotune.planners.candidates import Candidate
 from autotune.predict.simulate import Estimate
 from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
@@ -153,6 +154,20 @@ def exceeds_budget(estimate: Estimate, rules: Rules) -> bool:
     return max(estimate.peak_bytes, estimate.charged_bytes or 0) > rules.budget_bytes
 
 
+def select_by_layout(
+    fitting: Sequence[Candidate], most: int, rules: Rules, estimate_layout: Callable[[Candidate], Estimate]
+) -> Sequence[Candidate]:
+    """Return the first `most` candidates whose layout fits the budget.
+
+    Where no layout fits, return the first candidate: its measurement calibrates the target of the next ones.
+    """
+    selected: list[Candidate] = []
+    for candidate in fitting[: 2 * most]:
+        if len(selected) < most and not exceeds_budget(estimate_layout(candidate), rules):
+            selected.append(candidate)
+    return selected or fitting[:1]
+
+
 def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
     """Return the measurement of a plan that is not run, because its estimate exceeds the budget."""
     size = f"{fmt_bytes(estimate.peak_bytes)} at {estimate.peak_op}"
@@ -162,11 +177,11 @@ def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
-def compute_stop_ratio(leader: Trial | None) -> float | None:
+def compute_stop_ratio(leader: Trial | None, share: float = TIE_SHARE) -> float | None:
     """Return the time ratio above which a plan cannot win: the leader's, plus its noise and the accepted slowdown."""
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
-    return leader.measurement.time_ratio * (1 + TIE_SHARE + ratio_noise(leader.measurement))
+    return leader.measurement.time_ratio * (1 + share + ratio_noise(leader.measurement))
 
 
 def score_trial(trial: Trial, rules: Rules, overheads: Sequence[float]) -> TrialScore:
