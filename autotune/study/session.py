@@ -48,7 +48,6 @@ from autotune.study.verdicts.confirm import (
 )
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
-    TIE_SHARE,
     Rules,
     apply_rules,
     compute_stop_ratio,
@@ -360,7 +359,9 @@ class _Session:
         """
         is_searched = trial.kind in (TrialKind.SEARCH, TrialKind.MOVE)
         estimate: Estimate | None = trial.estimate if is_searched else candidate.estimate
-        stop_ratio = self.stop_ratio(trial.kind)
+        stop_ratio = self.stop_ratio
+        if trial.kind == TrialKind.MOVE:  # it is for time alone, so it has to be faster
+            stop_ratio = compute_stop_ratio(select_leader(self.trials, self.rules), 0.0)
         if trial.kind == TrialKind.CONFIRM:
             estimate = stop_ratio = None
         if estimate is not None and exceeds_budget(estimate, self.rules):
@@ -370,13 +371,10 @@ class _Session:
             result = self.runner.measure(candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=stop_ratio)
         return replace(trial, measurement=apply_rules(result, self.rules))
 
-    def stop_ratio(self, kind: TrialKind) -> float | None:
-        """Return the time ratio above which a plan cannot win; None for the Pareto objective: slower plans count too."""
-        share = (
-            0.0 if kind == TrialKind.MOVE else TIE_SHARE
-        )  # other plans may be a little slower and win by their bytes
-        leader = select_leader(self.trials, self.rules)
-        return compute_stop_ratio(leader, share) if self.config.objective == "time" else None
+    @property
+    def stop_ratio(self) -> float | None:
+        """Time ratio above which a plan cannot win; None for the Pareto objective, where slower plans count too."""
+        return compute_stop_ratio(select_leader(self.trials, self.rules)) if self.config.objective == "time" else None
 
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""

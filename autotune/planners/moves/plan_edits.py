@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import takewhile
 
 from autotune.errors import PlanError
@@ -143,12 +144,17 @@ def _carry_inplace(
 ) -> tuple[InPlace, ...]:
     if not plan.inplace:
         return ()
-    greedy, costs = GreedyInPlace(), Costs.unit(graph)
-    if greedy.plan(graph, plan, 0, costs).inplace == plan.inplace:
-        return greedy.plan(graph, Plan(order), 0, costs).inplace
+    if _is_greedy(graph, plan):
+        return GreedyInPlace().plan(graph, Plan(order), 0, Costs.unit(graph)).inplace
     dying = last_reads(graph, order)
     carried = [InPlace(positions[reuse.position], reuse.value) for reuse in plan.inplace if reuse.position in positions]
     return tuple(reuse for reuse in carried if (reuse.position, reuse.value) in dying)
+
+
+@lru_cache(maxsize=8)
+def _is_greedy(graph: TrainGraph, plan: Plan) -> bool:
+    """Return True if every run of the plan is in place that may be."""
+    return GreedyInPlace().plan(graph, plan, 0, Costs.unit(graph)).inplace == plan.inplace
 
 
 def _carry_swaps(
@@ -158,6 +164,8 @@ def _carry_swaps(
 
     Raises PlanError for an added swap whose value would not leave memory.
     """
+    if not plan.offload and not any(edit.offloaded for edit in edits):
+        return edited
     before, after = events(graph, plan.order), events(graph, edited.order)
     layers = layer_numbers(graph, edited.order)
     kept = {gap for edit in edits for gap in edit.kept}

@@ -25,7 +25,7 @@ from autotune.planners.moves.cost_belief import (
     learn_costs,
 )
 from autotune.planners.moves.plan_edits import PlanEdit, count_changes, edit_plan
-from autotune.planners.moves.single_edits import drop_swap, list_additions, list_drops, list_swaps, move_update
+from autotune.planners.moves.single_edits import drop_swap, list_additions, list_drops, list_swaps, list_update_edits
 from autotune.planners.recompute.search import start_search, usual_work
 from autotune.planners.space import Space
 from autotune.predict.simulate import Estimate, simulate
@@ -40,8 +40,8 @@ PAIRS = 8
 """Maximum number of edits on either side of an exchange."""
 ADDITIONS = 24
 """Maximum number of recomputations, and of swaps, that are weighed as additions."""
-WORK, MOST_EDITS = 400_000, 400
-"""Runs of all plans that are simulated for the single edits of one kind, and the maximum number of these edits."""
+WORK, LEAST_EDITS, MOST_EDITS = 60_000, 10, 200
+"""Runs of all plans that are simulated for the single edits of one kind, and the limits of the number of these edits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +115,18 @@ class MoveSource:
     def _combine(self, plan: Plan, parent: Estimate, target_bytes: int) -> Iterator[tuple[str, _Edited]]:
         """Yield the moves that do not depend on measurements, with their texts."""
         graph, costs = self.graph, self.costs
-        most = max(10, min(MOST_EDITS, WORK // max(1, len(plan.order))))
+        most = max(LEAST_EDITS, min(MOST_EDITS, WORK // max(1, len(plan.order))))
+        additions = min(ADDITIONS, most)
         savers: list[_Edited] = []
         payers: list[_Edited] = []
         if self._recomputes:
             savers += self._weigh(plan, islice(list_drops(graph, plan), most))
-            payers += self._weigh(plan, list_additions(graph, plan, ADDITIONS))
+            payers += self._weigh(plan, list_additions(graph, plan, additions))
         if self._offloads:
             savers += self._weigh(
                 plan, (drop_swap(graph, plan, index) for index in range(min(most, len(plan.offload))))
             )
-            payers += self._weigh(plan, list_swaps(graph, plan, costs, ADDITIONS))
+            payers += self._weigh(plan, list_swaps(graph, plan, costs, additions))
         filled = fill_target(self, plan, parent, savers, target_bytes)
         if filled is not None:
             yield f"fill the budget: {count_changes(plan, filled.plan)}", filled
@@ -141,11 +142,8 @@ class MoveSource:
 
     def _move_updates(self, plan: Plan, target_bytes: int) -> Iterator[tuple[str, _Edited]]:
         """Yield the plan with all updates early, and with all at the end, as far as the target allows."""
-        graph = self.graph
-        updates = [position for position, op in enumerate(plan.order) if graph.ops[op].phase is Phase.UPDATE]
         for early, place in ((True, "right after their gradients"), (False, "at the end of the step")):
-            moved = [move_update(graph, plan, position, early=early) for position in updates]
-            joined = self.join(plan, [edit for edit in moved if edit is not None], target_bytes)
+            joined = self.join(plan, list(list_update_edits(self.graph, plan, early=early)), target_bytes)
             if joined is not None:
                 yield f"run {_count(len(joined.edits), 'update')} {place}", joined
 
@@ -218,24 +216,33 @@ class MoveSource:
         return None if edited is None else _Edited(edits, edited, self._estimate(edited))
 
     def join(self, plan: Plan, edits: Sequence[PlanEdit], target_bytes: int) -> _Edited | None:
-        """Return the plan with as many of these edits as can be joined within the target; None without any."""
-        return self.join_all(plan, [(edit,) for edit in edits], target_bytes)
+        """Return the plan with most of these edits that can be joined within the target; None without any.
+
+        Edits are left out in groups of an eighth of them: which of many orders runs makes little difference.
+        """
+        return self.join_all(plan, [(edit,) for edit in edits], target_bytes, least=len(edits) // 8)
 
     def join_all(
-        self, plan: Plan, groups: Sequence[tuple[PlanEdit, ...]], target_bytes: int, start: _Edited | None = None
+        self,
+        plan: Plan,
+        groups: Sequence[tuple[PlanEdit, ...]],
+        target_bytes: int,
+        start: _Edited | None = None,
+        *,
+        least: int = 1,
     ) -> _Edited | None:
-        """Join groups of edits: all at once where that fits, else each half in turn."""
+        """Join groups of edits: all at once where that fits, else each half in turn; fewer than `least` are left out."""
         if not groups:
             return start
         edits = (*(start.edits if start is not None else ()), *(edit for group in groups for edit in group))
         joined = self.apply(plan, edits)
         if joined is not None and joined.estimate.peak_bytes <= target_bytes:
             return joined
-        if len(groups) == 1:
+        if len(groups) <= max(1, least):
             return start
         middle = len(groups) // 2
-        start = self.join_all(plan, groups[:middle], target_bytes, start)
-        return self.join_all(plan, groups[middle:], target_bytes, start)
+        start = self.join_all(plan, groups[:middle], target_bytes, start, least=least)
+        return self.join_all(plan, groups[middle:], target_bytes, start, least=least)
 
     def _estimate(self, plan: Plan) -> Estimate:
         return simulate(self.graph, lower(self.graph, plan), self.costs)
@@ -259,12 +266,11 @@ def fill_target(
     results = []
     rules: tuple[Callable[[_Edited], float], ...] = (density, saved)
     for rule in rules:
-        best: _Edited | None = None
         ordered = sorted(savers, key=lambda edited: -rule(edited))
-        for _ in range(2):  # a drop may fit only after another one, which shortens the life of an input
-            best = source.join_all(plan, _absent(ordered, best), target_bytes, best)
-        if best is not None:
-            results.append(best)
+        alone = [saver.edits for saver in ordered if saver.estimate.peak_bytes <= target_bytes]
+        best = source.join_all(plan, alone, target_bytes)
+        if best is not None:  # another drop may fit only now, because these shorten the life of an input
+            results.append(source.join_all(plan, _absent(ordered, best), target_bytes, best) or best)
     return min(results, key=lambda edited: edited.estimate.seconds, default=None)
 
 

@@ -72,24 +72,28 @@ def swap_neighbours(graph: TrainGraph, plan: Plan, position: int) -> PlanEdit | 
 def move_update(graph: TrainGraph, plan: Plan, position: int, *, early: bool) -> PlanEdit | None:
     """Return the edit that moves an update right after the last run that it waits for, or to the end of the step.
 
-    None where the op is no update, or where it is there already.
+    None where the op is no update, where it is there already, or where the plan would break a rule.
     """
-    op = graph.ops[plan.order[position]]
-    if op.phase is not Phase.UPDATE:
-        return None
-    if early:
-        before = graph.predecessors[op.id]
-        target = max((place + 1 for place, run in enumerate(plan.order[:position]) if run in before), default=0)
-        text = f"run {op.name} early, at {target}"
-    else:
-        waiting = (place for place, run in enumerate(plan.order) if op.id in graph.predecessors[run])
-        target = min(waiting, default=len(plan.order))
-        text = f"run {op.name} at the end"
-    if target in (position, position + 1):
-        return None
-    edit = PlanEdit(text, moved=((position, target),))
-    edited = edit_plan(graph, plan, [edit])
+    edit = next((edit for edit in list_update_edits(graph, plan, early=early) if edit.moved[0][0] == position), None)
+    edited = edit_plan(graph, plan, [edit]) if edit is not None else None
     return edit if edited is not None and len(edited.order) == len(plan.order) else None
+
+
+def list_update_edits(graph: TrainGraph, plan: Plan, *, early: bool) -> Iterator[PlanEdit]:
+    """Yield an edit for each update that is not there yet, without a check that the plan allows it."""
+    latest: dict[int, int] = {}
+    for position, op_id in enumerate(plan.order):
+        op = graph.ops[op_id]
+        if op.phase is Phase.UPDATE and early:
+            target = max((latest[other] + 1 for other in graph.predecessors[op_id] if other in latest), default=0)
+            if target < position:
+                yield PlanEdit(f"run {op.name} early, at {target}", moved=((position, target),))
+        elif op.phase is Phase.UPDATE:
+            waiting = (place for place, run in enumerate(plan.order) if op_id in graph.predecessors[run])
+            target = min(waiting, default=len(plan.order))
+            if target > position + 1:
+                yield PlanEdit(f"run {op.name} at the end", moved=((position, target),))
+        latest[op_id] = position
 
 
 def list_drops(graph: TrainGraph, plan: Plan) -> Iterator[PlanEdit]:
