@@ -542,7 +542,10 @@ def test_settings_of_another_run_are_measured_here_before_the_planners_are_asked
     kinds = [trial.kind for trial in result.trials]
     seeded = [trial for trial in result.trials if trial.kind == "seed"]
     assert seeded
-    assert set(kinds[2 : kinds.index("planner")]) <= {"seed", "repeat"}  # the smallest plan's settings may make it again
+    assert set(kinds[2 : kinds.index("planner")]) <= {
+        "seed",
+        "repeat",
+    }  # the smallest plan's settings may make it again
     assert "seed" not in kinds[kinds.index("planner") :]
     known = [trial.settings for trial in before.trials if trial.kind != "repeat"]
     assert all(trial.settings in known for trial in seeded)

@@ -120,17 +120,24 @@ def _edit_runs(graph: TrainGraph, plan: Plan, edits: Sequence[PlanEdit]) -> list
         runs += before.get(position, ())
         if position < len(plan.order) and position not in absent and position not in moved:
             runs.append(position)
-    return _drop_unread(graph, plan, runs)
+    return _drop_unread(graph, plan, runs, _unread_runs(graph, plan))
 
 
-def _drop_unread(graph: TrainGraph, plan: Plan, runs: Sequence[int]) -> list[int]:
-    """Return the runs without those whose results nobody reads; the last run of each op stays."""
+@lru_cache(maxsize=8)
+def _unread_runs(graph: TrainGraph, plan: Plan) -> frozenset[int]:
+    """Return the positions of the plan's runs that nobody reads before any edit. No edit drops them unasked."""
+    every = range(len(plan.order))
+    return frozenset(every).difference(_drop_unread(graph, plan, every, frozenset()))
+
+
+def _drop_unread(graph: TrainGraph, plan: Plan, runs: Sequence[int], spared: frozenset[int]) -> list[int]:
+    """Return the runs without those whose results nobody reads; spared ones stay, and the last run of each op."""
     remaining = Counter(plan.order[run] if run >= 0 else ~run for run in runs)
     needed = set(graph.outputs)
     kept: list[int] = []
     for run in reversed(runs):
         op = graph.ops[plan.order[run] if run >= 0 else ~run]
-        if remaining[op.id] > 1 and needed.isdisjoint(op.outputs):
+        if run not in spared and remaining[op.id] > 1 and needed.isdisjoint(op.outputs):
             remaining[op.id] -= 1
             continue
         kept.append(run)
