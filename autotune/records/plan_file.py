@@ -48,6 +48,8 @@ class PlanFile:
     """Run directory of the study, relative to the directory of plans; empty for a plan made without a study."""
     loop: str = ""
     """Training loop that the plan was made for, such as `clip,accumulate=4`; empty for updates at once."""
+    move: str = ""
+    """Last change of the plan that `settings` make; empty where they make the plan itself."""
     schema: int = SCHEMA
 
     @property

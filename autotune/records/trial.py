@@ -61,9 +61,9 @@ class Trial:
     """Description of that change; empty for a plan that the settings make."""
 
     @property
-    def origin(self) -> str:
-        """Kind of the trial, with the change and its parent for a plan that a move made."""
-        return f"{self.kind}: {self.move}, from trial {self.parent}" if self.move else self.kind.value
+    def label(self) -> str:
+        """Kind of the trial, for a move with the trial whose plan it changes: `planner`, `move of 4`."""
+        return f"{self.kind} of {self.parent}" if self.kind is TrialKind.MOVE else self.kind.value
 
     @property
     def was_run(self) -> bool:

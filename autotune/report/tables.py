@@ -101,7 +101,7 @@ def _trial_row(trial: Trial, best: bool) -> TrialRow:
         planners = ["eager", "-", "-", "-"]
     cells = (
         str(trial.number),
-        trial.kind if trial.kind != TrialKind.MOVE else f"{trial.kind} of {trial.parent}",
+        trial.label,
         *planners,
         mib(peak) if predicted is None else f"~{mib(predicted)}",
         mib(charged),

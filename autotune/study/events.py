@@ -24,7 +24,7 @@ class StudyPhase(StrEnum):
     PLANNERS = "planners"
     """Measure the plans that the planners choose by estimate."""
     SEARCH = "search"
-    """Measure plans made from settings that the sampler chooses."""
+    """Measure changes of the fastest plan, and plans made from settings that the sampler chooses."""
     CONFIRM = "confirm"
     """Re-measure the best plans in new processes."""
 

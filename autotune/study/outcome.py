@@ -92,6 +92,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
         verified=(best.measurement.verified if best.measurement else "") or planfile.NOT_VERIFIED,
         run=os.path.relpath(run_dir, config.plans),
         loop=loop,
+        move=best.move,
     )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(record, file, remedy=f"free space there, then: autotune resume {run_dir}")

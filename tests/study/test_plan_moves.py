@@ -119,7 +119,7 @@ def test_a_move_names_its_parent_its_change_and_its_own_plan(moved):
         assert parent.plan != move.plan
         assert move.settings == parent.settings
         assert move.move
-        assert move.origin == f"move: {move.move}, from trial {move.parent}"
+        assert move.label == f"move of {move.parent}"
     assert len({plan_hash(move.plan) for move in moves}) == len(moves)
     assert {trial.move for trial in result.trials if trial.kind not in ("move", "confirm")} == {""}
 
@@ -281,6 +281,7 @@ def test_the_table_of_trials_shows_the_change(moved):
     for row in rows:
         if row.trial.kind == "move":
             assert row.cells[1] == f"move of {row.trial.parent}"
+    assert any(row.trial.kind == "move" for row in rows)
 
 
 def test_measured_plans_are_read_at_the_pace_of_the_baseline(moved):

@@ -5,8 +5,8 @@ transfers, early updates, and runs far from the producer of their inputs. Before
 the simulator says; each measured plan shifts the weights. The model ranks moves only. Measurements decide.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +57,7 @@ class CostBelief:
 
     def predict(self, before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
         """Return mean and standard deviation of the seconds that the second plan saves over the first."""
-        saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
+        saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in sorted({*before, *after})}
         row = np.array([saved.get(name, 0.0) for name in self.names])
         rest = [(amount, _prior(name)) for name, amount in saved.items() if name not in self.names]
         mean = float(row @ self.mean) + sum(amount * weight for amount, (weight, _) in rest)
@@ -68,7 +68,7 @@ class CostBelief:
         """Return the measured over the profiled seconds of one operator's recomputation."""
         weights = dict(zip(self.names, self.mean.tolist(), strict=True))
         common = weights.get(RECOMPUTE, PRIORS[RECOMPUTE][0])
-        return max(LOWEST_WEIGHT, common + weights.get(f"{RECOMPUTE}:{target}", TARGET_PRIOR[0]))
+        return max(LOWEST_WEIGHT, float(common + weights.get(f"{RECOMPUTE}:{target}", TARGET_PRIOR[0])))
 
 
 def learn_costs(graph: TrainGraph, costs: Costs, measured: Sequence[MeasuredPlan]) -> CostBelief:
@@ -95,7 +95,7 @@ def learn_costs(graph: TrainGraph, costs: Costs, measured: Sequence[MeasuredPlan
 
 def describe_costs(graph: TrainGraph, costs: Costs, plan: Plan, estimate: Estimate) -> dict[str, float]:
     """Return the features of a plan, in seconds by name, without the constant."""
-    features: Counter[str] = Counter()
+    features: defaultdict[str, float] = defaultdict(float)
     ran: set[int] = set()
     latest: dict[int, int] = {}
     for position, op_id in enumerate(plan.order):
@@ -124,11 +124,3 @@ def correct_costs(graph: TrainGraph, costs: Costs, belief: CostBelief) -> tuple[
 
 def _prior(name: str) -> tuple[float, float]:
     return PRIORS.get(name, TARGET_PRIOR)
-
-
-def list_targets(graph: TrainGraph, positions: Iterable[int], plan: Plan) -> dict[str, list[int]]:
-    """Return positions of the plan's order by the operator that runs there, in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for position in positions:
-        groups.setdefault(graph.ops[plan.order[position]].target, []).append(position)
-    return groups
