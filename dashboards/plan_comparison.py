@@ -110,7 +110,7 @@ def _label(trial: Trial, *, best: bool) -> str:
     measurement = trial.measurement
     charged = measurement.step_charged_bytes if measurement else None
     ratio = measurement.time_ratio if measurement else None
-    kind = "eager, as traced" if trial.plan is None else trial.kind
+    kind = "eager, as traced" if trial.plan is None else trial.label
     parts = [f"{trial.number} {kind}"]
     parts += [f"{mib(charged)} MiB"] if charged is not None else []
     parts += [f"{ratio:.2f}x"] if ratio is not None and trial.plan is not None else []

@@ -38,7 +38,7 @@ PHASES = {
     StudyPhase.SEEDS: "settings of another run or plan",
     StudyPhase.PLANNERS: "plans of the planners for the budget",
     StudyPhase.PRIORS: "simulating settings for the sampler",
-    StudyPhase.SEARCH: "search",
+    StudyPhase.SEARCH: "search: moves and sampler",
     StudyPhase.CONFIRM: "re-measuring the best plans, interleaved, in new processes",
 }
 """Description of each phase of a study."""
@@ -216,8 +216,9 @@ def _print_activity(state: _StudyState) -> None:
 
 
 def _format_running(trial: Trial) -> str:
-    """Return `trial 4  planner  measuring a plan of ~610.1 MiB`."""
-    return f"trial {trial.number}  {trial.kind}  measuring a plan of {_format_bytes(trial)}"
+    """Return `trial 4  planner  measuring a plan of ~610.1 MiB`, with the change where a move made the plan."""
+    change = f"  {escape_controls(trial.move)}" if trial.move else ""
+    return f"trial {trial.number}  {trial.label}  measuring a plan of {_format_bytes(trial)}{change}"
 
 
 def _format_finished(event: Finished) -> str:
@@ -225,7 +226,7 @@ def _format_finished(event: Finished) -> str:
     trial = event.trial
     ratio = "" if event.ratio is None else f"  {event.ratio:.3f}x"
     verdict = mark_disturbed(trial_verdict(trial), trial)
-    return f"trial {trial.number}  {trial.kind}  {_format_bytes(trial)}{ratio}  {verdict}"
+    return f"trial {trial.number}  {trial.label}  {_format_bytes(trial)}{ratio}  {verdict}"
 
 
 def _format_bytes(trial: Trial) -> str:

@@ -84,7 +84,7 @@ def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: 
     choices = {kind: tuple(planners) for kind, planners in space.items()}
     cache = PlanCache(graph, costs, budget_bytes)
     descent = list(_until_fit(cache, descend(cache, choices, partial(preset_settings, KINDS, space))))
-    first = Candidate(descent[-1], *cache.evaluate(descent[-1]))
+    first = Candidate(descent[-1], *cache.evaluate(descent[-1]), budget_bytes)
     if len(descent) == 1 and first.estimate.peak_bytes <= budget_bytes:
         return first
     return min(first, find_smallest(graph, costs, space), key=lambda candidate: _rank(candidate, budget_bytes))

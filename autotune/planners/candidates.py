@@ -13,6 +13,7 @@ from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners.coordinate_descent import PlanCache, descend
 from autotune.planners.knobs import Settings
+from autotune.planners.moves.plan_moves import MoveSource
 from autotune.planners.space import Space, preset_settings
 from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import Estimate, simulate
@@ -32,6 +33,10 @@ class Candidate:
     estimate: Estimate
     target_bytes: int | None = None
     """Peak bytes that the planners were asked to meet; None where it is unknown."""
+    parent: int | None = None
+    """Number of the trial whose plan a move changed; None for a plan that the settings make."""
+    move: str = ""
+    """Description of that change."""
 
 
 class Planning(Protocol):
@@ -51,6 +56,10 @@ class Planning(Protocol):
 
     def estimate_layout(self, candidate: Candidate) -> Estimate:
         """Return the candidate's estimate, completed by the bytes of its arena layout."""
+        ...
+
+    def start_moves(self) -> MoveSource | None:
+        """Return the source of moves around a plan; None where plans cannot be changed."""
         ...
 
 
@@ -73,6 +82,9 @@ class DevicePlanning:
 
     def estimate_layout(self, candidate: Candidate) -> Estimate:
         return add_layout(self.graph, candidate.plan, self.costs, candidate.estimate)
+
+    def start_moves(self) -> MoveSource | None:
+        return MoveSource(self.graph, self.costs, self.space)
 
 
 MakePlanning = Callable[[TrainGraph, Costs, Space], Planning]

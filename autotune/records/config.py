@@ -130,6 +130,9 @@ class Config(Section):
     package of that name and objective `time`."""
     priors: bool = True
     """Start `gp` and `tpe` with simulated settings beside the measured trials. They are no trials: nothing reports them."""
+    moves: bool = True
+    """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
+    Each change is measured like any plan. Used with `objective: time`."""
     patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends."""
 

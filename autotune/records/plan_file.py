@@ -50,6 +50,8 @@ class PlanFile:
     """Training loop that the plan was made for, such as `clip,accumulate=4`; empty for updates at once."""
     target_bytes: int | None = None
     """Peak bytes that the planners were asked to meet; the settings make the plan again with them. None where unknown."""
+    move: str = ""
+    """Last change of the plan that `settings` make; empty where they make the plan itself."""
     schema: int = SCHEMA
 
     @property

@@ -29,6 +29,8 @@ class TrialKind(StrEnum):
     """Plan that the planners choose for the budget by estimate."""
     SEARCH = "search"
     """Plan made from settings that the sampler chose."""
+    MOVE = "move"
+    """Plan near the leader's: a change of the plan itself, such as a dropped recomputation."""
     REPEAT = "repeat"
     """Plan measured before: the trial carries the earlier measurement and was not run."""
     LOWERED = "lowered"
@@ -55,6 +57,15 @@ class Trial:
     """Start in seconds since the epoch."""
     target_bytes: int | None = None
     """Peak bytes that the planners were asked to meet; the settings make the plan again with them. None where unknown."""
+    parent: int | None = None
+    """Number of the trial whose plan was changed to this one; None for a plan that the settings make."""
+    move: str = ""
+    """Description of that change; empty for a plan that the settings make."""
+
+    @property
+    def label(self) -> str:
+        """Kind of the trial, for a move with the trial whose plan it changes: `planner`, `move of 4`."""
+        return f"{self.kind} of {self.parent}" if self.kind is TrialKind.MOVE else self.kind.value
 
     @property
     def was_run(self) -> bool:
@@ -100,6 +111,7 @@ def to_frame(trials: Iterable[Trial]) -> "pd.DataFrame":
     rows = []
     for trial in trials:
         row: dict[str, object] = {"number": trial.number, "kind": trial.kind.value, "workload": trial.workload}
+        row |= {"parent": trial.parent, "move": trial.move}
         for kind, knobs in trial.settings.items():
             for knob, value in knobs.items():
                 row[kind if knob == "planner" else f"{kind}.{knob}"] = value

@@ -299,12 +299,14 @@ class _StudyRun:
             "meter": measurement.meter,
             "mlflow.note.content": describe_trial(trial),
         }
+        if trial.move:
+            tags |= {"autotune.move": trial.move[:MAX_DETAIL], "autotune.parent": str(trial.parent)}
         if measurement.disturbed:
             tags["autotune.disturbed"] = measurement.disturbed
         if measurement.limit:
             tags["limit"] = measurement.limit
         started = int(trial.started * 1000)
-        name = f"t{trial.number:04d} {trial.kind}"
+        name = f"t{trial.number:04d} {trial.label}"
         run = self.client.create_run(self.experiment_id, started, tags, name).info.run_id
         params = {"workload": trial.workload, "budget": self.config.budget, **settings_params(trial)}
         self._log_batch(

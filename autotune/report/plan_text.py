@@ -32,6 +32,7 @@ def describe_plan(file: PlanFile, graph: TrainGraph | None = None, costs: Costs 
         f"order      {format_knobs(file.settings.get('order', {}))}",
         f"update     {format_knobs(file.settings.get('update', {}))}",
         f"recompute  {_describe_recompute(file, graph)}",
+        *([f"changed    {file.move}"] if file.move else []),
         f"in place   {len(plan.inplace) or 'no'} runs overwrite an input",
         f"offload    {_describe_offload(file, graph)}",
         f"results    {file.verified}",

@@ -112,7 +112,7 @@ def _trial_row(trial: Trial, best: bool) -> TrialRow:
         planners = ["eager", "-", "-", "-"]
     cells = (
         str(trial.number),
-        trial.kind,
+        trial.label,
         *planners,
         mib(peak) if predicted is None else f"~{mib(predicted)}",
         mib(charged),

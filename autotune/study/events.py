@@ -26,7 +26,7 @@ class StudyPhase(StrEnum):
     PRIORS = "priors"
     """Simulate many settings, which the sampler reads beside the measured trials."""
     SEARCH = "search"
-    """Measure plans made from settings that the sampler chooses."""
+    """Measure changes of the fastest plan, and plans made from settings that the sampler chooses."""
     CONFIRM = "confirm"
     """Re-measure the best plans in new processes."""
 

@@ -119,6 +119,7 @@ def build_plan_file(
         run=run,
         loop=loop,
         target_bytes=trial.target_bytes,
+        move=trial.move,
     )
 
 

@@ -98,6 +98,7 @@ def _is_usable(trial: Trial) -> bool:
     return (
         trial.plan is not None
         and trial.kind != TrialKind.REPEAT
+        and not trial.move  # its settings make another plan
         and result is not None
         and result.outcome is Outcome.OK
     )

@@ -34,6 +34,7 @@ from autotune.study.outcome import (
     summarize,
     write_plan,
 )
+from autotune.study.plan_moves import MoveChooser
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.priors.phase import attach_priors, record_earlier
 from autotune.study.runner import QuietRunner, Runner
@@ -164,6 +165,7 @@ class _Session:
         self.trials_without_gain = 0.0
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
+        self.moves = MoveChooser(self.planning, rules, is_on=self.config.moves and self.config.objective == "time")
         identity = replace(make_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting)
         self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
 
@@ -250,13 +252,18 @@ class _Session:
                 self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
 
     def search(self) -> None:
-        """Measure the sampler's suggestions until time or trials run out, or no gain is left to expect."""
+        """Measure moves and the sampler's suggestions until time or trials run out, or no gain is left to expect."""
         if not self.is_spent():
             with self.interrupts.breakable(patient=False):
                 attach_priors(self.store, self.planning, self.config, self.target_bytes, self.progress)
         self.progress(PhaseStarted(StudyPhase.SEARCH))
         while not self.is_spent():
-            self.suggest_and_evaluate(TrialKind.SEARCH)
+            with self.interrupts.breakable():
+                move = self.moves.choose(self.trials)
+            if move is None:
+                self.suggest_and_evaluate(TrialKind.SEARCH)
+            else:
+                self.evaluate(TrialKind.MOVE, move.settings, candidate=move)
 
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up."""
@@ -334,7 +341,14 @@ class _Session:
             # the bound is for the budget: planners meet a lower target, whose bound would be too high
             bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
             estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
-            trial = replace(trial, plan=candidate.plan, estimate=estimate, target_bytes=candidate.target_bytes)
+            trial = replace(
+                trial,
+                plan=candidate.plan,
+                estimate=estimate,
+                target_bytes=candidate.target_bytes,
+                parent=candidate.parent,
+                move=candidate.move,
+            )
             trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
@@ -352,8 +366,11 @@ class _Session:
         The search rejects a plan by its layout, the other phases by its peak: a planned candidate's charge calibrates
         the next target. A plan that is re-measured kept the budget before, so nothing rejects it.
         """
-        estimate: Estimate | None = trial.estimate if trial.kind == TrialKind.SEARCH else candidate.estimate
+        is_searched = trial.kind in (TrialKind.SEARCH, TrialKind.MOVE)
+        estimate: Estimate | None = trial.estimate if is_searched else candidate.estimate
         stop_ratio = self.stop_ratio
+        if trial.kind == TrialKind.MOVE:  # it is for time alone, so it has to be faster
+            stop_ratio = compute_stop_ratio(select_leader(self.trials, self.rules), 0.0)
         if trial.kind == TrialKind.CONFIRM:
             estimate = stop_ratio = None
         if estimate is not None and exceeds_budget(estimate, self.rules):
@@ -375,8 +392,8 @@ class _Session:
         self.best_plan = None if best is None else best.plan
         if leads or (self.config.objective == "pareto" and extends_front(trials, self.rules)):
             self.trials_without_gain = 0.0
-        elif trial.kind in (TrialKind.SEARCH, TrialKind.REPEAT):
-            self.trials_without_gain += 1 if trial.kind == TrialKind.SEARCH and trial.was_run else UNMEASURED
+        elif trial.kind in (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT):
+            self.trials_without_gain += 1 if trial.kind != TrialKind.REPEAT and trial.was_run else UNMEASURED
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 

@@ -132,10 +132,9 @@ class TrialStore:
         constraints = {"memory": score.memory, "numerics": score.numerics}
         attributes = _attributes(trial, score)
         if request is None:
-            # the smallest plan was made for a budget of zero: for another budget its settings make another plan
-            params, distributions = (
-                ({}, {}) if trial.kind == TrialKind.SMALLEST else to_parameters(trial.settings, self._space)
-            )
+            # the smallest plan was made for a budget of zero, and a move changed the plan: settings make another one
+            is_made_otherwise = trial.kind == TrialKind.SMALLEST or trial.move
+            params, distributions = ({}, {}) if is_made_otherwise else to_parameters(trial.settings, self._space)
             if params and trial.target_bytes is not None:
                 budget, distribution = self._budget_parameter(trial.target_bytes)
                 params, distributions = {**params, **budget}, {**distributions, **distribution}

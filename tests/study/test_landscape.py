@@ -38,7 +38,7 @@ def with_knobs(**knobs: float) -> Settings:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Landscape]:
     """A whole study, and its landscape."""
     directory = tmp_path_factory.mktemp("recorded")
-    run(directory, trials=14)
+    run(directory, trials=14, moves=False)
     return directory / "run", landscape_from_run(directory / "run")
 
 
@@ -53,6 +53,14 @@ def test_every_trial_of_the_search_is_a_point_and_confirmations_add_no_samples_f
     samples = [point.measurement.step_seconds for point in known.points if point.plan == plan_hash(best.plan)]
     once = {trial.measurement.step_seconds for trial in searched if trial.plan == best.plan and trial.kind != "repeat"}
     assert {tuple(round(seconds, 6) for seconds in one) for one in once} == set(samples)
+
+
+def test_a_plan_that_a_move_made_is_no_point_since_its_settings_make_another(tmp_path):
+    moved = [trial for trial in run(tmp_path, trials=14).trials if trial.move]
+    assert {trial.kind for trial in moved} == {"move", "confirm"}
+    points = landscape_from_run(tmp_path / "run").points
+    assert points
+    assert not {plan_hash(trial.plan) for trial in moved} & {point.plan for point in points}
 
 
 def test_a_point_that_the_simulator_refused_has_no_worth(recorded):

@@ -22,16 +22,16 @@ class GreedyInPlace:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         """Return the plan with every run in place that its order allows."""
-        last_reads = _last_reads(graph, plan.order)
+        dying = last_reads(graph, plan.order)
         inplace = []
         for position, op in enumerate(plan.order):
-            value = next((value for value in graph.ops[op].inplace if (position, value) in last_reads), None)
+            value = next((value for value in graph.ops[op].inplace if (position, value) in dying), None)
             if value is not None:
                 inplace.append(InPlace(position, value))
         return replace(plan, inplace=tuple(inplace))
 
 
-def _last_reads(graph: TrainGraph, order: tuple[int, ...]) -> set[tuple[int, int]]:
+def last_reads(graph: TrainGraph, order: tuple[int, ...]) -> set[tuple[int, int]]:
     """Return (position, value) of every read that is a value's last, or its last before a recomputation."""
     reads: set[tuple[int, int]] = set()
     for value, value_events in enumerate(events(graph, order)):

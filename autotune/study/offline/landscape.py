@@ -163,6 +163,7 @@ def _points(trials: Sequence[Trial]) -> list[LandscapePoint]:
         )
         for trial in trials
         if trial.plan is not None and trial.estimate is not None and trial.kind != TrialKind.CONFIRM
+        if not trial.move  # its settings make another plan
         if (plan := plan_hash(trial.plan)) in measurements
     ]
 

@@ -46,7 +46,8 @@ def attach_priors(
 
     Neither the stored study nor the trials change. Raises ConfigError where the file of priors is damaged.
     """
-    if config.sampler not in MODEL_SAMPLERS or not config.priors:
+    # settings are simulated for one budget, which is a variable of a front
+    if config.sampler not in MODEL_SAMPLERS or not config.priors or config.objective == "pareto":
         return
     from autotune.study.priors.sampler import PriorSampler
 

@@ -132,7 +132,8 @@ def select_next(trials: Sequence[Trial], rules: Rules) -> Trial | None:
 def select_contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial]:
     """Return the plans that may be the fastest by the search's own times, its leader first.
 
-    Plans that failed since are left out.
+    Plans that failed since are left out. The fastest plan that no move made is always among them, so that the gain of
+    moves is measured afresh, too.
     """
     alive = {trial.plan for trial in select_fitting(trials, rules)}
     searched = [trial for trial in trials if trial.kind != TrialKind.CONFIRM and trial.plan in alive]
@@ -141,8 +142,12 @@ def select_contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial]:
         return []
     others = [trial for trial in select_fitting(searched, rules) if trial.plan != first.plan]
     limit = time_cost(first, rules) * (1 + CONTENDER_MARGIN)
-    near = [trial for trial in others if time_cost(trial, rules) <= limit]
-    return [first, *sorted(near, key=lambda trial: time_cost(trial, rules))[: MAX_CONTENDERS - 1]]
+    others.sort(key=lambda trial: time_cost(trial, rules))
+    near = [first, *(trial for trial in others if time_cost(trial, rules) <= limit)][:MAX_CONTENDERS]
+    planned = next((trial for trial in others if not trial.move), None)
+    if planned is None or any(not trial.move for trial in near):
+        return near
+    return [*near[: MAX_CONTENDERS - 1], planned]
 
 
 def select_near_miss(trials: Sequence[Trial], rules: Rules) -> Trial | None:
@@ -158,6 +163,8 @@ def select_near_miss(trials: Sequence[Trial], rules: Rules) -> Trial | None:
         result, charged = trial.measurement, trial.step_charged_bytes
         if trial.plan is None or trial.kind == TrialKind.REPEAT or result is None or charged is None:
             continue
+        if trial.move:
+            continue  # its settings make another plan
         is_near = result.outcome is Outcome.OVER_BUDGET and charged < rules.budget_bytes * (1 + NEAR_MISS)
         same = [other for other in lowered if other.settings == trial.settings]
         is_done = len(same) >= MAX_LOWERED or any(other.number > trial.number for other in same)

@@ -49,7 +49,7 @@ def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is
         return NextRun(TrialKind.LOWERED, missed.settings, target_bytes=target)
     if best is None or best.plan is None or best.estimate is None:
         return None
-    candidate = Candidate(best.settings, best.plan, best.estimate, best.target_bytes)
+    candidate = Candidate(best.settings, best.plan, best.estimate, best.target_bytes, best.parent, best.move)
     return NextRun(TrialKind.CONFIRM, best.settings, candidate)
 
 

@@ -179,11 +179,11 @@ def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
-def compute_stop_ratio(leader: Trial | None) -> float | None:
+def compute_stop_ratio(leader: Trial | None, share: float = TIE_SHARE) -> float | None:
     """Return the time ratio above which a plan cannot win: the leader's, plus its noise and the accepted slowdown."""
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
-    return leader.measurement.time_ratio * (1 + TIE_SHARE + ratio_noise(leader.measurement))
+    return leader.measurement.time_ratio * (1 + share + ratio_noise(leader.measurement))
 
 
 def score_trial(trial: Trial, rules: Rules, overheads: Sequence[float]) -> TrialScore:
