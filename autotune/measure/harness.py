@@ -302,7 +302,9 @@ class Harness:
             measurement = replace(measurement, max_error=check.comparison.max_error)
             if check.memory is None:
                 return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=check.comparison.detail)
-            measurement = replace(measurement, detail=f"results compared at batch {expected.arguments['batch']}")
+            measurement = replace(
+                measurement, detail=f"results compared at batch {expected.arguments[self._spec.batch_argument]}"
+            )
         check = self._children.ask(ChildRole.PLAN_BYTES, PlanCheckRequest(plan, reference, tolerance))
         if (comparison := check.comparison) is not None:
             detail = comparison.detail or measurement.detail

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from autotune.api.launch import load_run_config, run_study, start_study
+from autotune.api.launch import choose_batch_size, load_run_config, run_study, start_study
 from autotune.cli.output import answer_stream, print_json
 from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
@@ -29,7 +29,7 @@ def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
     config = load_run_config(run_dir, limits)
     with answer_stream() as out:
         with show_progress(config) as progress:
-            result = run_study(config, run_dir, progress)
+            result = run_study(choose_batch_size(config, run_dir, progress), run_dir, progress)
         _print_result(result, out, json=json)
 
 
