@@ -17,6 +17,7 @@ from autotune.api.launch import (
     choose_batch_size,
     estimate_batch_size,
     load_run_config,
+    plan_batch_size,
     run_study,
     start_study,
     survey,
@@ -173,6 +174,8 @@ def plan(
     arguments: Mapping[str, Any] | None = None,
     device: str | None = None,
     planners: Mapping[str, Sequence[str]] | None = None,
+    objective: str | None = None,
+    batch_argument: str | None = None,
     loop: str | Loop | None = None,
     memory_format: str | None = None,
     kernels: str | None = None,
@@ -187,6 +190,8 @@ def plan(
         arguments: Arguments of the factory.
         device: "cpu" or "cuda".
         planners: Names of the planners to choose from, by kind of decision.
+        objective: "batch" to plan for the largest batch size that fits by estimate; it goes into the plan's workload.
+        batch_argument: Argument of the factory that sets the batch size; by default the first usual name that it takes.
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to plan for that format.
         kernels: "inductor" to plan for compiled regions.
@@ -213,9 +218,12 @@ def plan(
     _refuse_worker()
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), stores=stores, arguments=arguments, device=device, planners=planners,
-        loop=loop, memory_format=memory_format, kernels=kernels,
+        objective=objective, batch_argument=batch_argument, loop=loop, memory_format=memory_format, kernels=kernels,
     )  # fmt: skip
-    file = make_plan_file(config, survey(config))
+    if config.objective in ("batch", "throughput"):
+        file, _ = plan_batch_size(config)
+    else:
+        file = make_plan_file(config, survey(config))
     if out is not None:
         planfile.write(Path(out), file)
     return file

@@ -127,7 +127,7 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
             yield runner
 
     try:
-        return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Preparing(text))))
+        return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
     except KeyboardInterrupt:
         message = f"interrupted; continue with: autotune resume {run_dir}"
         raise StudyInterruptedError(message, signal.SIGINT) from None
@@ -151,6 +151,18 @@ def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_n
         return survey(config.model_copy(update={"arguments": small, "limit": None, "stores": {}}), notify).floor_bytes
 
     return estimate_batch(config, measure_floor)
+
+
+def plan_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "tuple[PlanFile, WorkloadSurvey]":
+    """Make a plan file for the largest batch size that fits by estimate; return it with the survey of that size.
+
+    Raises ConfigError for the objective `throughput`, which needs measured seconds, and InfeasibleError where no size fits.
+    """
+    from autotune.study.batch.plan_largest import plan_largest
+
+    if config.objective == "throughput":
+        raise ConfigError("objective throughput needs measured seconds; run tune, or plan with --objective batch")
+    return plan_largest(config, estimate_batch_size(config, notify), lambda sized: survey(sized, notify))
 
 
 def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:

@@ -9,6 +9,7 @@ import typer
 from autotune.cli.device_commands import devices
 from autotune.cli.options import (
     Arguments,
+    BatchArgumentOption,
     BudgetOption,
     DeviceOption,
     FleetFile,
@@ -17,10 +18,12 @@ from autotune.cli.options import (
     Limit,
     LoopOption,
     MemoryFormat,
+    MicroBatches,
     Objective,
     OnClass,
     OptionalRun,
     PlanKernels,
+    PlanObjective,
     PlanPath,
     RunName,
     SeedFrom,
@@ -93,6 +96,8 @@ def tune(
     time: Time = None,
     trials: Trials = None,
     objective: Objective = None,
+    batch_argument: BatchArgumentOption = None,
+    micro_batches: MicroBatches = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: Kernels = None,
@@ -102,14 +107,19 @@ def tune(
     on: OnClass = None,
     name: RunName = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only predict the Pareto front, the number of trials and the time.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only predict the Pareto front, the number of trials and the time; for the objectives batch and throughput, the largest batch sizes.",
+        ),
     ] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Search for the fastest plan within the budget; every number is measured. Ctrl-C ends the search and keeps all results."""
     fields = {
-        "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective, "loop": loop,
+        "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective,
+        "batch_argument": batch_argument, "micro_batches": micro_batches, "loop": loop,
         "memory_format": memory_format, "kernels": kernels, "seed_from": seed_from, "tracking_uri": tracking_uri,
         "fleet": fleet, "on": on,
     }  # fmt: skip
@@ -182,6 +192,8 @@ def plan(
     store: Stores = None,
     device: DeviceOption = None,
     limit: Limit = None,
+    objective: PlanObjective = None,
+    batch_argument: BatchArgumentOption = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: PlanKernels = None,
@@ -192,7 +204,8 @@ def plan(
     from autotune.cli.commands.plan import run
 
     fields = {
-        "budget": budget, "device": device, "limit": limit, "loop": loop, "memory_format": memory_format, "kernels": kernels,
+        "budget": budget, "device": device, "limit": limit, "objective": objective, "batch_argument": batch_argument,
+        "loop": loop, "memory_format": memory_format, "kernels": kernels,
     }  # fmt: skip
     run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 

@@ -24,6 +24,16 @@ class NightlyEntry(Config):
     refine: bool = True
     """True to search for a faster plan after the champion is verified."""
 
+    @field_validator("objective")
+    @classmethod
+    def _refuse_open_batch_size(cls, objective: str) -> str:
+        if objective in ("batch", "throughput"):  # champions of several nights are compared on one graph
+            raise ValueError(
+                f"{objective} chooses the batch size, and a champion has one; choose it with autotune tune, then write it "
+                "into the entry's arguments, with its plan's loop"
+            )
+        return objective
+
     @property
     def key(self) -> str:
         """Name of its directory; on a class of a fleet it ends with `@CLASS`: each class has its own champion."""

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError, WorkerError
 from autotune.ir.costs import Costs
@@ -23,6 +23,9 @@ from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
+
+if TYPE_CHECKING:
+    from autotune.study.batch.records import BatchSearch
 
 _OTHER_PLANS = "name another directory by plans: in the config"
 
@@ -51,6 +54,13 @@ class StudyResult:
     def plan(self) -> planfile.PlanFile | None:
         """Best plan with its provenance, as a training loop reads it; None where no plan was written."""
         return None if self.plan_path is None else planfile.read(self.plan_path)
+
+    @property
+    def batch_search(self) -> "BatchSearch | None":
+        """Search that chose the batch size of the study; None for a study of one size."""
+        from autotune.study.batch.records import read_batch_search
+
+        return None if self.run_dir is None else read_batch_search(self.run_dir)
 
     @property
     def time_ratio(self) -> Interval | None:

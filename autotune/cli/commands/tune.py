@@ -36,6 +36,10 @@ def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
 def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
     if not json:
         _print_tables(result, out)
+        if (search := result.batch_search) is not None:
+            from autotune.study.batch.description import describe_search
+
+            out.writelines(f"{line}\n" for line in describe_search(search))
         from autotune.study.outcome import describe_disturbance
 
         if disturbed := describe_disturbance(result.trials):
@@ -62,6 +66,12 @@ def _print_tables(result: "StudyResult", out: IO[str]) -> None:
     from autotune.cli.console import print_table
     from autotune.report.tables import CONFIRMED_COLUMNS, confirmed_rows, trial_rows
 
+    if (search := result.batch_search) is not None:
+        from autotune.cli.console import print_rows
+        from autotune.study.batch.description import SIZE_COLUMNS, size_rows
+
+        print_rows(size_rows(search), SIZE_COLUMNS, out)
+        out.write("\n")
     trials, confirmed = trial_rows(result.trials, result.best), confirmed_rows(result.confirmed, result.baseline)
     print_table(trials, out)
     if confirmed:
@@ -75,7 +85,9 @@ def _document(result: "StudyResult") -> dict[str, Any]:
     from autotune.study.verdicts.confirm import to_table
 
     confirmed = to_table(result.confirmed)
+    search = result.batch_search
     return {
+        **({} if search is None else {"batch_sizes": to_json(search)}),
         "baseline": to_json(result.baseline),
         "best": to_json(result.best) if result.best else None,
         "confirmed": confirmed,

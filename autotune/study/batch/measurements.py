@@ -13,10 +13,11 @@ from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize
 from autotune.study.captures import AIM, CaptureRunner, OpenRunner, measure_undisturbed, plan_within_budget
+from autotune.study.verdicts.ranking import estimate_overhead
 from autotune.workloads.loop import Loop
 
 KILLED_AIM = 0.95
-"""Share of the budget to plan for after the limit ended the process of a plan that should have fitted."""
+"""Factor on the bytes to plan for after the limit ended the process of a plan that should have fitted."""
 _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError)
 """Errors of a batch size; at the workload's own size they are errors of the config."""
 
@@ -101,10 +102,11 @@ class SizeMeasurer:
         """Measure eager and a plan; a plan that misses the budget by little is planned lower and measured once more."""
         prepared, baseline = runner.prepare(), runner.baseline()
         eager = _judge_eager(baseline, search, size)
-        candidate, budget_bytes = plan_within_budget(config, prepared, baseline)
+        aim = min(AIM, 1 / (1 + estimate_overhead(search.overheads))) if search.overheads else AIM
+        candidate, budget_bytes = plan_within_budget(config, prepared, baseline, aim)
         result = _measure_candidate(config, runner, candidate, budget_bytes)
-        if (aim := _lower_aim(result, budget_bytes)) is not None:
-            lower, _ = plan_within_budget(config, prepared, baseline, aim)
+        if (lower_aim := _lower_aim(result, aim, budget_bytes)) is not None:
+            lower, _ = plan_within_budget(config, prepared, baseline, lower_aim)
             if lower.plan != candidate.plan:
                 candidate, result = lower, _measure_candidate(config, runner, lower, budget_bytes)
         if result.outcome is Outcome.OK:
@@ -113,7 +115,8 @@ class SizeMeasurer:
         plan = SideResult.from_measurement(size, result)
         if not result.step_seconds and plan.charged_bytes is None and result.outcome is Outcome.OVER_BUDGET:
             plan = replace(plan, charged_bytes=candidate.estimate.peak_bytes)
-        return MeasuredSize(size, eager, plan, result.verified, result.limit, time.monotonic() - began)
+        seconds, estimated_bytes = time.monotonic() - began, candidate.estimate.peak_bytes
+        return MeasuredSize(size, eager, plan, estimated_bytes, result.verified, result.limit, seconds)
 
 
 def _to_plan_file(
@@ -142,12 +145,12 @@ def _measure_candidate(config: Config, runner: CaptureRunner, candidate: Candida
     return apply_budget(result, budget_bytes, config.parsed_budget.tolerance)
 
 
-def _lower_aim(result: Measurement, budget_bytes: int) -> float | None:
+def _lower_aim(result: Measurement, aim: float, budget_bytes: int) -> float | None:
     """Return the share of the budget to plan for after a plan that missed it; None after any other result."""
     charged = result.step_charged_bytes
     if result.outcome is Outcome.OVER_BUDGET and charged is not None and budget_bytes > 0:
-        return AIM * AIM * budget_bytes / charged
-    return KILLED_AIM if result.outcome is Outcome.OUT_OF_MEMORY else None
+        return aim * AIM * budget_bytes / charged
+    return aim * KILLED_AIM if result.outcome is Outcome.OUT_OF_MEMORY else None
 
 
 def _judge_eager(baseline: Measurement, search: BatchSearch, size: StepSize) -> SideResult:

@@ -116,15 +116,19 @@ class SizeRace:
         budget_bytes = self.search.budget_bytes
         own = self.search.find(start)
         low = start.batch if own is not None and own.plan is not None and own.plan.fits else 0
-        high = 1 + find_largest_size(plans.peak_at, budget_bytes, start=max(estimate.largest, 1), cap=MAX_SIZE)
+        expected_bytes = compute_target_bytes(budget_bytes, self.search.overheads)
+        first, high = (
+            find_largest_size(plans.peak_at, nbytes, start=max(estimate.largest, 1), cap=MAX_SIZE)
+            for nbytes in (plans.usable_bytes(expected_bytes), budget_bytes)
+        )
 
         largest = find_largest_measured(
             lambda batch: self.measure_plan(replace(start, batch=batch)),
             plans.peak_at,
             budget_bytes,
             low=low,
-            high=max(high, low + 1),
-            first=estimate.largest,
+            high=max(high, low) + 1,
+            first=first,
         )
         self.find_eager_largest()
         return replace(start, batch=largest) if largest else None
@@ -142,7 +146,7 @@ class SizeRace:
             self.steps.eager_bytes,
             budget_bytes,
             low=low,
-            high=max(high + 1, low + 1),
+            high=max(high, low) + 1,
             first=first,
         )
 

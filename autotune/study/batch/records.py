@@ -99,6 +99,8 @@ class MeasuredSize:
     eager: SideResult | None = None
     plan: SideResult | None = None
     """None where plain eager alone was measured."""
+    estimated_bytes: int | None = None
+    """Estimated peak of the plan."""
     verified: str = ""
     """Method by which the plan's results were compared with eager's."""
     limit: str = ""
@@ -142,6 +144,15 @@ class BatchSearch:
     def limit_bytes(self) -> int:
         """Bytes of the process within the budget."""
         return self.floor_bytes + self.budget_bytes
+
+    @property
+    def overheads(self) -> list[float]:
+        """Charge of each measured plan over its estimated peak, less 1."""
+        return [
+            each.plan.charged_bytes / each.estimated_bytes - 1
+            for each in self.measured
+            if each.plan is not None and each.plan.rate is not None and each.plan.charged_bytes and each.estimated_bytes
+        ]
 
     def find(self, size: StepSize) -> MeasuredSize | None:
         """Return what was measured at a size; None for nothing."""
