@@ -28,8 +28,8 @@ def find_largest_measured(
     low: int,
     high: int,
     first: int,
-) -> int:
-    """Return the largest batch size that was measured within the budget; `low` where no larger one was.
+) -> tuple[int, int]:
+    """Return the largest batch size measured within the budget, `low` where no larger one was, and the smallest beyond it.
 
     After a size that exceeds the budget, the next one is where the predicted bytes meet it, scaled by the last measured
     excess. After a size that fits, it is the middle of what is left.
@@ -56,15 +56,15 @@ def find_largest_measured(
         size = int(STEP_DOWN * size)
         if side.charged_bytes is not None and side.charged_bytes > budget_bytes:
             excess = side.charged_bytes / predict(high)
-            size = _last_within(lambda value, excess=excess: predict(value) * excess <= budget_bytes, low, high)
-    return low
+            size = _last_within(predict, budget_bytes / excess, low, high)
+    return low, high
 
 
-def _last_within(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the largest size in [low, high) for which `fits` holds, by bisection; `low` where it holds for none."""
+def _last_within(predict: Callable[[int], float], nbytes: float, low: int, high: int) -> int:
+    """Return the largest size in [low, high) predicted within these bytes, by bisection; `low` where none is."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if predict(middle) <= nbytes else (low, middle)
     return low
 
 
@@ -107,7 +107,7 @@ def predict_rates(
 
     Seconds are modelled from flops and bytes: they rank sizes, no more. Sizes are left out where time is up.
     """
-    predicted = []
+    predicted: list[PredictedSize] = []
     for size in sizes:
         if predicted and not has_time():
             break

@@ -147,7 +147,10 @@ def _run_search(
     chosen = race.find_largest() if config.objective == "batch" else race.find_fastest()
     if chosen is None:
         raise _explain_no_size(config, race.search, run_dir)
-    race.record(replace(race.search, chosen=chosen, notes=describe_consequences(config, race.search, steps, chosen)))
+    notes = describe_consequences(config, race.search, steps, chosen)
+    if race.unfinished:
+        notes = (f"{race.unfinished}; tune under another --name with a longer --time", *notes)
+    race.record(replace(race.search, chosen=chosen, notes=notes))
     return race.search
 
 

@@ -8,7 +8,13 @@ from typing import Protocol
 
 from autotune.planners.space import space_for_device
 from autotune.records.config import Config
-from autotune.study.batch.candidates import find_largest_measured, list_sizes, predict_rates, propose_neighbour
+from autotune.study.batch.candidates import (
+    RESOLUTION,
+    find_largest_measured,
+    list_sizes,
+    predict_rates,
+    propose_neighbour,
+)
 from autotune.study.batch.estimate import MAX_SIZE, SmallestPlans, estimate_from_steps
 from autotune.study.batch.largest_size import find_largest_size
 from autotune.study.batch.measurements import SizeMeasurer
@@ -50,6 +56,8 @@ class SizeRace:
     """Seconds of the longest measurement so far."""
     accumulated: dict[int, SizedSteps] = field(default_factory=dict)
     """Steps of loops with other numbers of micro-batches, by this number."""
+    unfinished: str = ""
+    """Reason why a larger size may fit; empty where the largest is known within `RESOLUTION`."""
 
     def record(self, search: BatchSearch) -> None:
         self.search = search
@@ -116,13 +124,14 @@ class SizeRace:
         budget_bytes = self.search.budget_bytes
         own = self.search.find(start)
         low = start.batch if own is not None and own.plan is not None and own.plan.fits else 0
-        expected_bytes = compute_target_bytes(budget_bytes, self.search.overheads)
+        # a small step's overhead is no evidence for a large one, unless it is higher than assumed
+        expected_bytes = min(compute_target_bytes(budget_bytes, overheads) for overheads in ([], self.search.overheads))
         first, high = (
             find_largest_size(plans.peak_at, nbytes, start=max(estimate.largest, 1), cap=MAX_SIZE)
             for nbytes in (plans.usable_bytes(expected_bytes), budget_bytes)
         )
 
-        largest = find_largest_measured(
+        largest, refused = find_largest_measured(
             lambda batch: self.measure_plan(replace(start, batch=batch)),
             plans.peak_at,
             budget_bytes,
@@ -130,6 +139,8 @@ class SizeRace:
             high=max(high, low) + 1,
             first=first,
         )
+        if refused - largest > max(1, int(RESOLUTION * largest)):
+            self.unfinished = f"time ended before sizes between {largest} and {refused} were measured"
         self.find_eager_largest()
         return replace(start, batch=largest) if largest else None
 
@@ -141,7 +152,7 @@ class SizeRace:
         overhead = EAGER_OVERHEAD if charged is None else charged / max(self.steps.eager_bytes(start.batch), 1)
         first, high = (self.predict_eager_largest(share) for share in (overhead, min(overhead, EAGER_LEAST)))
         low = start.batch if side is not None and side.fits else 0
-        return find_largest_measured(
+        largest, _ = find_largest_measured(
             lambda batch: self.measure_eager(replace(start, batch=batch)),
             self.steps.eager_bytes,
             budget_bytes,
@@ -149,6 +160,7 @@ class SizeRace:
             high=max(high, low) + 1,
             first=first,
         )
+        return largest
 
     def predict_eager_largest(self, overhead: float) -> int:
         """Return the largest size at which eager fits, if it is charged `overhead` times its estimated peak."""

@@ -49,7 +49,9 @@ class SampleRate:
 
     @classmethod
     def from_seconds(cls, samples: int, seconds: Sequence[float]) -> "SampleRate | None":
-        """Return the rate of updates of so many samples; None without a timed step.
+        """Return the rate of steps of so many samples; None without a timed step.
+
+        Seconds of a loop with micro-batches are those of an update, divided by their number.
 
         >>> SampleRate.from_seconds(8, [2.0, 2.0, 4.0, 4.0])
         SampleRate(middle=2.6666666666666665, low=2.0, high=4.0, basis='range of 2')
@@ -81,11 +83,11 @@ class SideResult:
 
     @classmethod
     def from_measurement(cls, size: StepSize, measurement: Measurement) -> "SideResult":
-        """Return the result of a measurement with timed updates of this size."""
+        """Return the result of a measurement with timed steps of this size."""
         return cls(
             measurement.outcome,
             measurement.step_charged_bytes,
-            SampleRate.from_seconds(size.samples, measurement.step_seconds),
+            SampleRate.from_seconds(size.batch, measurement.step_seconds),
             measurement.detail.partition("\n")[0],
             measurement.disturbed,
         )

@@ -98,14 +98,14 @@ class LimitedRunner(FakeRunner):
     def baseline(self) -> Measurement:
         if self.size not in self.workload.eager:
             self.workload.eager.append(self.size)
-        return self._at_update(self._enforce(super().baseline()))
+        return self._enforce(super().baseline())
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
         self.workload.before_measure(self.size)
         assert self.config is not None
         self.workload.limits.add(self.config.limit)
         self.workload.planned.append(self.size)
-        return self._at_update(self._enforce(super().measure(plan, budget_bytes=budget_bytes, beat=beat)))
+        return self._enforce(super().measure(plan, budget_bytes=budget_bytes, beat=beat))
 
     def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
         raise AssertionError("every size has its own baseline")
@@ -115,15 +115,6 @@ class LimitedRunner(FakeRunner):
         if limit is not None and (measurement.charged_bytes or 0) > limit:
             return Measurement(Outcome.OUT_OF_MEMORY, "killed at the limit")
         return measurement
-
-    def _at_update(self, measurement: Measurement) -> Measurement:
-        """Return the seconds of a whole update: the simulator's are those of one micro-batch."""
-        count = self.size.accumulate
-        return replace(
-            measurement,
-            step_seconds=tuple(seconds * count for seconds in measurement.step_seconds),
-            baseline_seconds=tuple(seconds * count for seconds in measurement.baseline_seconds),
-        )
 
 
 def charge_of_eager(batch: int, workload: FakeWorkload) -> int:

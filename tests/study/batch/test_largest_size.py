@@ -89,13 +89,14 @@ def test_measuring_ends_between_a_size_that_fits_and_one_that_does_not(
         known = None if outcome is Outcome.OUT_OF_MEMORY else charge(size)
         return SideResult(outcome, known)
 
-    result = find_largest_measured(measure, predicted, budget, low=low, high=high, first=first)
+    result, refused = find_largest_measured(measure, predicted, budget, low=low, high=high, first=first)
     largest = max((size for size in range(1, high) if charge(size) <= budget), default=0)
     assert result <= largest
+    assert largest < refused or predicted(refused) > budget
     assert largest - result <= max(1, int(0.02 * result))
     assert result == low or measured[result]
     assert len(measured) <= 40
 
 
 def test_measuring_stops_when_no_time_is_left():
-    assert find_largest_measured(lambda size: None, float, 100, low=7, high=90, first=50) == 7
+    assert find_largest_measured(lambda size: None, float, 100, low=7, high=90, first=50) == (7, 90)
