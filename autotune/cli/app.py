@@ -36,6 +36,7 @@ from autotune.cli.options import (
     load_overridden_config,
     parse_pairs,
 )
+from autotune.cli.view_commands import dashboard, reproduce
 
 # each function imports its command when it runs: torch and pydantic take seconds, `autotune --help` must not
 
@@ -364,46 +365,5 @@ def trace(
     run(source, out=out, json=json)
 
 
-@app.command(short_help="Reproduce published claims beside our results.")
-def reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Names of the experiments to run; --list shows them.")
-    ] = None,
-    *,
-    all_: Annotated[bool, typer.Option("--all", help="Run all experiments.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Print the last results without running anything.")] = False,
-    experiments: Annotated[
-        Path | None,
-        typer.Option(
-            "--experiments",
-            metavar="DIR",
-            help="Directory of the experiments; experiments/claims of this checkout by default.",
-        ),
-    ] = None,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Reproduce published claims, each in its own process, and print our numbers beside the published ones."""
-    from autotune.cli.commands.reproduce import run
-
-    run(names or [], every=all_, listed=list_, root=experiments, json=json)
-
-
-@app.command(short_help="Show runs, plans and nights in a browser.")
-def dashboard(
-    *,
-    runs: Annotated[
-        Path | None, typer.Option("--runs", metavar="DIR", help="Directory of the records; runs/ by default.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="P", min=1, max=65535, help="Port of the dashboard; 8501, or a free port."),
-    ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Serve the dashboard on this machine only, with the pages of MLflow and optuna-dashboard, until Ctrl-C."""
-    from autotune.cli.commands.dashboard import run
-
-    run(runs, port, browser=not no_open, json=json)
+app.command(short_help="Reproduce published claims beside our results.")(reproduce)
+app.command(short_help="Show runs, plans and nights in a browser.")(dashboard)

@@ -16,6 +16,8 @@ from autotune.study.captures import AIM, CaptureRunner, OpenRunner, measure_undi
 from autotune.study.verdicts.ranking import estimate_overhead
 from autotune.workloads.loop import Loop
 
+CACHE_BYTES, CACHE_SHARE = 16 * 2**20, 0.02
+"""Bytes of page cache that the enforced limit admits beyond the budget: at least so many, or this share of it."""
 KILLED_AIM = 0.95
 """Factor on the bytes to plan for after the limit ended the process of a plan that should have fitted."""
 _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError)
@@ -42,9 +44,24 @@ def config_at_size(config: Config, argument: str, size: StepSize, loop: Loop, li
         "objective": "time",
     }
     if limit_bytes is not None:
-        lowest = min(limit_bytes, config.limit_bytes or limit_bytes)
+        enforced_bytes = enforce_beyond(limit_bytes, config.device)
+        lowest = min(enforced_bytes, config.limit_bytes or enforced_bytes)
         changes |= {"budget": f"{limit_bytes}B", "limit": f"{lowest}B"}
     return config.model_copy(update=changes)
+
+
+def enforce_beyond(budget_bytes: int, device_kind: str) -> int:
+    """Return the limit to enforce for a budget of the process.
+
+    On a CPU a limit also counts page cache, of libraries and of recorded results, which is no charge of the step. At a limit
+    without room for it the kernel drops and reads those pages again and again.
+
+    >>> enforce_beyond(2**30, "cpu") - 2**30 == 0.02 * 2**30 // 1, enforce_beyond(2**30, "cuda") == 2**30
+    (True, True)
+    """
+    if device_kind != "cpu":
+        return budget_bytes
+    return budget_bytes + max(CACHE_BYTES, int(CACHE_SHARE * budget_bytes))
 
 
 def plan_path(run_dir: Path, size: StepSize) -> Path:

@@ -122,8 +122,8 @@ class SizeRace:
         plans = SmallestPlans(self.steps, space_for_device(self.config.planners.model_dump(), self.config.device, {}))
         plans.make(max(estimate.largest, 1))
         budget_bytes = self.search.budget_bytes
-        own = self.search.find(start)
-        low = start.batch if own is not None and own.plan is not None and own.plan.fits else 0
+        measured = self.search.find(start)
+        low = start.batch if measured is not None and measured.plan is not None and measured.plan.fits else 0
         # a small step's overhead is no evidence for a large one, unless it is higher than assumed
         expected_bytes = min(compute_target_bytes(budget_bytes, overheads) for overheads in ([], self.search.overheads))
         first, high = (
@@ -146,8 +146,9 @@ class SizeRace:
 
     def find_eager_largest(self) -> int:
         """Measure plain eager at sizes around the largest at which it is expected to fit; return that size, 0 for none."""
-        own, start, budget_bytes = self.search.find(self.search.start), self.search.start, self.search.budget_bytes
-        side = None if own is None else own.eager
+        start, budget_bytes = self.search.start, self.search.budget_bytes
+        measured = self.search.find(start)
+        side = None if measured is None else measured.eager
         charged = side.charged_bytes if side is not None else None
         overhead = EAGER_OVERHEAD if charged is None else charged / max(self.steps.eager_bytes(start.batch), 1)
         first, high = (self.predict_eager_largest(share) for share in (overhead, min(overhead, EAGER_LEAST)))

@@ -163,8 +163,8 @@ class BatchSearch:
     def add(self, measured: MeasuredSize) -> "BatchSearch":
         """Return the search with another measurement; one of the same size is merged."""
         earlier = self.find(measured.size)
-        others = tuple(each for each in self.measured if each.size != measured.size)
-        return replace(self, measured=(*others, measured if earlier is None else earlier.merge(measured)))
+        rest = tuple(each for each in self.measured if each.size != measured.size)
+        return replace(self, measured=(*rest, measured if earlier is None else earlier.merge(measured)))
 
     @property
     def eager_largest(self) -> StepSize | None:

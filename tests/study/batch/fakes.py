@@ -111,7 +111,7 @@ class LimitedRunner(FakeRunner):
         raise AssertionError("every size has its own baseline")
 
     def _enforce(self, measurement: Measurement) -> Measurement:
-        limit = self.config.limit_bytes if self.config is not None else None
+        limit = self.config.parsed_budget.nbytes if self.config is not None else None  # without the room for page cache
         if limit is not None and (measurement.charged_bytes or 0) > limit:
             return Measurement(Outcome.OUT_OF_MEMORY, "killed at the limit")
         return measurement

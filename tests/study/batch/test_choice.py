@@ -16,6 +16,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import choose_batch
+from autotune.study.batch.measurements import enforce_beyond
 from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
 from autotune.testing.fake_runner import FLOOR_BYTES
 from autotune.workloads.loop import Loop
@@ -83,8 +84,9 @@ def test_eager_s_largest_batch_is_measured_too(tmp_path: Path):
 def test_the_study_gets_the_size_the_enforced_limit_and_the_measured_plan_as_its_seed(tmp_path: Path):
     workload = FakeWorkload()
     chosen = choose(tmp_path, workload, time="100s")
-    assert (chosen.objective, chosen.budget, chosen.limit_bytes) == ("time", f"{LIMIT}B", LIMIT)
-    assert workload.limits == {f"{LIMIT}B"}, "every plan was measured under the limit"
+    enforced = f"{enforce_beyond(LIMIT, 'cpu')}B"
+    assert (chosen.objective, chosen.budget, chosen.limit) == ("time", f"{LIMIT}B", enforced)
+    assert workload.limits == {enforced}, "every plan was measured under the limit"
     assert chosen.seed_from is not None
     seed = planfile.read(Path(chosen.seed_from))
     assert seed.workload.arguments["batch"] == chosen.arguments["batch"]
@@ -96,7 +98,7 @@ def test_a_budget_in_percent_is_a_share_of_eager_s_peak_at_the_workload_s_own_ba
     workload = FakeWorkload(overhead=0.0)
     chosen = choose(tmp_path, workload, budget="150%")
     assert chosen.budget == f"{FLOOR_BYTES + int(1.5 * traced_bytes(OWN))}B"
-    assert chosen.limit == chosen.budget
+    assert chosen.limit_bytes == enforce_beyond(int(chosen.budget.removesuffix("B")), "cpu")
 
 
 def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path: Path):
