@@ -184,10 +184,9 @@ class SizeRace:
         for size in ranked:
             if self.measure_plan(size) is None:
                 break
-        while (best := self.search.plan_best) is not None and (
-            size := propose_neighbour(self.search, best)
-        ) is not None:
-            if self.measure_plan(size) is None:
+        while (best := self.search.plan_best) is not None:
+            neighbour = propose_neighbour(self.search, best)
+            if neighbour is None or self.measure_plan(neighbour) is None:
                 break
         best = self.search.plan_best
         return None if best is None else best.size

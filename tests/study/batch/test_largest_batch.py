@@ -20,7 +20,7 @@ def loss_fn(model, batch):
     return model(batch).square().mean()
 
 
-def make(batch: int = 2048):
+def make(batch: int = 8192):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[layer for _ in range(10) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())])
     return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(batch, 64))
@@ -31,7 +31,7 @@ def make(batch: int = 2048):
 def test_the_chosen_batch_trains_within_the_limit_and_eager_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("step.py").write_text(TEXT, encoding="utf-8")
-    result = autotune.tune("step.py:make", objective="batch", budget="400%", time="4m", trials=2, name="largest")
+    result = autotune.tune("step.py:make", objective="batch", budget="140%", time="3m", trials=1, name="largest")
     search = read_batch_search(Path("runs/largest"))
     assert search is not None
     assert search.chosen is not None
