@@ -5,6 +5,7 @@ from typing import Any
 __all__ = [
     "AutoPlan",
     "AutotuneError",
+    "BatchEstimate",
     "Buckets",
     "CaptureError",
     "Config",
@@ -28,6 +29,7 @@ __all__ = [
     "Workload",
     "__version__",
     "estimate",
+    "estimate_batch",
     "load_plan",
     "load_run",
     "plan",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOMES = {
     "AutoPlan": "api.auto_plan",
+    "BatchEstimate": "study.batch.estimate",
     "Buckets": "runtime.shapes.buckets",
     "Config": "records.config",
     "Loop": "workloads.loop",
@@ -47,7 +50,7 @@ _HOMES = {
     "StudyResult": "study.outcome",
     "TrainStep": "runtime.train_step",
     "Workload": "workloads.workload",
-    **dict.fromkeys(("estimate", "load_plan", "load_run", "plan", "resume", "tune"), "api"),
+    **dict.fromkeys(("estimate", "estimate_batch", "load_plan", "load_run", "plan", "resume", "tune"), "api"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "errors"),
 }
 """Module of each public name, relative to the package."""

@@ -1,7 +1,7 @@
 """The public functions of autotune, for notebooks, schedulers and the command line.
 
 `import autotune` exports them: `autotune.tune`, `autotune.resume`, `autotune.plan`, `autotune.estimate`,
-`autotune.load_plan` and `autotune.load_run`.
+`autotune.estimate_batch`, `autotune.load_plan` and `autotune.load_run`.
 
 In: a workload by name, by file or as a function, and a budget.
 Out: plans, estimates and recorded runs.
@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.api.launch import load_run_config, run_study, start_study, survey
+from autotune.api.launch import (
+    choose_batch_size,
+    estimate_batch_size,
+    load_run_config,
+    plan_batch_size,
+    run_study,
+    start_study,
+    survey,
+)
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
@@ -22,6 +30,7 @@ from autotune.study.events import Progress, ignore_event
 from autotune.workloads.loop import Loop
 
 if TYPE_CHECKING:
+    from autotune.study.batch.estimate import BatchEstimate
     from autotune.study.offline.memory_estimate import MemoryEstimate
     from autotune.study.outcome import StudyResult
     from autotune.study.recorded_run import RecordedRun
@@ -45,6 +54,8 @@ def tune(
     device: str | None = None,
     planners: Mapping[str, Sequence[str]] | None = None,
     objective: str | None = None,
+    batch_argument: str | None = None,
+    micro_batches: str | None = None,
     limit: str | int | None = None,
     loop: str | Loop | None = None,
     memory_format: str | None = None,
@@ -71,8 +82,11 @@ def tune(
         arguments: Arguments of the factory.
         device: "cpu" or "cuda".
         planners: Names of the planners to choose from, by kind of decision.
-        objective: "time", or "pareto" to search plans for all budgets up to `budget`: the result's `front` has the verified
-            points, and `front_paths` their plan files.
+        objective: "time"; "pareto" to search plans for all budgets up to `budget`: the result's `front` has the verified
+            points, and `front_paths` their plan files; "batch" for the largest batch that fits; "throughput" for the most
+            samples per second. The last two choose the batch size first.
+        batch_argument: Argument of the factory that sets the batch size; by default the first usual name that it takes.
+        micro_batches: "never" or "always" to try micro-batches for "throughput"; by default only without batch norm.
         limit: Memory limit in bytes, or as "900MiB", enforced on every process that runs the step.
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to run plans of a convolution net in that format.
@@ -110,9 +124,10 @@ def tune(
     _refuse_worker()
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), time=_with_unit(time, "s"), trials=trials, stores=stores,
-        arguments=arguments, device=device, planners=planners, objective=objective, limit=_with_unit(limit, "B"),
-        loop=loop, memory_format=memory_format, kernels=kernels, exact=exact, seed_from=seed_from, tracking_uri=tracking_uri,
-        runs=runs, plans=plans,
+        arguments=arguments, device=device, planners=planners, objective=objective, batch_argument=batch_argument,
+        micro_batches=micro_batches, limit=_with_unit(limit, "B"), loop=loop, memory_format=memory_format, kernels=kernels, exact=exact,
+        seed_from=seed_from, tracking_uri=tracking_uri, runs=runs,
+        plans=plans,
     )  # fmt: skip
     return start_study(config, name, progress)
 
@@ -151,7 +166,8 @@ def resume(
     """
     _refuse_worker()
     limits = {"time": _with_unit(time, "s"), "trials": trials, "tracking_uri": tracking_uri}
-    return run_study(load_run_config(Path(run_dir), limits), Path(run_dir), progress)
+    config = choose_batch_size(load_run_config(Path(run_dir), limits), Path(run_dir), progress)
+    return run_study(config, Path(run_dir), progress)
 
 
 def plan(
@@ -162,6 +178,8 @@ def plan(
     arguments: Mapping[str, Any] | None = None,
     device: str | None = None,
     planners: Mapping[str, Sequence[str]] | None = None,
+    objective: str | None = None,
+    batch_argument: str | None = None,
     loop: str | Loop | None = None,
     memory_format: str | None = None,
     kernels: str | None = None,
@@ -176,6 +194,8 @@ def plan(
         arguments: Arguments of the factory.
         device: "cpu" or "cuda".
         planners: Names of the planners to choose from, by kind of decision.
+        objective: "batch" to plan for the largest batch size that fits by estimate; it goes into the plan's workload.
+        batch_argument: Argument of the factory that sets the batch size; by default the first usual name that it takes.
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to plan for that format.
         kernels: "inductor" to plan for compiled regions.
@@ -202,9 +222,12 @@ def plan(
     _refuse_worker()
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), stores=stores, arguments=arguments, device=device, planners=planners,
-        loop=loop, memory_format=memory_format, kernels=kernels,
+        objective=objective, batch_argument=batch_argument, loop=loop, memory_format=memory_format, kernels=kernels,
     )  # fmt: skip
-    file = make_plan_file(config, survey(config))
+    if config.objective in ("batch", "throughput"):
+        file, _ = plan_batch_size(config)
+    else:
+        file = make_plan_file(config, survey(config))
     if out is not None:
         planfile.write(Path(out), file)
     return file
@@ -243,6 +266,50 @@ def estimate(
     from autotune.study.offline.memory_estimate import estimate_memory
 
     return estimate_memory(_resolve_config(workload, arguments=arguments, planners=planners, loop=loop))
+
+
+def estimate_batch(
+    workload: WorkloadSource,
+    *,
+    budget: str | int | None = None,
+    batch_argument: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    planners: Mapping[str, Sequence[str]] | None = None,
+    loop: str | Loop | None = None,
+) -> "BatchEstimate":
+    """Estimate the largest batch size that fits a memory budget: for plain eager, and for the smallest plan.
+
+    The step is captured on fake tensors at a few sizes. Nothing is trained. For a budget in bytes of the process, one
+    child process measures the bytes of an idle process first.
+
+    Args:
+        workload: What to train; see `WorkloadSource`.
+        budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of eager's peak at the workload's own batch ("65%").
+        batch_argument: Argument of the factory that sets the batch size; by default the first usual name that it takes.
+        arguments: Arguments of the factory.
+        planners: Names of the planners to choose from for the smallest plan, by kind of decision.
+        loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
+
+    Returns:
+        Largest batch sizes and their bytes; each field documents what it counts.
+
+    Raises:
+        ConfigError: No argument of the factory sets the batch size, or the workload cannot be made.
+        CaptureError: The training step cannot be captured as one graph.
+
+    Examples:
+        >>> import autotune
+        >>> answer = autotune.estimate_batch("tiny.py:make", budget="90%", batch_argument="rows")
+        >>> answer.largest > answer.eager_largest
+        True
+    """
+    _refuse_worker()
+    return estimate_batch_size(
+        _resolve_config(
+            workload, budget=_with_unit(budget, "B"), batch_argument=batch_argument, arguments=arguments, planners=planners,
+            loop=loop,
+        )
+    )  # fmt: skip
 
 
 def load_plan(path: str | Path) -> PlanFile:

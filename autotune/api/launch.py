@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,12 +28,16 @@ from autotune.workloads.reference import lies_here
 if TYPE_CHECKING:
     from autotune.measure.survey import WorkloadSurvey
     from autotune.report.mlflow_log import Tracker
+    from autotune.study.batch.estimate import BatchEstimate
     from autotune.study.outcome import StudyResult
     from autotune.study.runner import Runner
+    from autotune.workloads.batch_argument import BatchArgument
 
 # optuna and mlflow are imported by the functions that need them: `autotune --help` must not wait for them
 
 
+SMALL_BATCH = 2
+"""Batch size at which an idle process is measured for an estimate; models with batch norm refuse 1."""
 MAX_NAME_BYTES = 200
 """Maximum length of a run's name; a file name has 255 bytes, and drafts of a plan file add to the name."""
 
@@ -52,14 +57,15 @@ class PlanMeasurement:
 
 
 def start_study(config: Config, name: str | None, progress: Progress) -> "StudyResult":
-    """Run a config's study in the run directory of that name; a new directory without a trial is removed in the end.
+    """Run a config's study in the run directory of that name; a new directory without a record is removed in the end.
 
     Raises ConfigError for a name that is a path, and what `run_study` raises.
     """
     run_dir = choose_run_dir(config, name)
     is_new = not run_dir.exists()
     try:
-        return run_study(_choose_capture(config, run_dir, progress), run_dir, progress)
+        config = choose_batch_size(_choose_capture(config, run_dir, progress), run_dir, progress)
+        return run_study(config, run_dir, progress)
     finally:
         if is_new and run_dir.exists():
             remove_empty_run(run_dir)
@@ -83,11 +89,11 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
         go_on = f"continue with autotune resume {run_dir}" if is_recorded else "run the command again"
         raise DeviceLostError(f"{error}, then {go_on}") from None
     except SystemExit as stopped:
-        signal = int(stopped.code or 130) - 128
-        if RunDir(run_dir).trials.exists():
-            raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", signal) from None
+        received = int(stopped.code or 130) - 128
+        if RunDir(run_dir).trials.exists() or RunDir(run_dir).batch_search.exists():
+            raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", received) from None
         message = f"{run_dir}: interrupted before the baseline was measured; nothing is kept"
-        raise StudyInterruptedError(message, signal) from None
+        raise StudyInterruptedError(message, received) from None
 
 
 def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config:
@@ -104,6 +110,59 @@ def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config
         return choose_capture(config, run_dir, open_combination, lambda text: progress(Preparing(text)))
     except DeviceLostError as error:  # no study has begun that could be resumed
         raise DeviceLostError(f"{error}, then run the command again") from None
+
+
+def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Config:
+    """Choose the batch size by measuring on the config's device, where the config's objective asks for it.
+
+    Raises StudyInterruptedError where Ctrl-C ended the search, whose records are kept.
+    """
+    from autotune.study.batch.choice import BatchSources, choose_batch
+    from autotune.study.captures import CaptureRunner
+
+    @contextmanager
+    def open_size(sized: Config) -> Iterator[CaptureRunner]:
+        with open_runner(sized, RunDir(run_dir).logs) as runner:
+            runner.listen(lambda work: progress(Preparing(work)))
+            yield runner
+
+    try:
+        return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
+    except KeyboardInterrupt:
+        message = f"interrupted; continue with: autotune resume {run_dir}"
+        raise StudyInterruptedError(message, signal.SIGINT) from None
+    except DeviceLostError as error:
+        raise DeviceLostError(f"{error}, then continue with: autotune resume {run_dir}") from None
+
+
+def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "BatchEstimate":
+    """Estimate the largest batch size within a config's budget; only a budget in bytes starts a child process.
+
+    The child measures an idle process at a small batch size; `notify` receives a line before that.
+
+    Raises ConfigError where no argument of the factory sets the batch size, and CaptureError where the step cannot be captured.
+    """
+    from autotune.study.batch.estimate import estimate_batch
+
+    refuse_fleet(config, "an estimate")
+
+    def measure_floor(argument: "BatchArgument") -> int:
+        small = {**config.arguments, argument.name: min(SMALL_BATCH, argument.size)}
+        return survey(config.model_copy(update={"arguments": small, "limit": None, "stores": {}}), notify).floor_bytes
+
+    return estimate_batch(config, measure_floor)
+
+
+def plan_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "tuple[PlanFile, WorkloadSurvey]":
+    """Make a plan file for the largest batch size that fits by estimate; return it with the survey of that size.
+
+    Raises ConfigError for the objective `throughput`, which needs measured seconds, and InfeasibleError where no size fits.
+    """
+    from autotune.study.batch.plan_largest import plan_largest
+
+    if config.objective == "throughput":
+        raise ConfigError("objective throughput needs measured seconds; run tune, or plan with --objective batch")
+    return plan_largest(config, estimate_batch_size(config, notify), lambda sized: survey(sized, notify))
 
 
 def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
@@ -130,7 +189,7 @@ def run_tracked(
     from autotune.study.shared_study import share_study
 
     tracker = tracker or Tracker(config, run_dir)
-    signal = 0
+    received = 0
 
     def notify(event: Event) -> None:
         progress(event)
@@ -138,12 +197,12 @@ def run_tracked(
 
     try:
         result = study.tune(config, runner, run_dir, progress=notify, write_report=write_report)
-        signal = result.interrupted
+        received = result.interrupted
     except SystemExit as stopped:
-        signal = int(stopped.code or 130) - 128
+        received = int(stopped.code or 130) - 128
         raise
     finally:
-        if message := tracker.finish(interrupted=signal):
+        if message := tracker.finish(interrupted=received):
             progress(Logged(message))
         if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
             progress(Logged(share_study(config.optuna_storage, run_dir), "optuna"))
@@ -211,10 +270,15 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
 
     Raises ConfigError where no run is recorded.
     """
-    path = RunDir(run_dir).config
-    if not path.exists():
+    from autotune.study.batch.records import read_request
+
+    path, options = RunDir(run_dir).config, {**overrides, "runs": find_runs_dir(run_dir)}
+    if path.exists():
+        return load_config(str(path), overrides=options)
+    request = read_request(run_dir)  # its search for the batch size has not ended
+    if request is None:
         raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
-    return load_config(str(path), overrides={**overrides, "runs": find_runs_dir(run_dir)})
+    return load_config(request, overrides=options)
 
 
 def choose_run_dir(config: Config, name: str | None) -> Path:

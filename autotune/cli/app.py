@@ -9,6 +9,7 @@ import typer
 from autotune.cli.device_commands import devices
 from autotune.cli.options import (
     Arguments,
+    BatchArgumentOption,
     BudgetOption,
     DeviceOption,
     Exact,
@@ -18,10 +19,12 @@ from autotune.cli.options import (
     Limit,
     LoopOption,
     MemoryFormat,
+    MicroBatches,
     Objective,
     OnClass,
     OptionalRun,
     PlanKernels,
+    PlanObjective,
     PlanPath,
     ReplayPriors,
     RunName,
@@ -37,6 +40,7 @@ from autotune.cli.options import (
     load_overridden_config,
     parse_pairs,
 )
+from autotune.cli.view_commands import dashboard, reproduce
 
 # each function imports its command when it runs: torch and pydantic take seconds, `autotune --help` must not
 
@@ -97,6 +101,8 @@ def tune(
     time: Time = None,
     trials: Trials = None,
     objective: Objective = None,
+    batch_argument: BatchArgumentOption = None,
+    micro_batches: MicroBatches = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: Kernels = None,
@@ -107,16 +113,21 @@ def tune(
     on: OnClass = None,
     name: RunName = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only predict the Pareto front, the number of trials and the time.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only predict the Pareto front, the number of trials and the time; for the objectives batch and throughput, the largest batch sizes.",
+        ),
     ] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Search for the fastest plan within the budget; every number is measured. Ctrl-C ends the search and keeps all results."""
     fields = {
-        "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective, "loop": loop,
-        "memory_format": memory_format, "kernels": kernels, "exact": exact, "seed_from": seed_from,
-        "tracking_uri": tracking_uri, "fleet": fleet, "on": on,
+        "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective,
+        "batch_argument": batch_argument, "micro_batches": micro_batches, "loop": loop,
+        "memory_format": memory_format, "kernels": kernels, "exact": exact, "seed_from": seed_from, "tracking_uri": tracking_uri,
+        "fleet": fleet, "on": on,
     }  # fmt: skip
     config = load_overridden_config(workload, fields, set_, store)
     if dry_run:
@@ -185,6 +196,8 @@ def plan(
     store: Stores = None,
     device: DeviceOption = None,
     limit: Limit = None,
+    objective: PlanObjective = None,
+    batch_argument: BatchArgumentOption = None,
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: PlanKernels = None,
@@ -195,7 +208,8 @@ def plan(
     from autotune.cli.commands.plan import run
 
     fields = {
-        "budget": budget, "device": device, "limit": limit, "loop": loop, "memory_format": memory_format, "kernels": kernels,
+        "budget": budget, "device": device, "limit": limit, "objective": objective, "batch_argument": batch_argument,
+        "loop": loop, "memory_format": memory_format, "kernels": kernels,
     }  # fmt: skip
     run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 
@@ -354,46 +368,5 @@ def trace(
     run(source, out=out, json=json)
 
 
-@app.command(short_help="Reproduce published claims beside our results.")
-def reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Names of the experiments to run; --list shows them.")
-    ] = None,
-    *,
-    all_: Annotated[bool, typer.Option("--all", help="Run all experiments.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Print the last results without running anything.")] = False,
-    experiments: Annotated[
-        Path | None,
-        typer.Option(
-            "--experiments",
-            metavar="DIR",
-            help="Directory of the experiments; experiments/claims of this checkout by default.",
-        ),
-    ] = None,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Reproduce published claims, each in its own process, and print our numbers beside the published ones."""
-    from autotune.cli.commands.reproduce import run
-
-    run(names or [], every=all_, listed=list_, root=experiments, json=json)
-
-
-@app.command(short_help="Show runs, plans and nights in a browser.")
-def dashboard(
-    *,
-    runs: Annotated[
-        Path | None, typer.Option("--runs", metavar="DIR", help="Directory of the records; runs/ by default.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="P", min=1, max=65535, help="Port of the dashboard; 8501, or a free port."),
-    ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Serve the dashboard on this machine only, with the pages of MLflow and optuna-dashboard, until Ctrl-C."""
-    from autotune.cli.commands.dashboard import run
-
-    run(runs, port, browser=not no_open, json=json)
+app.command(short_help="Reproduce published claims beside our results.")(reproduce)
+app.command(short_help="Show runs, plans and nights in a browser.")(dashboard)

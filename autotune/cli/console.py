@@ -21,12 +21,22 @@ def print_table(rows: Sequence[TrialRow], stream: IO[str] | None = None, columns
     if out.isatty():
         _print_rich_table(rows, out, columns)
         return
-    lines = [columns, *(row.cells for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    numeric = [name in NUMERIC_COLUMNS for name in columns]
+    _print_aligned([tuple(columns), *(row.cells for row in rows)], numeric, out)
+
+
+def print_rows(rows: Sequence[Sequence[str]], columns: Sequence[str], out: IO[str]) -> None:
+    """Print rows of text as an aligned table, with all columns but the last to the right."""
+    numeric = [position < len(columns) - 1 for position in range(len(columns))]
+    _print_aligned([tuple(columns), *rows], numeric, out)
+
+
+def _print_aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool], out: IO[str]) -> None:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(numeric))]
     for line in lines:
         cells = (
-            cell.rjust(width) if name in NUMERIC_COLUMNS else cell.ljust(width)
-            for name, cell, width in zip(columns, line, widths, strict=True)
+            cell.rjust(width) if is_numeric else cell.ljust(width)
+            for is_numeric, cell, width in zip(numeric, line, widths, strict=True)
         )  # fmt: skip
         print("  ".join(cells).rstrip(), file=out)
 

@@ -99,8 +99,32 @@ Objective = Annotated[
     str | None,
     typer.Option(
         "--objective",
-        metavar="time|pareto",
-        help="Objective: the fastest plan within the budget, or a Pareto front of plans for all budgets up to --budget; by default the config's, else time.",
+        metavar="time|pareto|throughput|batch",
+        help="Objective: the fastest plan within the budget, a Pareto front of plans for all budgets up to --budget, most samples per second, or the largest batch that fits; by default the config's, else time.",
+    ),
+]
+PlanObjective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="time|batch",
+        help="batch: first choose the largest batch size that fits by estimate; time by default.",
+    ),
+]
+BatchArgumentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--batch-argument",
+        metavar="NAME",
+        help="Argument of the factory that sets the batch size; by default the first usual name that it takes: batch, batch_size.",
+    ),
+]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(
+        "--micro-batches",
+        metavar="auto|never|always",
+        help="Micro-batching for --objective throughput: auto tries it unless the step has batch norm.",
     ),
 ]
 RunName = Annotated[

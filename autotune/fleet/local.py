@@ -90,6 +90,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
             device_kind=config.device,
             memory_format=config.memory_format,
             loop=config.loop,
+            batch_argument=config.batch_argument or "batch",
             kernels=config.kernels,
             exact=config.exact,
             rebuild_price=config.rebuild_price,

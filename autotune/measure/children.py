@@ -19,12 +19,15 @@ from autotune.measure.messages import (
     FinishTiming,
     PlanCheckRequest,
     ReplyT,
+    SurveyRequest,
     TimeBlock,
     WorkProgress,
     ignore_progress,
 )
 from autotune.measure.scratch import Scratch
 from autotune.measure.spec import Spec
+from autotune.measure.survey import WorkloadSurvey
+from autotune.records.measurement import Outcome
 
 
 class ChildRole(StrEnum):
@@ -32,6 +35,8 @@ class ChildRole(StrEnum):
 
     SURVEY = "prepare"
     """Capture and profiling."""
+    UNLIMITED_SURVEY = "profile"
+    """Capture and profiling where the memory limit has no room for them: no step runs there."""
     KERNELS = "kernels"
     """Compilation, without a memory limit: compilers take more than some models."""
     EAGER = "eager"
@@ -46,6 +51,7 @@ class ChildRole(StrEnum):
     """Times of plain eager steps, between those of a plan."""
 
 
+_UNLIMITED = (ChildRole.KERNELS, ChildRole.UNLIMITED_SURVEY)
 _RETURN_MEMORY = (ChildRole.PLAN_BYTES, ChildRole.EAGER, ChildRole.NUMERICS)
 
 
@@ -91,6 +97,21 @@ class Children:
             self.end(role)
             raise
 
+    def ask_for_survey(self, seconds: float) -> WorkloadSurvey:
+        """Capture and profile in a child that ends afterwards; without the memory limit where that has no room for it.
+
+        A profiled op has synthetic tensors beside the workload's own, so it may need more than a plan does.
+        """
+        try:
+            return self.ask(ChildRole.SURVEY, SurveyRequest(), seconds=seconds)
+        except ChildError as error:
+            if error.outcome is not Outcome.OUT_OF_MEMORY or self._spec.limit_bytes is None:
+                raise
+            return self.ask(ChildRole.UNLIMITED_SURVEY, SurveyRequest(), seconds=seconds)
+        finally:
+            self.end(ChildRole.SURVEY)
+            self.end(ChildRole.UNLIMITED_SURVEY)
+
     def try_to_ask(self, role: ChildRole, request: Expects[ReplyT]) -> ReplyT | None:
         """Send a request whose failure does not matter; None then."""
         try:
@@ -128,12 +149,12 @@ class Children:
 
     def _start(self, role: ChildRole, arguments: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Child:
         spec = replace(self._spec, scratch=self.scratch, return_memory=role in _RETURN_MEMORY)
-        if role is ChildRole.KERNELS:
+        if role in _UNLIMITED:
             spec = replace(spec, limit_bytes=None)
         if arguments is not None:
             spec = replace(spec, workload=replace(spec.workload, arguments=dict(arguments)))
         child = Child.start(spec, spec.log_dir / f"{role}-{next(self._numbers)}.log", environment)
         child.report = self.report
-        if role is not ChildRole.KERNELS:
+        if role not in _UNLIMITED:
             self.limit = child.limit
         return child

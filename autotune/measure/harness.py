@@ -19,7 +19,6 @@ from autotune.measure.messages import (
     EagerPeakRequest,
     EagerResultsRequest,
     PlanCheckRequest,
-    SurveyRequest,
     WorkProgress,
     record_failure,
 )
@@ -267,7 +266,7 @@ class Harness:
             if self._spec.kernels:
                 self._children.ask(ChildRole.KERNELS, CompileRequest(), seconds=seconds)
                 self._children.end(ChildRole.KERNELS)
-            return self._children.ask(ChildRole.SURVEY, SurveyRequest(), seconds=seconds)
+            return self._children.ask_for_survey(seconds)
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
                 raise raised from None
@@ -275,8 +274,6 @@ class Harness:
             raise explain_survey_failure(
                 workload, error.outcome, error.detail, seconds=seconds, limit_bytes=self._spec.limit_bytes
             ) from None
-        finally:
-            self._children.end(ChildRole.SURVEY)
 
     def _refuse_killed(self, error: ChildError, work: str) -> None:
         """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
@@ -302,7 +299,9 @@ class Harness:
             measurement = replace(measurement, max_error=check.comparison.max_error)
             if check.memory is None:
                 return replace(measurement, outcome=Outcome.WRONG_RESULT, detail=check.comparison.detail)
-            measurement = replace(measurement, detail=f"results compared at batch {expected.arguments['batch']}")
+            measurement = replace(
+                measurement, detail=f"results compared at batch {expected.arguments[self._spec.batch_argument]}"
+            )
         check = self._children.ask(ChildRole.PLAN_BYTES, PlanCheckRequest(plan, reference, tolerance))
         if (comparison := check.comparison) is not None:
             detail = comparison.detail or measurement.detail

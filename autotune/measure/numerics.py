@@ -62,7 +62,7 @@ def find_expected_results(
                     f"{workload}: the captured step fails: {error.detail}"
                 ) from None
     for batch in _smaller_batches(children, spec):
-        arguments = {**workload.arguments, "batch": batch}
+        arguments = {**workload.arguments, spec.batch_argument: batch}
         results = children.scratch / f"eager-{batch}"
         try:
             children.ask(ChildRole.EAGER, EagerPeakRequest(results), arguments=arguments)
@@ -75,7 +75,7 @@ def find_expected_results(
         except ChildError as error:
             children.end(ChildRole.NUMERICS)
             if error.error == ConfigError.__name__:
-                break  # the factory has no argument `batch`
+                break  # the factory has no such argument
     return None, None
 
 
@@ -90,7 +90,7 @@ def describe_comparison(expected: ExpectedResults | None, spec: Spec, error: flo
         method = f"bit-equal to the captured step, and that within the {method}"
     if expected.arguments == spec.workload.arguments:
         return method
-    return f"{method}; compared at batch {expected.arguments['batch']}"
+    return f"{method}; compared at batch {expected.arguments[spec.batch_argument]}"
 
 
 def _compare_traced(
@@ -210,5 +210,5 @@ def _smaller_batches(children: Children, spec: Spec) -> list[int]:
     reply = children.try_to_ask(ChildRole.PLAN_BYTES, BatchSizeRequest())
     if reply is None:
         return []
-    batch = int(spec.workload.arguments.get("batch", reply.batch))
+    batch = int(spec.workload.arguments.get(spec.batch_argument, reply.batch))
     return [batch >> halvings for halvings in range(1, batch.bit_length())]

@@ -22,6 +22,8 @@ class Spec:
     """Memory format of plans and of their reference; the baseline keeps the factory's format."""
     loop: str = ""
     """Training loop of plans and of the baseline, such as `clip,accumulate=4`; empty for the factory's own."""
+    batch_argument: str = "batch"
+    """Argument of the factory that sets the batch size, for comparisons at a smaller batch where eager does not fit."""
     kernels: str = ""
     """Kernels of plans: `inductor` for compiled regions, or empty for those of eager."""
     exact: bool = False

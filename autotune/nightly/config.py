@@ -26,11 +26,16 @@ class NightlyEntry(Config):
 
     @field_validator("objective")
     @classmethod
-    def _refuse_front(cls, objective: str) -> str:
+    def _refuse_other_objectives(cls, objective: str) -> str:
         if objective == "pareto":
             raise ValueError(
                 "'pareto' searches many plans, and an entry of a night keeps one champion; write time here, or search the front "
                 "with autotune tune --objective pareto"
+            )
+        if objective in ("batch", "throughput"):  # champions of several nights are compared on one graph
+            raise ValueError(
+                f"{objective} chooses the batch size, and a champion has one; choose it with autotune tune, then write it "
+                "into the entry's arguments, with its plan's loop"
             )
         return objective
 

@@ -80,9 +80,16 @@ class Config(Section):
     loop: str = ""
     """What the training loop does between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
     `gradients` plans no update, for `PlannedLoss`. Default: the factory's own loop, or updates at once."""
-    objective: Literal["time", "pareto"] = "time"
-    """Objective to minimize: step time within the budget, or step time for every budget. `pareto` searches budgets from the
-    smallest plan to eager's peak, or to a lower `budget`, and confirms a Pareto front with one plan file per point."""
+    objective: Literal["time", "pareto", "throughput", "batch"] = "time"
+    """Objective: step time within the budget, step time for every budget, samples per second, or the batch size. `pareto`
+    searches budgets from the smallest plan to eager's peak, or to a lower `budget`, and confirms a Pareto front with one plan
+    file per point. `throughput` and `batch` choose the batch size, then tune the step of that size."""
+    batch_argument: str | None = Field(None, min_length=1)
+    """Argument of the factory that sets the batch size; default: the first that it takes of `batch`, `batch_size`,
+    `micro_batch_size`, `per_device_batch_size`, `per_device_train_batch_size`, `bs`."""
+    micro_batches: Literal["auto", "never", "always"] = "auto"
+    """Micro-batching for `objective: throughput`: `auto` tries several per update, unless the step has batch norm, whose
+    statistics would be those of a micro-batch; `always` tries them with batch norm too."""
     time: str = "10m"
     """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
     again when a study is resumed."""

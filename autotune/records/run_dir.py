@@ -68,6 +68,16 @@ class RunDir:
         return self.path / "captures.json"
 
     @property
+    def batch_search(self) -> Path:
+        """Batch sizes that were measured, and the chosen one, where the objective chooses the batch size."""
+        return self.path / "batch_sizes.json"
+
+    @property
+    def batch_plans(self) -> Path:
+        """Directory of a plan file for each measured batch size."""
+        return self.path / "batch_sizes"
+
+    @property
     def confirmed(self) -> Path:
         """Table of the re-measured plans."""
         return self.path / "confirmed.json"
@@ -235,9 +245,9 @@ def find_runs_dir(run_dir: Path) -> str:
 
 
 def remove_empty_run(run_dir: Path) -> None:
-    """Remove the directory of a run without a trial, unless another process works there."""
+    """Remove the directory of a run without a trial and without a measured batch size, unless another process works there."""
     with contextlib.suppress(LockedError, OSError), lock_run_dir(run_dir):
-        if not RunDir(run_dir).trials.exists():
+        if not RunDir(run_dir).trials.exists() and not RunDir(run_dir).batch_search.exists():
             shutil.rmtree(run_dir, ignore_errors=True)
             run_dir.parent.rmdir()  # fails where other runs lie there
 

@@ -17,6 +17,7 @@ from autotune.report.page_rows import (
 from autotune.report.plan_quality import list_plan_quality
 from autotune.report.run_charts import draw_charts
 from autotune.report.summary import list_device_facts, list_run_facts, summarize_run
+from autotune.study.batch.description import SIZE_COLUMNS, size_rows
 from autotune.study.recorded_run import RecordedRun
 
 VISIBLE_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
@@ -62,12 +63,17 @@ def render_page(records: RecordedRun) -> str:
         plan_quality=list_plan_quality(records), device=list_device_facts(records),
         columns=tables.COLUMNS, numeric_columns=tables.NUMERIC_COLUMNS, rows=tables.trial_rows(trials, records.best),
         error_line=first_error_line, quiet_verdicts=tables.QUIET_VERDICTS,
+        size_columns=SIZE_COLUMNS, sizes=_size_rows(records),
         confirmed_columns=tables.CONFIRMED_COLUMNS, confirmed=_confirmed_rows(records),
         front_columns=tables.FRONT_COLUMNS, front=tables.front_rows(records.front_plans, records.baseline),
         omitted=len(records.trials) - len(trials), notes=error_notes(records),
         outcomes=Counter(tables.trial_verdict(trial) for trial in records.trials).most_common(),
     )  # fmt: skip
     return page.translate(VISIBLE_CONTROLS)
+
+
+def _size_rows(records: RecordedRun) -> list[tuple[str, ...]]:
+    return [] if records.batch_search is None else size_rows(records.batch_search)
 
 
 def _confirmed_rows(records: RecordedRun) -> list[tables.TrialRow]:

@@ -7,6 +7,8 @@ from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.trial import Trial
+from autotune.study.batch.description import describe_search
+from autotune.study.batch.records import BatchSearch
 from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
@@ -51,6 +53,7 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
         ("kernels", _capture_name(records)),
         ("results of the best plan", _verification(records)),
         ("time over eager's", _format_ratio(records.time_ratio)),
+        *([] if records.batch_search is None else _list_size_facts(records.batch_search)),
         ("date", _format_date(records)),
         ("machine", records.device.silicon if records.device else "-"),
         *([("disturbed by other work", disturbed)] if (disturbed := describe_disturbance(records.trials)) else []),
@@ -167,6 +170,13 @@ def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str
         f"{100 * (1 - peak / eager_peak):.0f} % less; "
         f"plain PyTorch {'fits the budget too' if eager_fits else 'is over the budget'}."
     )
+
+
+def _list_size_facts(search: BatchSearch) -> list[tuple[str, str]]:
+    """Return the chosen batch size and its consequences as (term, value)."""
+    lines = [line.partition(" ") for line in describe_search(search)]
+    terms = {"size": "batch size", "largest": "largest batch", "rate": "samples per second", "note": "consequence"}
+    return [(terms[term], value.strip()) for term, _, value in lines]
 
 
 def _tolerance(records: RecordedRun) -> str:

@@ -210,7 +210,7 @@ def _measure(
     if digest in earlier:
         detail = f"the graph is that of {earlier[digest]}: not measured"
         return replace(_describe(config, Measurement(Outcome.STOPPED_EARLY, detail)), graph_digest=digest)
-    best, budget_bytes = _plan(config, prepared, baseline)
+    best, budget_bytes = plan_within_budget(config, prepared, baseline)
     seconds, limit = best.estimate.seconds, _longest_seconds(leader)
     if best.estimate.peak_bytes > budget_bytes:
         measurement = Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate")
@@ -219,19 +219,24 @@ def _measure(
         measurement = Measurement(Outcome.STOPPED_EARLY, detail)
     else:
         accepted = int(budget_bytes * (1 + config.parsed_budget.tolerance))
-        measurement = _measure_undisturbed(runner, config.captured(best.plan), accepted)
+        measurement = measure_undisturbed(runner, config.captured(best.plan), accepted)
     return replace(_describe(config, measurement), graph_digest=digest, estimated_seconds=seconds)
 
 
-def _plan(config: Config, prepared: PreparedWorkload, baseline: Measurement) -> tuple[Candidate, int]:
-    """Return the planners' fastest plan for the budget, and the budget of the step in bytes."""
+def plan_within_budget(
+    config: Config, prepared: PreparedWorkload, baseline: Measurement, aim: float = AIM
+) -> tuple[Candidate, int]:
+    """Return the planners' fastest plan for a share `aim` of the budget, and the budget of the step in bytes.
+
+    Where no plan fits, it is the one with the lowest peak.
+    """
     graph, costs = prepared.graph, prepared.costs
     baseline_bytes = baseline_step_bytes(baseline) if prepared.baseline_fits else None
     if baseline_bytes is None:
         baseline_bytes = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=baseline_bytes)
     space = space_for_device(config.planners.model_dump(), prepared.device.kind, costs.stores)
-    target = int(AIM * budget_bytes)
+    target = int(aim * budget_bytes)
     best = best_plan(graph, costs, target, space, seconds=PLANNING_SECONDS)
     layout_bytes = add_layout(graph, best.plan, costs, best.estimate).charged_bytes
     if layout_bytes is not None and layout_bytes > budget_bytes:
@@ -246,7 +251,7 @@ def _longest_seconds(leader: MeasuredCapture | None) -> float:
     return leader.estimated_seconds * (1 + leader.noise)
 
 
-def _measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:
+def measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:
     """Measure a plan, and once more where other work disturbed it."""
     measurement = runner.measure(plan, budget_bytes=budget_bytes)
     return runner.measure(plan, budget_bytes=budget_bytes) if measurement.disturbed else measurement

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError, WorkerError
 from autotune.ir.costs import Costs
@@ -24,6 +24,9 @@ from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
+
+if TYPE_CHECKING:
+    from autotune.study.batch.records import BatchSearch
 
 _OTHER_PLANS = "name another directory by plans: in the config"
 
@@ -66,6 +69,13 @@ class StudyResult:
         if self.run_dir is None:
             return ()
         return tuple(RunDir(self.run_dir).front_plan(point.number) for point in self.front)
+
+    @property
+    def batch_search(self) -> "BatchSearch | None":
+        """Search that chose the batch size of the study; None for a study of one size."""
+        from autotune.study.batch.records import read_batch_search
+
+        return None if self.run_dir is None else read_batch_search(self.run_dir)
 
     @property
     def time_ratio(self) -> Interval | None:

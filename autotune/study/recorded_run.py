@@ -21,6 +21,7 @@ from autotune.records.json_codec import read_optional
 from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
+from autotune.study.batch.records import BatchSearch, read_batch_search
 from autotune.study.verdicts.confirm import ConfirmedPlan, compare_confirmed
 from autotune.study.verdicts.front import FrontPoint, FrontStatus, assess_front
 from autotune.study.verdicts.ranking import Rules, baseline_step_bytes, select_winner
@@ -63,6 +64,11 @@ class RecordedRun:
     def plan_path(self) -> Path | None:
         """Plan file of the best trial; None where the run wrote no plan."""
         return None if self.run_dir is None or self.plan is None else RunDir(self.run_dir).plan
+
+    @cached_property
+    def batch_search(self) -> BatchSearch | None:
+        """Search that chose the batch size of the study; None for a study of one size."""
+        return None if self.run_dir is None else read_batch_search(self.run_dir)
 
     @cached_property
     def baseline(self) -> Trial | None:

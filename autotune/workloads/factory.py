@@ -32,9 +32,18 @@ def call_factory(reference: str, arguments: Mapping[str, Any]) -> Any:
         ConfigError: The factory does not exist, rejects the arguments, or raises.
         MemoryError: The factory runs out of memory; torch.OutOfMemoryError on a GPU.
     """
-    factory = _run(reference, lambda: _find_factory(reference))
+    factory = find_factory(reference)
     _run(reference, lambda: _check_arguments(factory, arguments))
     return _run(reference, lambda: factory(**arguments))
+
+
+def find_factory(reference: str) -> Callable[..., Any]:
+    """Return the factory that a reference names, without a call of it.
+
+    Raises:
+        ConfigError: The factory does not exist, or its module raises.
+    """
+    return _run(reference, lambda: _find_factory(reference))
 
 
 def _find_factory(reference: str) -> Callable[..., Any]:

@@ -113,7 +113,14 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
             "my.yaml:2: budget: cannot read '0.65' as a budget; write 65%, 6GiB, 512MiB or 123456B",
         ),
         ("workload: a\nlimit: 900", "my.yaml:2: limit: cannot read '900' as bytes; write 6GiB, 512MiB or 123456B"),
-        ("workload: a\nobjective: tim", "my.yaml:2: objective: input should be 'time' or 'pareto' (got 'tim')"),
+        (
+            "workload: a\nobjective: tim",
+            "my.yaml:2: objective: input should be 'time', 'pareto', 'throughput' or 'batch' (got 'tim')",
+        ),
+        (
+            "workload: a\nmicro_batches: yes",
+            "my.yaml:2: micro_batches: input should be 'auto', 'never' or 'always' (got True)",
+        ),
         ("workload: a\nseed: true", "my.yaml:2: seed: input should be a valid integer (got True)"),
         ("workload: a\ntrials: 0", "my.yaml:2: trials: input should be greater than or equal to 1 (got 0)"),
         ("workload: a\nseed: 1\nworkload: b", "my.yaml:3: 'workload' is repeated; the first one is on line 1"),

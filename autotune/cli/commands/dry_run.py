@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from autotune.api.launch import survey
+from autotune.api.launch import estimate_batch_size, survey
 from autotune.cli.output import answer_stream, print_json, print_note
+from autotune.errors import InfeasibleError
 from autotune.records.json_codec import to_json
+from autotune.study.batch.choice import OBJECTIVES
+from autotune.study.batch.description import describe_estimate
 from autotune.study.offline.study_forecast import forecast_study
 from autotune.units import fmt_bytes, fmt_seconds, mib
 
 if TYPE_CHECKING:
+    from autotune.errors import InfeasibleError
     from autotune.records.config import Config
     from autotune.study.offline.forecast import ForecastPoint
-    from autotune.study.offline.study_forecast import StudyForecast
-
+from autotune.study.offline.study_forecast import StudyForecast
 
 TOO_NOISY = 1.0
 """Relative noise of the device's times above which bars around predicted times mean nothing."""
@@ -22,6 +25,9 @@ TOO_NOISY = 1.0
 
 def run(config: "Config", *, json: bool) -> None:
     """Print the forecast of a study; then raise InfeasibleError where no plan fits the budget."""
+    if config.objective in OBJECTIVES:
+        estimate_sizes(config, json=json)
+        return
     with answer_stream() as out:
         forecast = forecast_study(config, survey(config, print_note))
         if json:
@@ -32,6 +38,21 @@ def run(config: "Config", *, json: bool) -> None:
             out.write("\n".join([*table, "", *_summary(config, forecast), *_note_noise(forecast.noise)]) + "\n")
     if forecast.error is not None:
         raise forecast.error
+
+
+def estimate_sizes(config: "Config", *, json: bool) -> None:
+    """Print the largest batch sizes by estimate; then raise InfeasibleError where none fits the budget."""
+    with answer_stream() as out:
+        estimate = estimate_batch_size(config, print_note)
+        if json:
+            print_json(to_json(estimate), out)
+        else:
+            out.write("\n".join(describe_estimate(estimate)) + "\n")
+    if not estimate.largest:
+        raise InfeasibleError(
+            f"{estimate.workload}: no batch size fits {estimate.budget} by estimate: {estimate.argument}={estimate.size} needs "
+            f"{fmt_bytes(estimate.largest_bytes)} with the smallest plan; raise --budget"
+        )
 
 
 def _note_noise(noise: float | None) -> list[str]:

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.api.launch import survey
+from autotune.api.launch import plan_batch_size, survey
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
@@ -22,10 +22,14 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
     if out is None and not json:
         raise ConfigError("no file for the plan; add -o FILE, or --json to print it")
     with answer_stream() as answer:
-        surveyed = survey(config, print_note)
-        print_note(f"planning {len(surveyed.graph.ops)} ops for {config.budget}")
         start = time.perf_counter()
-        file = make_plan_file(config, surveyed)
+        if config.objective in ("batch", "throughput"):
+            file, surveyed = plan_batch_size(config, print_note)
+        else:
+            surveyed = survey(config, print_note)
+            print_note(f"planning {len(surveyed.graph.ops)} ops for {config.budget}")
+            start = time.perf_counter()
+            file = make_plan_file(config, surveyed)
         seconds = time.perf_counter() - start
         if out is not None:
             planfile.write(out, file)

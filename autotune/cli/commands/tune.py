@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from autotune.api.launch import load_run_config, run_study, start_study
+from autotune.api.launch import choose_batch_size, load_run_config, run_study, start_study
 from autotune.cli.output import answer_stream, print_json
 from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
@@ -30,13 +30,17 @@ def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
     config = load_run_config(run_dir, limits)
     with answer_stream() as out:
         with show_progress(config) as progress:
-            result = run_study(config, run_dir, progress)
+            result = run_study(choose_batch_size(config, run_dir, progress), run_dir, progress)
         _print_result(result, out, json=json)
 
 
 def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
     if not json:
         _print_tables(result, out)
+        if (search := result.batch_search) is not None:
+            from autotune.study.batch.description import describe_search
+
+            out.writelines(f"{line}\n" for line in describe_search(search))
         from autotune.study.outcome import describe_disturbance
 
         if disturbed := describe_disturbance(result.trials):
@@ -65,6 +69,12 @@ def _print_tables(result: "StudyResult", out: IO[str]) -> None:
     from autotune.cli.console import print_table
     from autotune.report.tables import CONFIRMED_COLUMNS, FRONT_COLUMNS, confirmed_rows, front_rows, trial_rows
 
+    if (search := result.batch_search) is not None:
+        from autotune.cli.console import print_rows
+        from autotune.study.batch.description import SIZE_COLUMNS, size_rows
+
+        print_rows(size_rows(search), SIZE_COLUMNS, out)
+        out.write("\n")
     trials, confirmed = trial_rows(result.trials, result.best), confirmed_rows(result.confirmed, result.baseline)
     print_table(trials, out)
     if result.front_plans:
@@ -82,7 +92,9 @@ def _document(result: "StudyResult") -> dict[str, Any]:
     from autotune.study.verdicts.confirm import to_table
 
     confirmed, eager = to_table(result.confirmed), result.baseline.measurement
+    search = result.batch_search
     return {
+        **({} if search is None else {"batch_sizes": to_json(search)}),
         "baseline": to_json(result.baseline),
         "best": to_json(result.best) if result.best else None,
         "confirmed": confirmed,

@@ -1,0 +1,130 @@
+"""Propose batch sizes to measure: brackets around the largest one that fits, and sizes that promise many samples per second."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from autotune.planners.auto import best_plan
+from autotune.planners.space import Space
+from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize
+from autotune.study.batch.sized_steps import SizedSteps
+
+RESOLUTION = 0.02
+"""Distance between the largest size that fits and the smallest that does not, as a share of the former, at which the search ends."""
+STEP_DOWN = 0.9
+"""Factor from a size whose process ended at the limit, so that its charge is unknown, to the next one."""
+FACTORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Factors of the workload's own batch size among the candidates for throughput."""
+MICRO_BATCHES = (2, 4, 8)
+"""Numbers of micro-batches per update among the candidates for throughput."""
+NOTABLE_GAP = 1.25
+"""Least ratio of two neighbouring sizes between which another one is measured."""
+
+
+def find_largest_measured(
+    measure: Callable[[int], SideResult | None],
+    predict: Callable[[int], float],
+    budget_bytes: int,
+    *,
+    low: int,
+    high: int,
+    first: int,
+) -> tuple[int, int]:
+    """Return the largest batch size measured within the budget, `low` where no larger one was, and the smallest beyond it.
+
+    After a size that exceeds the budget, the next one is where the predicted bytes meet it, scaled by the last measured
+    excess. After a size that fits, it is the middle of what is left.
+
+    Args:
+        measure: Measures a size; None where no time is left.
+        predict: Predicted bytes of a size.
+        budget_bytes: Maximum bytes of the step.
+        low: Size that fits; 0 for none.
+        high: Size that does not fit.
+        first: First size to measure.
+    """
+    size = first
+    while high - low > max(1, int(RESOLUTION * low)):
+        size = min(max(size, low + 1), high - 1)
+        side = measure(size)
+        if side is None:
+            break
+        if side.fits:
+            low = size
+            size = (low + high) // 2
+            continue
+        high = size
+        size = int(STEP_DOWN * size)
+        if side.charged_bytes is not None and side.charged_bytes > budget_bytes:
+            excess = side.charged_bytes / predict(high)
+            size = _last_within(predict, budget_bytes / excess, low, high)
+    return low, high
+
+
+def _last_within(predict: Callable[[int], float], nbytes: float, low: int, high: int) -> int:
+    """Return the largest size in [low, high) predicted within these bytes, by bisection; `low` where none is."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if predict(middle) <= nbytes else (low, middle)
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSize:
+    """Candidate with its predicted samples per second."""
+
+    size: StepSize
+    rate: float
+
+
+def list_sizes(start: StepSize, largest: int, eager_largest: int, *, micro_batches: bool) -> list[StepSize]:
+    """Return the candidates for throughput: batch sizes with the workload's micro-batches, and other micro-batches.
+
+    >>> [str(size) for size in list_sizes(StepSize(8), 20, 9, micro_batches=False)]
+    ['8', '9', '16', '20']
+    >>> [str(size) for size in list_sizes(StepSize(8), 8, 0, micro_batches=True)]
+    ['8', '1 x 8', '2 x 4', '4 x 2', '8 x 4']
+    """
+    batches = {start.batch, largest, eager_largest, *(start.batch * factor for factor in FACTORS)}
+    if start.batch > largest:
+        batches |= {start.batch // factor for factor in FACTORS[:3]}
+    sizes = sorted(StepSize(batch, start.accumulate) for batch in batches if 0 < batch <= largest)
+    if micro_batches:
+        equal = [StepSize(start.samples // count, count) for count in MICRO_BATCHES if start.samples % count == 0]
+        more = [StepSize(largest, start.accumulate * 4)]
+        extra = sorted(size for size in {*equal, *more} if 0 < size.batch <= largest)
+        sizes += [size for size in extra if size not in sizes]
+    return sizes
+
+
+def predict_rates(
+    sizes: list[StepSize],
+    steps_of: Callable[[StepSize], SizedSteps],
+    target_bytes: int,
+    space: Space,
+    has_time: Callable[[], bool],
+) -> list[PredictedSize]:
+    """Return the sizes for which a plan meets the target by estimate, with the most samples per second first.
+
+    Seconds are modelled from flops and bytes: they rank sizes, no more. Sizes are left out where time is up.
+    """
+    predicted: list[PredictedSize] = []
+    for size in sizes:
+        if predicted and not has_time():
+            break
+        step = steps_of(size).at_size(size.batch)
+        candidate = best_plan(step.graph, step.costs, target_bytes, space, accept_first=True)
+        if candidate.estimate.peak_bytes <= target_bytes:
+            predicted.append(PredictedSize(size, size.batch / candidate.estimate.seconds))
+    return sorted(predicted, key=lambda candidate: -candidate.rate)
+
+
+def propose_neighbour(search: BatchSearch, best: MeasuredSize) -> StepSize | None:
+    """Return a batch size between the fastest one and a measured neighbour; None where both are close."""
+    batches = sorted(each.size.batch for each in search.measured if each.size.accumulate == best.size.accumulate)
+    position = batches.index(best.size.batch)
+    for neighbour in (*batches[position + 1 : position + 2], *batches[max(0, position - 1) : position]):
+        small, large = sorted((neighbour, best.size.batch))
+        middle = round((small * large) ** 0.5)
+        if large >= NOTABLE_GAP * small and small < middle < large:
+            return replace(best.size, batch=middle)
+    return None

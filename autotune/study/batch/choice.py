@@ -1,0 +1,196 @@
+"""Choose the batch size of a study by measurement: the largest that fits, or the one with the most samples per second."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError
+from autotune.records.config import Config
+from autotune.records.run_dir import RunDir, lock_run_dir
+from autotune.study.batch.measurements import SizeMeasurer, config_at_size, plan_path
+from autotune.study.batch.race import CaptureSteps, SizeRace
+from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
+from autotune.study.batch.sized_steps import SizedSteps, capture_sizes
+from autotune.study.captures import OpenRunner
+from autotune.study.outcome import check_plans_directory
+from autotune.workloads.batch_argument import BatchArgument, find_batch_argument
+from autotune.workloads.loop import Loop
+
+SEARCH_SHARE = 0.6
+"""Share of the study's time after which no other batch size is measured; the rest is for the study of the chosen one."""
+STUDY_SHARE = 0.25
+"""Least share of the time for the study of the chosen batch size."""
+OBJECTIVES = ("batch", "throughput")
+"""Objectives for which the batch size is chosen."""
+_FREE_KEYS = frozenset(
+    (
+        "time",
+        "trials",
+        "tracking_uri",
+        "optuna_storage",
+        "runs",
+        "plans",
+        "seed_from",
+        "patience",
+        "sampler",
+        "fleet",
+        "on",
+    )
+)
+"""Keys of a config that may differ where a search is continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSources:
+    """Sources of a search: runners, captures of the workload, and a listener."""
+
+    open_runner: OpenRunner
+    """Opens the runner of a config."""
+    notify: Callable[[str], None]
+    """Receives a line for each size."""
+    capture: CaptureSteps = capture_sizes
+    """Captures the workload at a few sizes."""
+    find_argument: Callable[[str, Mapping[str, Any], str | None], BatchArgument] = find_batch_argument
+    """Finds the argument that sets the batch size."""
+
+
+def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config:
+    """Return the config of an ordinary study of the chosen batch size, with the budget in bytes as its enforced limit.
+
+    A config with another objective is returned as it is. Every measured size is written to the run directory as it ends, and
+    is not measured again when the run is continued.
+
+    Args:
+        config: The config; its time counts for the search and the study together.
+        run_dir: Directory of the run.
+        sources: Runners, captures and a listener.
+
+    Raises:
+        ConfigError: No argument sets the batch size, or the run directory contains another search.
+        CaptureError: The workload's step cannot be captured.
+        InfeasibleError: No batch size fits the budget.
+    """
+    if config.objective not in OBJECTIVES:
+        return config
+    began = time.monotonic()
+    check_request(config)
+    with lock_run_dir(run_dir):
+        search = read_batch_search(run_dir)
+        if search is not None:
+            _refuse_other_request(config, search, run_dir)
+        if search is None or search.chosen is None:
+            search = _run_search(config, run_dir, sources, search, began)
+    assert search.chosen is not None
+    sources.notify(f"tuning {search.argument}={search.chosen}")
+    for note in search.notes:
+        sources.notify(f"note: {note}")
+    return _config_of_study(config, search, run_dir, time.monotonic() - began)
+
+
+def check_request(config: Config) -> None:
+    """Raise ConfigError for a config that leaves open more than the batch size."""
+    if config.kernels == "any":
+        raise ConfigError(
+            f"objective {config.objective}: kernels any leaves the kernels open, too; name aten or inductor, or choose them "
+            "first: autotune tune with --kernels any at a fixed batch size"
+        )
+    check_plans_directory(config)
+
+
+def _refuse_other_request(config: Config, search: BatchSearch, run_dir: Path) -> None:
+    """Raise ConfigError where a run directory contains the search of another config; limits of time may differ."""
+    if _identity(config.model_dump(mode="json")) != _identity(search.config):
+        raise ConfigError(
+            f"{run_dir}: contains a search for the batch size of another config; tune under another --name"
+        )
+
+
+def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a search depends on: all keys but limits of time, and places of files."""
+    return {key: value for key, value in config.items() if key not in _FREE_KEYS}
+
+
+def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed_seconds: float) -> Config:
+    assert search.chosen is not None
+    left = max(config.time_seconds - elapsed_seconds, STUDY_SHARE * config.time_seconds)
+    loop = Loop.parse(search.loop)
+    chosen = config_at_size(config, search.argument, search.chosen, loop, search.limit_bytes)
+    seed = plan_path(run_dir, search.chosen)
+    if config.seed_from is None and seed.exists() and not RunDir(run_dir).trials.exists():
+        chosen = chosen.model_copy(update={"seed_from": str(seed)})
+    return chosen.model_copy(update={"time": f"{left:.0f}s"})
+
+
+def _run_search(
+    config: Config, run_dir: Path, sources: BatchSources, search: BatchSearch | None, began: float
+) -> BatchSearch:
+    """Measure until a size is chosen, and return the search with the choice."""
+    argument = sources.find_argument(config.workload, config.arguments, config.batch_argument)
+    sources.notify(f"capturing {config.ref} at a few values of {argument.name}, on fake tensors")
+    steps = sources.capture(config, argument.name, argument.size)
+    if search is None:
+        start = StepSize(argument.size, steps.loop.accumulate)
+        search = BatchSearch(config.objective, config.model_dump(mode="json"), argument.name, start, str(steps.loop))
+    race = SizeRace(
+        config=config,
+        run_dir=run_dir,
+        steps=steps,
+        measurer=SizeMeasurer(config, argument.name, steps.loop, run_dir, sources.open_runner),
+        search=search,
+        notify=sources.notify,
+        deadline=began + SEARCH_SHARE * config.time_seconds,
+        capture=sources.capture,
+    )
+    race.measure_start(argument, began)
+    chosen = race.find_largest() if config.objective == "batch" else race.find_fastest()
+    if chosen is None:
+        raise _explain_no_size(config, race.search, run_dir)
+    notes = describe_consequences(config, race.search, steps, chosen)
+    if race.unfinished:
+        notes = (f"{race.unfinished}; tune under another --name with a longer --time", *notes)
+    race.record(replace(race.search, chosen=chosen, notes=notes))
+    return race.search
+
+
+def describe_consequences(config: Config, search: BatchSearch, steps: SizedSteps, chosen: StepSize) -> tuple[str, ...]:
+    """Return a sentence for each consequence of a chosen size for the training."""
+    start, notes = search.start, []
+    if chosen.samples != start.samples:
+        notes.append(
+            f"an update uses {chosen.samples} samples instead of {start.samples}: training dynamics change; choose the learning "
+            "rate again"
+        )
+    if chosen.accumulate not in (1, start.accumulate):
+        notes.append(
+            f"the gradients of {chosen.accumulate} micro-batches are summed: divide a mean loss by {chosen.accumulate}"
+        )
+    if steps.normalizes_over_batch:
+        if chosen.batch != start.batch:
+            notes.append(
+                f"batch norm computes its statistics of {chosen.batch} samples instead of {start.batch}: results of the "
+                "training change"
+            )
+        if search.objective == "throughput" and config.micro_batches == "auto":
+            notes.append(
+                "micro-batches were not tried: batch norm's statistics would be those of a micro-batch; "
+                "micro_batches: always tries them"
+            )
+    return tuple(notes)
+
+
+def _explain_no_size(config: Config, search: BatchSearch, run_dir: Path) -> AutotuneError:
+    """Return the error of a search in which no plan kept the budget."""
+    measured = [each for each in search.measured if each.plan is not None]
+    smallest = min(measured, key=lambda each: each.size.batch)
+    assert smallest.plan is not None
+    reason = smallest.plan.detail or smallest.plan.outcome.value.replace("_", " ")
+    if search.estimate is not None and search.estimate.largest > 0 and smallest.size.batch > 1:
+        return OutOfTimeError(
+            f"{config.ref}: the smallest size that was measured, {search.argument}={smallest.size}, does not fit "
+            f"{config.budget}: {reason}; continue with: autotune resume {run_dir} --time 10m"
+        )
+    return InfeasibleError(
+        f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; raise --budget"
+    )

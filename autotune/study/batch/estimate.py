@@ -1,0 +1,175 @@
+"""Estimate the largest batch size that fits a budget: fake tensors, the planners' smallest plan, and the exact simulator."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotune.errors import PlanError
+from autotune.ir.plan import Plan
+from autotune.planners.candidates import find_smallest
+from autotune.planners.space import Space, space_for_device
+from autotune.predict.plan_layout import add_layout
+from autotune.predict.simulate import peak_bytes
+from autotune.records.config import Config
+from autotune.study.batch.largest_size import find_largest_size
+from autotune.study.batch.sized_steps import SizedSteps, capture_sizes
+from autotune.study.verdicts.ranking import compute_target_bytes
+from autotune.workloads.batch_argument import BatchArgument, find_batch_argument
+
+MAX_SIZE = 2**20
+"""Largest batch size that is considered."""
+PROBES = 32
+"""Number of larger sizes that are simulated in case bytes do not rise with the size."""
+PLANNING_ROUNDS = 3
+"""Maximum number of sizes for which the smallest plan is made."""
+PLANNING_SECONDS = 30.0
+"""Time after which no other plan is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEstimate:
+    """Largest batch sizes that fit a budget, by estimate. Nothing was allocated and nothing was trained.
+
+    Bytes are of live tensors. Workspaces of kernels are not contained, and plans use no store.
+    """
+
+    workload: str
+    """Reference of the workload with its arguments."""
+    argument: str
+    """Argument of the factory that sets the batch size."""
+    size: int
+    """Batch size of the workload as its config describes it."""
+    budget: str
+    budget_bytes: int
+    """Bytes that the budget leaves to the step."""
+    floor_bytes: int | None
+    """Bytes of the idle process, measured at a small batch size; None where the budget is a share of eager's peak."""
+    largest: int
+    """Largest batch size for which a plan fits, with room for the allocator's waste; 0 where none does."""
+    largest_bytes: int
+    """Peak of the smallest plan at that size; at the workload's own size where none fits."""
+    eager_largest: int
+    """Largest batch size at which plain eager fits; 0 where none does."""
+    eager_bytes: int
+    """Eager's peak at the workload's own batch size."""
+    normalizes_over_batch: bool
+    """True if the step has batch norm in training, whose statistics depend on the batch size."""
+    captures: int = 0
+    """Number of batch sizes that were captured."""
+    seconds: float = 0.0
+    """Duration of the estimate."""
+
+
+class SmallestPlans:
+    """The smallest plans of a workload, each made for one size, and the peak that they reach at any size."""
+
+    def __init__(self, steps: SizedSteps, space: Space) -> None:
+        self._steps, self._space = steps, space
+        self._plans: list[Plan] = []
+        self._planned: set[int] = set()
+        self.waste = 0.0
+        """Excess of the last plan's arena over its live bytes, as a share of its peak."""
+
+    def make(self, size: int) -> bool:
+        """Make the smallest plan of a size; return False where that was done before."""
+        if size in self._planned:
+            return False
+        self._planned.add(size)
+        step = self._steps.at_size(size)
+        candidate = find_smallest(step.graph, step.costs, self._space)
+        charged = add_layout(step.graph, candidate.plan, step.costs, candidate.estimate).charged_bytes
+        self.waste = (charged or candidate.estimate.peak_bytes) / max(candidate.estimate.peak_bytes, 1) - 1
+        if candidate.plan not in self._plans:
+            self._plans.append(candidate.plan)
+        return True
+
+    def usable_bytes(self, target_bytes: int) -> int:
+        """Return the peak at which a plan and the waste of its arena stay within the target."""
+        return int(target_bytes / (1 + max(0.0, self.waste)))
+
+    def peak_at(self, size: int) -> float:
+        """Return the lowest peak of the plans at a size; without interpolation, of a plan made for it."""
+        if not self._steps.is_interpolated:  # plans belong to graphs of another wiring
+            self._plans.clear()
+            self._planned.clear()
+            self.make(size)
+        step = self._steps.at_size(size)
+        lowest = math.inf
+        for plan in self._plans:
+            try:
+                lowest = min(lowest, peak_bytes(step.graph, plan, step.costs))
+            except PlanError:  # an op in place, whose output has other bytes than its input at this size
+                continue
+        return lowest
+
+
+def estimate_batch(config: Config, measure_floor: Callable[[BatchArgument], int]) -> BatchEstimate:
+    """Estimate the largest batch size of a config's workload within its budget, for eager and for the smallest plan.
+
+    Args:
+        config: Workload, budget and planners.
+        measure_floor: Measures the bytes of an idle process; called for a budget in bytes of the process.
+
+    Raises:
+        ConfigError: No argument of the factory sets the batch size, or the workload cannot be made.
+        CaptureError: The step cannot be captured.
+    """
+    began = time.monotonic()
+    argument = find_batch_argument(config.workload, config.arguments, config.batch_argument)
+    steps = capture_sizes(config, argument.name, argument.size)
+    return estimate_from_steps(config, argument, steps, measure_floor, began)
+
+
+def estimate_from_steps(
+    config: Config,
+    argument: BatchArgument,
+    steps: SizedSteps,
+    measure_floor: Callable[[BatchArgument], int],
+    began: float,
+) -> BatchEstimate:
+    """Estimate the largest batch size from captured steps; see `estimate_batch`."""
+    budget = config.parsed_budget
+    floor_bytes = measure_floor(argument) if budget.share is None else None
+    eager_bytes = steps.eager_bytes(argument.size)
+    budget_bytes = budget.step_bytes(floor_bytes=floor_bytes or 0, baseline_step_bytes=eager_bytes)
+    space = space_for_device(config.planners.model_dump(), config.device, {})
+    plans = SmallestPlans(steps, space)
+    largest = search_largest(steps, plans, compute_target_bytes(budget_bytes, []), argument.size, began)
+    eager_largest = find_largest_size(steps.eager_bytes, budget_bytes, start=argument.size, cap=MAX_SIZE)
+    return BatchEstimate(
+        workload=str(config.ref),
+        argument=argument.name,
+        size=argument.size,
+        budget=config.budget,
+        budget_bytes=budget_bytes,
+        floor_bytes=floor_bytes,
+        largest=largest,
+        largest_bytes=int(plans.peak_at(largest or argument.size)),
+        eager_largest=eager_largest,
+        eager_bytes=eager_bytes,
+        normalizes_over_batch=steps.normalizes_over_batch,
+        captures=steps.captures,
+        seconds=time.monotonic() - began,
+    )
+
+
+def search_largest(steps: SizedSteps, plans: SmallestPlans, target_bytes: int, size: int, began: float) -> int:
+    """Return the largest size for which a plan stays within the target; 0 where none does.
+
+    The smallest plan of one size is simulated at others. At the size that it reaches a plan is made anew, until that
+    reaches no further. The last size is captured, to compare its bytes with the interpolated ones.
+    """
+    plans.make(size)
+    largest = 0
+    for _ in range(PLANNING_ROUNDS if steps.is_interpolated else 0):
+        previous = largest
+        largest = find_largest_size(
+            plans.peak_at, plans.usable_bytes(target_bytes), start=largest or size, cap=MAX_SIZE, probes=PROBES
+        )
+        is_late = time.monotonic() - began > PLANNING_SECONDS
+        if not steps.check(max(largest, 1)) or largest == previous or is_late or not plans.make(max(largest, 1)):
+            break
+    if steps.is_interpolated:
+        return largest
+    return find_largest_size(plans.peak_at, plans.usable_bytes(target_bytes), start=largest or size, cap=MAX_SIZE)

@@ -1,0 +1,181 @@
+"""Measure plans and plain eager at a batch size, each in a process of its own under the enforced limit."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError
+from autotune.measure.survey import PreparedWorkload
+from autotune.planners.candidates import Candidate
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.measurement import Measurement, Outcome, apply_budget
+from autotune.records.run_dir import RunDir
+from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize
+from autotune.study.captures import AIM, CaptureRunner, OpenRunner, measure_undisturbed, plan_within_budget
+from autotune.study.verdicts.ranking import estimate_overhead
+from autotune.workloads.loop import Loop
+
+CACHE_BYTES, CACHE_SHARE = 16 * 2**20, 0.02
+"""Bytes of page cache that the enforced limit admits beyond the budget: at least so many, or this share of it."""
+KILLED_AIM = 0.95
+"""Factor on the bytes to plan for after the limit ended the process of a plan that should have fitted."""
+_FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError)
+"""Errors of a batch size; at the workload's own size they are errors of the config."""
+
+
+def config_at_size(config: Config, argument: str, size: StepSize, loop: Loop, limit_bytes: int | None) -> Config:
+    """Return the config of a study of one batch size, whose budget is the enforced limit; None keeps the config's budget.
+
+    Args:
+        config: Config of the search.
+        argument: Argument of the factory that sets the batch size.
+        size: Batch size and micro-batches.
+        loop: Training loop of the workload, whose number of micro-batches is replaced.
+        limit_bytes: Bytes of the process.
+    """
+    words = config.loop
+    if size.accumulate != loop.accumulate:
+        words = str(replace(loop, accumulate=size.accumulate))
+    changes: dict[str, object] = {
+        "arguments": {**config.arguments, argument: size.batch},
+        "batch_argument": argument,
+        "loop": words,
+        "objective": "time",
+    }
+    if limit_bytes is not None:
+        enforced_bytes = enforce_beyond(limit_bytes, config.device)
+        lowest = min(enforced_bytes, config.limit_bytes or enforced_bytes)
+        changes |= {"budget": f"{limit_bytes}B", "limit": f"{lowest}B"}
+    return config.model_copy(update=changes)
+
+
+def enforce_beyond(budget_bytes: int, device_kind: str) -> int:
+    """Return the limit to enforce for a budget of the process.
+
+    On a CPU a limit also counts page cache, of libraries and of recorded results, which is no charge of the step. At a limit
+    without room for it the kernel drops and reads those pages again and again.
+
+    >>> enforce_beyond(2**30, "cpu") - 2**30 == 0.02 * 2**30 // 1, enforce_beyond(2**30, "cuda") == 2**30
+    (True, True)
+    """
+    if device_kind != "cpu":
+        return budget_bytes
+    return budget_bytes + max(CACHE_BYTES, int(CACHE_SHARE * budget_bytes))
+
+
+def plan_path(run_dir: Path, size: StepSize) -> Path:
+    """Return the path of the plan file of a measured size."""
+    return RunDir(run_dir).batch_plans / f"{size.batch}x{size.accumulate}.json"
+
+
+class SizeMeasurer:
+    """Measures sizes of one search; a size that cannot run is a result, not an error."""
+
+    def __init__(self, config: Config, argument: str, loop: Loop, run_dir: Path, open_runner: OpenRunner) -> None:
+        self._config, self._argument, self._loop = config, argument, loop
+        self._run_dir, self._open_runner = run_dir, open_runner
+
+    def measure_start(self, search: BatchSearch) -> BatchSearch:
+        """Measure the workload's own size, and resolve the budget in bytes: it may be a share of eager's peak there.
+
+        Raises what `prepare` raises: a workload that cannot be captured or trained is an error of the config.
+        """
+        began, size = time.monotonic(), search.start
+        config = self._config_at(size, self._config.parsed_budget.nbytes)
+        with self._open_runner(config) as runner:
+            prepared, baseline = runner.prepare(), runner.baseline()
+            _, budget_bytes = plan_within_budget(config, prepared, baseline)
+            search = replace(search, floor_bytes=prepared.floor_bytes, budget_bytes=max(budget_bytes, 0))
+            return search.add(self._measure_sides(config, runner, search, size, began))
+
+    def measure_eager(self, search: BatchSearch, size: StepSize) -> BatchSearch:
+        """Measure plain eager alone at a size."""
+        began = time.monotonic()
+        try:
+            with self._open_runner(self._config_at(size, search.limit_bytes)) as runner:
+                eager = _judge_eager(runner.baseline(), search, size)
+        except _FAILURES as error:
+            eager = _describe_failure(error)
+        return search.add(MeasuredSize(size, eager, seconds=time.monotonic() - began))
+
+    def measure_plan(self, search: BatchSearch, size: StepSize) -> BatchSearch:
+        """Measure the planners' plan for the budget at a size, and eager beside it."""
+        began = time.monotonic()
+        config = self._config_at(size, search.limit_bytes)
+        try:
+            with self._open_runner(config) as runner:
+                measured = self._measure_sides(config, runner, search, size, began)
+        except _FAILURES as error:
+            measured = MeasuredSize(size, None, _describe_failure(error), seconds=time.monotonic() - began)
+        return search.add(measured)
+
+    def _config_at(self, size: StepSize, limit_bytes: int | None) -> Config:
+        return config_at_size(self._config, self._argument, size, self._loop, limit_bytes)
+
+    def _measure_sides(
+        self, config: Config, runner: CaptureRunner, search: BatchSearch, size: StepSize, began: float
+    ) -> MeasuredSize:
+        """Measure eager and a plan; a plan that misses the budget by little is planned lower and measured once more."""
+        prepared, baseline = runner.prepare(), runner.baseline()
+        eager = _judge_eager(baseline, search, size)
+        aim = min(AIM, 1 / (1 + estimate_overhead(search.overheads))) if search.overheads else AIM
+        candidate, budget_bytes = plan_within_budget(config, prepared, baseline, aim)
+        result = _measure_candidate(config, runner, candidate, budget_bytes)
+        if (lower_aim := _lower_aim(result, aim, budget_bytes)) is not None:
+            lower, _ = plan_within_budget(config, prepared, baseline, lower_aim)
+            if lower.plan != candidate.plan:
+                candidate, result = lower, _measure_candidate(config, runner, lower, budget_bytes)
+        if result.outcome is Outcome.OK:
+            file = _to_plan_file(config, prepared, candidate, result, budget_bytes)
+            planfile.write(plan_path(self._run_dir, size), file, remedy="free space there, then run the command again")
+        plan = SideResult.from_measurement(size, result)
+        if not result.step_seconds and plan.charged_bytes is None and result.outcome is Outcome.OVER_BUDGET:
+            plan = replace(plan, charged_bytes=candidate.estimate.peak_bytes)
+        seconds, estimated_bytes = time.monotonic() - began, candidate.estimate.peak_bytes
+        return MeasuredSize(size, eager, plan, estimated_bytes, result.verified, result.limit, seconds)
+
+
+def _to_plan_file(
+    config: Config, prepared: PreparedWorkload, candidate: Candidate, result: Measurement, budget_bytes: int
+) -> planfile.PlanFile:
+    return planfile.PlanFile(
+        workload=config.ref,
+        graph_digest=prepared.graph.digest,
+        budget=config.budget,
+        budget_bytes=budget_bytes,
+        floor_bytes=prepared.floor_bytes,
+        settings=candidate.settings,
+        plan=config.captured(candidate.plan),
+        estimate=candidate.estimate,
+        device=prepared.device,
+        measurement=result,
+        verified=result.verified or planfile.NOT_VERIFIED,
+        loop=prepared.loop,
+    )
+
+
+def _measure_candidate(config: Config, runner: CaptureRunner, candidate: Candidate, budget_bytes: int) -> Measurement:
+    if candidate.estimate.peak_bytes > budget_bytes:
+        return Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate: not measured")
+    result = measure_undisturbed(runner, config.captured(candidate.plan), budget_bytes)
+    return apply_budget(result, budget_bytes, config.parsed_budget.tolerance)
+
+
+def _lower_aim(result: Measurement, aim: float, budget_bytes: int) -> float | None:
+    """Return the share of the budget to plan for after a plan that missed it; None after any other result."""
+    charged = result.step_charged_bytes
+    if result.outcome is Outcome.OVER_BUDGET and charged is not None and budget_bytes > 0:
+        return aim * AIM * budget_bytes / charged
+    return aim * KILLED_AIM if result.outcome is Outcome.OUT_OF_MEMORY else None
+
+
+def _judge_eager(baseline: Measurement, search: BatchSearch, size: StepSize) -> SideResult:
+    """Return eager's result: within the budget if its process was charged no more than the limit."""
+    floor_bytes = search.floor_bytes if baseline.floor_bytes is None else baseline.floor_bytes
+    return SideResult.from_measurement(size, apply_budget(baseline, max(search.limit_bytes - floor_bytes, 0)))
+
+
+def _describe_failure(error: Exception) -> SideResult:
+    outcome = Outcome.OUT_OF_MEMORY if isinstance(error, InfeasibleError) else Outcome.CRASHED
+    return SideResult(outcome, detail=" ".join(str(error).split()))

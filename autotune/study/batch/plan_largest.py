@@ -1,0 +1,52 @@
+"""Make a plan file for the largest batch size that fits by estimate, without measuring the plan."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from autotune.errors import InfeasibleError
+from autotune.records.config import Config
+from autotune.records.plan_file import PlanFile
+from autotune.study.batch.estimate import BatchEstimate
+from autotune.study.plan_by_estimate import make_plan_file
+
+if TYPE_CHECKING:
+    from autotune.measure.survey import WorkloadSurvey
+
+STEP_DOWN = 0.95
+"""Factor to the next smaller size where the profiled workspaces leave no plan for one."""
+MAX_SIZES = 5
+"""Maximum number of sizes that are profiled."""
+
+
+def plan_largest(
+    config: Config, estimate: BatchEstimate, survey: Callable[[Config], "WorkloadSurvey"]
+) -> "tuple[PlanFile, WorkloadSurvey]":
+    """Return a plan file for the largest batch size that fits by estimate, and the survey of that size.
+
+    The estimate knows no workspaces of kernels, and the survey does: a size for which no plan is left is lowered. The plan
+    file has the batch size among its workload's arguments.
+
+    Args:
+        config: Config with a budget for the workload's own size.
+        estimate: Estimate for this config.
+        survey: Captures a config's step and profiles its ops.
+
+    Raises:
+        InfeasibleError: No batch size fits, or none of those that were profiled.
+    """
+    size, smallest = estimate.largest, 0
+    for _ in range(MAX_SIZES):
+        if size < 1 or size == smallest:
+            break
+        smallest = size
+        arguments = {**config.arguments, estimate.argument: size}
+        sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
+        surveyed = survey(sized)
+        is_share = estimate.floor_bytes is None  # of eager's peak at the workload's own size
+        budget = f"{surveyed.floor_bytes + estimate.budget_bytes}B" if is_share else config.budget
+        try:
+            return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed
+        except InfeasibleError:
+            size = int(STEP_DOWN * size)
+    tried = f"{estimate.argument}={smallest} is too large with its kernels' workspaces" if smallest else "by estimate"
+    raise InfeasibleError(f"{config.ref}: no batch size fits {config.budget}: {tried}; raise --budget")

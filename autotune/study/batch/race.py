@@ -1,0 +1,221 @@
+"""Measure batch sizes in the order in which they are decided, until the largest or the fastest is known."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from autotune.planners.space import space_for_device
+from autotune.records.config import Config
+from autotune.study.batch.candidates import (
+    RESOLUTION,
+    find_largest_measured,
+    list_sizes,
+    predict_rates,
+    propose_neighbour,
+)
+from autotune.study.batch.estimate import MAX_SIZE, SmallestPlans, estimate_from_steps
+from autotune.study.batch.largest_size import find_largest_size
+from autotune.study.batch.measurements import SizeMeasurer
+from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize, write_batch_search
+from autotune.study.batch.sized_steps import SizedSteps
+from autotune.study.verdicts.ranking import compute_target_bytes
+from autotune.units import fmt_bytes
+from autotune.workloads.batch_argument import BatchArgument
+
+MAX_MEASURED = 8
+"""Maximum number of batch sizes whose plans are measured."""
+MAX_EAGER = 4
+"""Maximum number of batch sizes at which plain eager alone is measured."""
+EAGER_LEAST = 0.95
+"""Lowest measured charge of eager over its estimated peak: a size that exceeds the budget by more is not measured."""
+EAGER_OVERHEAD = 1.1
+"""Assumed charge of eager over its estimated peak where its own batch does not fit, so that none is measured."""
+
+
+class CaptureSteps(Protocol):
+    """Function that captures a workload at a few batch sizes: `capture_sizes`, or its replacement in tests."""
+
+    def __call__(self, config: Config, argument: str, size: int, loop: str | None = None) -> SizedSteps: ...
+
+
+@dataclass
+class SizeRace:
+    """Measurements of one search, in the order in which they are decided."""
+
+    config: Config
+    run_dir: Path
+    steps: SizedSteps
+    measurer: SizeMeasurer
+    search: BatchSearch
+    notify: Callable[[str], None]
+    deadline: float
+    capture: CaptureSteps
+    longest_seconds: float = 0.0
+    """Seconds of the longest measurement so far."""
+    accumulated: dict[int, SizedSteps] = field(default_factory=dict)
+    """Steps of loops with other numbers of micro-batches, by this number."""
+    unfinished: str = ""
+    """Reason why a larger size may fit; empty where the largest is known within `RESOLUTION`."""
+
+    def record(self, search: BatchSearch) -> None:
+        self.search = search
+        write_batch_search(self.run_dir, search)
+
+    def measure_start(self, argument: BatchArgument, began: float) -> None:
+        """Measure the workload's own size, which resolves the budget, then estimate the largest sizes for it."""
+        if self.search.find(self.search.start) is None:
+            self.record(self.measurer.measure_start(self.search))
+            self.announce(self.search.start)
+        if self.search.estimate is None:
+            budget = self.config.model_copy(update={"budget": f"{self.search.limit_bytes}B"})
+            floor_bytes = self.search.floor_bytes
+            estimate = estimate_from_steps(budget, argument, self.steps, lambda _: floor_bytes, began)
+            self.record(replace(self.search, estimate=replace(estimate, budget=self.config.budget)))
+            self.notify(
+                f"by estimate a plan fits up to {argument.name}={estimate.largest}, plain eager up to {estimate.eager_largest}"
+            )
+
+    def announce(self, size: StepSize) -> None:
+        measured = self.search.find(size)
+        assert measured is not None
+        self.longest_seconds = max(self.longest_seconds, measured.seconds)
+        self.notify(describe_size(self.search.argument, measured))
+
+    def has_time(self) -> bool:
+        return time.monotonic() + self.longest_seconds < self.deadline
+
+    def measure_plan(self, size: StepSize) -> SideResult | None:
+        """Return the result of a plan at a size, measured now or before; None where no time is left.
+
+        The first size after the workload's own is measured in any case.
+        """
+        recorded = self.search.find(size)
+        if recorded is not None and recorded.plan is not None:
+            return recorded.plan
+        count = sum(each.plan is not None for each in self.search.measured)
+        if count > 1 and (count >= MAX_MEASURED or not self.has_time()):
+            return None
+        self.record(self.measurer.measure_plan(self.search, size))
+        self.announce(size)
+        measured = self.search.find(size)
+        return None if measured is None else measured.plan
+
+    def measure_eager(self, size: StepSize) -> SideResult | None:
+        """Return the result of plain eager at a size, measured now or before; None where no time is left."""
+        recorded = self.search.find(size)
+        if recorded is not None and recorded.eager is not None:
+            return recorded.eager
+        count = sum(each.plan is None for each in self.search.measured)
+        if count >= MAX_EAGER or not self.has_time():
+            return None
+        self.record(self.measurer.measure_eager(self.search, size))
+        self.announce(size)
+        measured = self.search.find(size)
+        return None if measured is None else measured.eager
+
+    def find_largest(self) -> StepSize | None:
+        """Measure plans, then plain eager, at sizes around the largest that fits by estimate; return the plans' largest."""
+        estimate, start = self.search.estimate, self.search.start
+        assert estimate is not None
+        plans = SmallestPlans(self.steps, space_for_device(self.config.planners.model_dump(), self.config.device, {}))
+        plans.make(max(estimate.largest, 1))
+        budget_bytes = self.search.budget_bytes
+        measured = self.search.find(start)
+        low = start.batch if measured is not None and measured.plan is not None and measured.plan.fits else 0
+        # a small step's overhead is no evidence for a large one, unless it is higher than assumed
+        expected_bytes = min(compute_target_bytes(budget_bytes, overheads) for overheads in ([], self.search.overheads))
+        first, high = (
+            find_largest_size(plans.peak_at, nbytes, start=max(estimate.largest, 1), cap=MAX_SIZE)
+            for nbytes in (plans.usable_bytes(expected_bytes), budget_bytes)
+        )
+
+        largest, refused = find_largest_measured(
+            lambda batch: self.measure_plan(replace(start, batch=batch)),
+            plans.peak_at,
+            budget_bytes,
+            low=low,
+            high=max(high, low) + 1,
+            first=first,
+        )
+        if refused - largest > max(1, int(RESOLUTION * largest)):
+            self.unfinished = f"time ended before sizes between {largest} and {refused} were measured"
+        self.find_eager_largest()
+        return replace(start, batch=largest) if largest else None
+
+    def find_eager_largest(self) -> int:
+        """Measure plain eager at sizes around the largest at which it is expected to fit; return that size, 0 for none."""
+        start, budget_bytes = self.search.start, self.search.budget_bytes
+        measured = self.search.find(start)
+        side = None if measured is None else measured.eager
+        charged = side.charged_bytes if side is not None else None
+        overhead = EAGER_OVERHEAD if charged is None else charged / max(self.steps.eager_bytes(start.batch), 1)
+        first, high = (self.predict_eager_largest(share) for share in (overhead, min(overhead, EAGER_LEAST)))
+        low = start.batch if side is not None and side.fits else 0
+        largest, _ = find_largest_measured(
+            lambda batch: self.measure_eager(replace(start, batch=batch)),
+            self.steps.eager_bytes,
+            budget_bytes,
+            low=low,
+            high=max(high, low) + 1,
+            first=first,
+        )
+        return largest
+
+    def predict_eager_largest(self, overhead: float) -> int:
+        """Return the largest size at which eager fits, if it is charged `overhead` times its estimated peak."""
+        budget_bytes = int(self.search.budget_bytes / overhead)
+        return find_largest_size(self.steps.eager_bytes, budget_bytes, start=self.search.start.batch, cap=MAX_SIZE)
+
+    def find_fastest(self) -> StepSize | None:
+        """Measure the sizes that promise the most samples per second, eager's largest among them; return the fastest."""
+        estimate, start = self.search.estimate, self.search.start
+        assert estimate is not None
+        micro_batches = self.allows_micro_batches
+        sizes = list_sizes(start, estimate.largest, estimate.eager_largest, micro_batches=micro_batches)
+        space = space_for_device(self.config.planners.model_dump(), self.config.device, {})
+        target_bytes = compute_target_bytes(self.search.budget_bytes, [])
+        predicted = predict_rates(sizes, self.steps_of, target_bytes, space, self.has_time)
+        eager_batch = self.find_eager_largest()
+        ranked = [candidate.size for candidate in predicted]
+        if eager_batch:
+            ranked = [StepSize(eager_batch, start.accumulate), *ranked]
+        for size in ranked:
+            if self.measure_plan(size) is None:
+                break
+        while (best := self.search.plan_best) is not None:
+            neighbour = propose_neighbour(self.search, best)
+            if neighbour is None or self.measure_plan(neighbour) is None:
+                break
+        best = self.search.plan_best
+        return None if best is None else best.size
+
+    @property
+    def allows_micro_batches(self) -> bool:
+        """True if candidates may split an update into micro-batches."""
+        loop, option = self.steps.loop, self.config.micro_batches
+        if option == "never" or loop.gradients or not self.steps.has_updates:
+            return False
+        return option == "always" or not self.steps.normalizes_over_batch
+
+    def steps_of(self, size: StepSize) -> SizedSteps:
+        """Return the steps of a loop with the micro-batches of a size."""
+        if (size.accumulate > 1) == self.steps.loop.accumulates:
+            return self.steps
+        if size.accumulate not in self.accumulated:
+            words = str(replace(self.steps.loop, accumulate=size.accumulate))
+            start = self.search.start.batch
+            self.accumulated[size.accumulate] = self.capture(self.config, self.search.argument, start, words)
+        return self.accumulated[size.accumulate]
+
+
+def describe_size(argument: str, measured: MeasuredSize) -> str:
+    """Return a line about one measured size."""
+    parts = [f"{argument}={measured.size}"]
+    for name, side in (("eager", measured.eager), ("plan", measured.plan)):
+        if side is not None:
+            rate = f", {side.rate}" if side.rate is not None and side.fits else ""
+            charged = "" if side.charged_bytes is None else f" {fmt_bytes(side.charged_bytes)}"
+            parts.append(f"{name}{charged} {side.outcome.value.replace('_', ' ')}{rate}")
+    return ": ".join((parts[0], "; ".join(parts[1:])))

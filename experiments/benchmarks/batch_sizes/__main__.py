@@ -1,0 +1,215 @@
+"""Measure the largest batches and the samples per second of plain eager and of plans, under an enforced limit.
+
+`python -m experiments.benchmarks.batch_sizes`
+"""
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.fleet.open_runner import open_runner
+from autotune.ir.plan import Plan
+from autotune.measure.allocator_env import allocator_environment
+from autotune.measure.child import Child
+from autotune.measure.interleaving import EAGER, ProcessVariant, RoundLimits, interleave, pair_with_baseline
+from autotune.measure.spec import Spec
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.json_codec import to_json
+from autotune.records.run_dir import RunDir
+from autotune.study.batch.choice import SEARCH_SHARE, BatchSources, choose_batch
+from autotune.study.batch.measurements import plan_path
+from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
+from autotune.study.verdicts.statistics import median_interval
+from autotune.workloads.loop import Loop
+from autotune.workloads.reference import WorkloadRef
+from experiments.common.facts import collect_facts, format_interval, format_origin
+
+HERE = Path(__file__).parent
+WORKLOADS: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"batch": 4, "tokens": 64, "depth": 6, "width": 192, "vocabulary": 512},
+    "bert": {"batch": 4, "tokens": 64, "depth": 6, "width": 192, "vocabulary": 512},
+    "vit": {"batch": 4, "size": 64, "depth": 6, "width": 192},
+    "lstm_fused": {"batch": 8, "tokens": 32, "depth": 2, "width": 192, "vocabulary": 512},
+    "resnet18": {"batch": 4, "size": 64, "width": 32},
+}
+"""Arguments of five workloads with steps of tens of milliseconds."""
+TINY: Mapping[str, Mapping[str, Any]] = {"gpt2": {"batch": 4, "tokens": 16, "depth": 2, "width": 32, "vocabulary": 64}}
+BUDGET = "200%"
+"""Budget of the step, as a share of eager's peak at the workload's own batch."""
+SAMPLES = 6
+"""Number of timed steps per measurement."""
+LIMITS = RoundLimits(rounds=8, least_rounds=3, seconds=25.0, request_seconds=120.0)
+"""Rounds of eager and the plan in turns."""
+OBJECTIVES = ("batch", "throughput")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="*", metavar="NAME", help="names of some workloads; all by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of each search, without its last measurement")
+    parser.add_argument("--tiny", action="store_true", help="one workload in the size of a test")
+    parser.add_argument("--out", type=Path, help="folder of the result files; results/ by default")
+    options = parser.parse_args()
+    workloads = TINY if options.tiny else WORKLOADS
+    names = options.workloads or list(workloads)
+    if unknown := sorted(set(names) - workloads.keys()):
+        parser.error(f"unknown workloads {', '.join(unknown)}; known: {', '.join(workloads)}")
+    out = options.out or HERE / ("results-tiny" if options.tiny else "results")
+    out.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {**collect_facts(), "budget": BUDGET, "workloads": {}}
+    for name in names:
+        document["workloads"][name] = measure_workload(name, dict(workloads[name]), options.seconds)
+        # after each workload: what was measured is kept where a later one fails
+        (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (out / "summary.md").write_text(summarize(document), encoding="utf-8")
+    print(summarize(document))
+
+
+def measure_workload(name: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Run both searches on a workload, then eager and the plan in turns, each at its best size."""
+    result: dict[str, Any] = {"arguments": arguments}
+    with tempfile.TemporaryDirectory() as folder:
+        for objective in OBJECTIVES:
+            config = Config.model_validate(
+                {
+                    "workload": name, "arguments": arguments, "objective": objective, "budget": BUDGET, "samples": SAMPLES,
+                    "time": f"{seconds / SEARCH_SHARE:.0f}s", "runs": folder, "plans": f"{folder}/plans",
+                }
+            )  # fmt: skip
+            run_dir = Path(folder) / objective
+            try:
+                search = run_search(config, run_dir)
+            except AutotuneError as error:
+                result[objective] = {"error": " ".join(str(error).split())}
+                continue
+            result[objective] = to_json(search)
+            if objective == "throughput":
+                result["turns"] = run_in_turns(config, search, run_dir)
+    return result
+
+
+def run_search(config: Config, run_dir: Path) -> BatchSearch:
+    """Search for a batch size and return its record."""
+    logs = RunDir(run_dir).logs
+    sources = BatchSources(
+        lambda sized: open_runner(sized, logs), lambda text: print(f"{config.workload}: {text}", flush=True)
+    )
+    choose_batch(config, run_dir, sources)
+    search = read_batch_search(run_dir)
+    assert search is not None
+    return search
+
+
+def run_in_turns(config: Config, search: BatchSearch, run_dir: Path) -> dict[str, Any] | None:
+    """Time eager at its best size and the chosen plan in turns; None where either is missing."""
+    eager, chosen = search.eager_best, search.chosen
+    if eager is None or chosen is None:
+        return None
+    plan = planfile.read(plan_path(run_dir, chosen)).plan
+    with tempfile.TemporaryDirectory() as scratch:
+        variants = {
+            EAGER: ProcessVariant(partial(start_child, config, search, eager.size, None, Path(scratch))),
+            "plan": ProcessVariant(partial(start_child, config, search, chosen, plan, Path(scratch)), plan),
+        }
+        times = interleave(variants, LIMITS, lambda text: print(f"{config.workload}: {text}", flush=True))
+    return {
+        "eager": to_json(eager.size),
+        "plan": to_json(chosen),
+        "blocks": times.blocks,
+        "charged_bytes": times.charged,
+        "failed": times.failed,
+        "left_out": times.left_out,
+    }
+
+
+def start_child(config: Config, search: BatchSearch, size: StepSize, plan: Plan | None, scratch: Path) -> Child:
+    """Start a process of one batch size under the limit."""
+    loop = Loop.parse(search.loop)
+    words = config.loop if size.accumulate == loop.accumulate else f"accumulate={size.accumulate}"
+    arguments = {**config.arguments, search.argument: size.batch}
+    name = "eager" if plan is None else "plan"
+    (scratch / name).mkdir()
+    spec = Spec(
+        WorkloadRef(config.workload, arguments),
+        scratch,
+        loop=words,
+        limit_bytes=search.limit_bytes,
+        scratch=scratch / name,
+    )
+    environment = {} if plan is None else allocator_environment(plan.allocator, "cpu", os.environ)
+    return Child.start(spec, scratch / f"{name}.log", environment)
+
+
+def speedups(turns: dict[str, Any]) -> list[float]:
+    """Return the plan's samples per second over eager's, one for each block of the plan."""
+    blocks = [(block["variant"], block["seconds"]) for block in turns["blocks"]]
+    samples = turns["plan"]["batch"] / turns["eager"]["batch"]
+    pairs = pair_with_baseline(blocks, "plan")
+    return [samples * mean(eager) / mean(plan) for plan, eager in pairs]
+
+
+def mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds)
+
+
+def summarize(document: dict[str, Any]) -> str:
+    """Return the table of all workloads, and the geometric means."""
+    rows = [
+        "| workload | limit, MiB | by estimate: eager, plan | eager's largest batch | plan's largest batch | ratio | eager's best size | chosen size | plan over eager, samples/s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    batches: list[float] = []
+    rates: list[float] = []
+    for name, result in document["workloads"].items():
+        batch, throughput, turns = result.get("batch", {}), result.get("throughput", {}), result.get("turns")
+        eager, plan = largest_batch(batch, "eager"), largest_batch(batch, "plan")
+        if eager and plan:
+            batches.append(plan / eager)
+        speed = "-"
+        if turns and (measured := speedups(turns)):
+            interval = median_interval(measured)
+            rates.append(interval.middle)
+            speed = format_interval(interval)
+        estimate = batch.get("estimate") or {}
+        limit = (batch["floor_bytes"] + batch["budget_bytes"]) / 2**20 if batch.get("budget_bytes") else math.nan
+        chosen = throughput.get("chosen")
+        cells = (
+            name, f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}", str(eager or "-"),
+            str(plan or "-"), f"{plan / eager:.2f}" if eager and plan else "-", spell(turns and turns["eager"]), spell(chosen), speed,
+        )  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    means = [
+        f"{label}: geometric mean {math.exp(mean([math.log(value) for value in values])):.2f} over {len(values)} workloads."
+        for label, values in (
+            ("Largest batch, plan over eager", batches),
+            ("Samples per second, plan over eager", rates),
+        )
+        if values
+    ]
+    text = "Limit: the idle process plus twice eager's peak at the workload's own batch, enforced on every process that runs a step."
+    return "\n".join([format_origin(document), "", text, "", *rows, "", *means]) + "\n"
+
+
+def largest_batch(search: dict[str, Any], side: str) -> int:
+    """Return the largest batch that a side was measured to fit; 0 for none."""
+    fitting = (
+        each["size"]["batch"] for each in search.get("measured", ()) if (each[side] or {}).get("outcome") == "ok"
+    )
+    return max(fitting, default=0)
+
+
+def spell(size: dict[str, int] | None) -> str:
+    """Return a size as text: samples, and micro-batches if there are several."""
+    return "-" if not size else str(StepSize(**size))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Choice of the batch size: the sizes around the answer are measured under the limit, each once, and the study gets the answer."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import ConfigError, InfeasibleError
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
+from autotune.planners.candidates import find_smallest
+from autotune.planners.space import space_for_device
+from autotune.records import plan_file as planfile
+from autotune.records.config import Config
+from autotune.records.run_dir import RunDir
+from autotune.study.batch.choice import choose_batch
+from autotune.study.batch.measurements import enforce_beyond
+from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
+from autotune.testing.fake_runner import FLOOR_BYTES
+from autotune.workloads.loop import Loop
+
+from .fakes import OWN, FakeWorkload, charge_of_eager, graph_of, traced_bytes
+
+QUICK = {"recompute": ["keep", "greedy"], "reorder": ["keep"], "order": ["traced"]}
+LIMIT = FLOOR_BYTES + traced_bytes(3 * OWN)
+
+
+def make_config(tmp_path: Path, **fields: Any) -> Config:
+    options = {"objective": "batch", "budget": f"{LIMIT}B", "planners": QUICK, "plans": str(tmp_path / "plans")}
+    return Config.model_validate({"workload": "w", **options, **fields})
+
+
+def choose(tmp_path: Path, workload: FakeWorkload, **fields: Any) -> Config:
+    return choose_batch(make_config(tmp_path, **fields), tmp_path / "run", workload.sources)
+
+
+def recorded(tmp_path: Path) -> BatchSearch:
+    search = read_batch_search(tmp_path / "run")
+    assert search is not None
+    return search
+
+
+@cache
+def lowest_peak(batch: int) -> int:
+    """Peak of the smallest plan of one size, planned for that size."""
+    space = space_for_device(make_config(Path()).planners.model_dump(), "cpu", {})
+    return find_smallest(graph_of(batch), Costs.unit(graph_of(batch)), space).estimate.peak_bytes
+
+
+def largest_by_brute_force(overhead: float) -> int:
+    return max(size for size in range(10, 110) if FLOOR_BYTES + int(lowest_peak(size) * (1 + overhead)) <= LIMIT)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 0.02, 0.08, 0.3])
+def test_the_largest_batch_is_within_two_percent_of_the_largest_whose_smallest_plan_fits(
+    tmp_path: Path, overhead: float
+):
+    workload = FakeWorkload(overhead=overhead)
+    chosen = choose(tmp_path, workload)
+    largest = largest_by_brute_force(overhead)
+    size = chosen.arguments["batch"]
+    assert isinstance(size, int)
+    assert 0.96 * largest - 1 <= size <= largest
+    assert size > 1.5 * max(batch for batch in range(1, 400) if charge_of_eager(batch, workload) <= LIMIT)
+    measured = recorded(tmp_path).find(StepSize(size))
+    assert measured is not None
+    assert measured.plan is not None
+    assert measured.plan.fits
+
+
+def test_eager_s_largest_batch_is_measured_too(tmp_path: Path):
+    workload = FakeWorkload()
+    choose(tmp_path, workload)
+    largest = max(batch for batch in range(1, 400) if charge_of_eager(batch, workload) <= LIMIT)
+    search = recorded(tmp_path)
+    assert search.eager_largest is not None
+    assert largest - max(1, int(0.02 * largest)) <= search.eager_largest.batch <= largest
+    refused = [each.size.batch for each in search.measured if each.eager is not None and not each.eager.fits]
+    assert min(refused) > search.eager_largest.batch
+
+
+def test_the_study_gets_the_size_the_enforced_limit_and_the_measured_plan_as_its_seed(tmp_path: Path):
+    workload = FakeWorkload()
+    chosen = choose(tmp_path, workload, time="100s")
+    enforced = f"{enforce_beyond(LIMIT, 'cpu')}B"
+    assert (chosen.objective, chosen.budget, chosen.limit) == ("time", f"{LIMIT}B", enforced)
+    assert workload.limits == {enforced}, "every plan was measured under the limit"
+    assert chosen.seed_from is not None
+    seed = planfile.read(Path(chosen.seed_from))
+    assert seed.workload.arguments["batch"] == chosen.arguments["batch"]
+    assert seed.graph_digest == graph_of(seed.workload.arguments["batch"]).digest
+    assert 25 <= chosen.time_seconds <= 100
+
+
+def test_a_budget_in_percent_is_a_share_of_eager_s_peak_at_the_workload_s_own_batch(tmp_path: Path):
+    workload = FakeWorkload(overhead=0.0)
+    chosen = choose(tmp_path, workload, budget="150%")
+    assert chosen.budget == f"{FLOOR_BYTES + int(1.5 * traced_bytes(OWN))}B"
+    assert chosen.limit_bytes == enforce_beyond(int(chosen.budget.removesuffix("B")), "cpu")
+
+
+def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path: Path):
+    class Killed(BaseException):
+        pass
+
+    def kill(size: StepSize) -> None:
+        if len({*broken.planned, size}) == 3:
+            raise Killed
+
+    broken = FakeWorkload(overhead=0.3, before_measure=kill)
+    with pytest.raises(Killed):
+        choose(tmp_path, broken)
+    search = recorded(tmp_path)
+    assert search.chosen is None
+    assert {each.size for each in search.measured} == set(broken.planned)
+    assert len(set(broken.planned)) == 2
+    again, whole = FakeWorkload(overhead=0.3), FakeWorkload(overhead=0.3)
+    resumed = choose(tmp_path, again)
+    assert not set(again.planned) & set(broken.planned)
+    expected = choose(tmp_path / "other", whole)
+    assert resumed.arguments == expected.arguments
+    assert [*broken.planned, *again.planned] == whole.planned, "the resumed search decides as the whole one does"
+    third = FakeWorkload(overhead=0.3)
+    assert choose(tmp_path, third).arguments == expected.arguments
+    assert not third.planned
+    assert not third.eager
+
+
+def test_a_run_directory_with_a_search_for_another_budget_is_refused(tmp_path: Path):
+    choose(tmp_path, FakeWorkload())
+    with pytest.raises(ConfigError, match="another config; tune under another --name"):
+        choose(tmp_path, FakeWorkload(), budget=f"{2 * LIMIT}B")
+    choose(tmp_path, FakeWorkload(), time="3m")
+
+
+def test_a_budget_that_no_batch_fits_is_named_with_the_reason(tmp_path: Path):
+    with pytest.raises(InfeasibleError, match="no batch size fits") as error:
+        choose(tmp_path, FakeWorkload(), budget=f"{FLOOR_BYTES + 1000}B")
+    assert "raise --budget" in str(error.value)
+
+
+def test_a_workload_that_does_not_fit_at_its_own_size_gets_a_smaller_one(tmp_path: Path):
+    workload = FakeWorkload()
+    chosen = choose(tmp_path, workload, budget=f"{FLOOR_BYTES + lowest_peak(5)}B")
+    assert 1 <= chosen.arguments["batch"] < OWN
+
+
+def test_kernels_any_is_refused_with_the_next_step(tmp_path: Path):
+    with pytest.raises(ConfigError, match="kernels any leaves the kernels open, too; name aten or inductor"):
+        choose(tmp_path, FakeWorkload(), kernels="any")
+
+
+def test_other_objectives_pass_unchanged_and_measure_nothing(tmp_path: Path):
+    config = make_config(tmp_path, objective="time")
+    workload = FakeWorkload()
+    assert choose_batch(config, tmp_path / "run", workload.sources) is config
+    assert not (tmp_path / "run").exists()
+
+
+def test_graphs_whose_wiring_depends_on_the_size_are_captured_one_by_one(tmp_path: Path):
+    """From a batch of 24 on, the model takes another path."""
+
+    def change(batch: int) -> TrainGraph:
+        graph = graph_of(batch)
+        if batch < 24:
+            return graph
+        return replace(graph, ops=tuple(replace(op, target=f"{op.target}_large") for op in graph.ops))
+
+    workload = FakeWorkload(graph_of=change)
+    largest = largest_by_brute_force(workload.overhead)
+    size = choose(tmp_path, workload).arguments["batch"]
+    assert isinstance(size, int)
+    assert 0.96 * largest - 1 <= size <= largest
+
+
+# throughput
+
+
+def rate(workload: FakeWorkload, size: StepSize) -> float:
+    return size.samples / workload.seconds_of(size)
+
+
+def test_throughput_takes_the_fastest_size_that_was_measured_within_the_budget(tmp_path: Path):
+    workload = FakeWorkload()
+    chosen = choose(tmp_path, workload, objective="throughput", micro_batches="never")
+    search = recorded(tmp_path)
+    fitting = [each for each in search.measured if each.plan is not None and each.plan.fits]
+    fastest = max(fitting, key=lambda each: each.plan.rate.middle)  # type: ignore[union-attr]
+    assert search.plan_best is not None
+    assert search.plan_best.plan.rate.high >= fastest.plan.rate.low  # type: ignore[union-attr]
+    assert chosen.arguments["batch"] == search.plan_best.size.batch
+    assert search.eager_best is not None
+    assert search.eager_largest is not None
+    assert any(size.batch > search.eager_largest.batch for size in workload.planned)
+    assert any(size == search.eager_largest for size in workload.planned), (
+        "a plan is measured where eager is at its best"
+    )
+
+
+def test_a_size_beyond_which_the_step_slows_down_is_not_exceeded(tmp_path: Path):
+    """A cache that overflows at 24 samples doubles the time of each sample."""
+    workload = FakeWorkload(seconds_of=lambda size: 0.01 + 0.001 * size.samples * (1 if size.batch <= 24 else 2))
+    chosen = choose(tmp_path, workload, objective="throughput", micro_batches="never")
+    size = chosen.arguments["batch"]
+    assert isinstance(size, int)
+    assert OWN < size <= 24
+
+
+def test_micro_batches_are_tried_and_their_loop_goes_into_the_study(tmp_path: Path):
+    """An update that takes most of the time is paid once for several micro-batches."""
+    workload = FakeWorkload(seconds_of=lambda size: 1.0 + 0.001 * size.samples)
+    chosen = choose(tmp_path, workload, objective="throughput")
+    search = recorded(tmp_path)
+    assert any(size.accumulate > 1 for size in workload.planned)
+    assert search.chosen is not None
+    assert search.chosen.accumulate > 1
+    assert Loop.parse(chosen.loop).accumulate == search.chosen.accumulate
+    assert any(f"divide a mean loss by {search.chosen.accumulate}" in note for note in search.notes)
+    assert any("training dynamics change" in note for note in search.notes)
+
+
+def with_batch_norm(batch: int) -> TrainGraph:
+    graph = graph_of(batch)
+    first, *rest = graph.ops
+    return replace(graph, ops=(replace(first, target="aten._native_batch_norm_legit_functional.default"), *rest))
+
+
+def test_micro_batches_are_excluded_with_batch_norm_unless_the_config_allows_them(tmp_path: Path):
+    slow_update = lambda size: 1.0 + 0.001 * size.samples  # noqa: E731
+    honest = FakeWorkload(graph_of=with_batch_norm, seconds_of=slow_update)
+    chosen = choose(tmp_path, honest, objective="throughput")
+    assert {size.accumulate for size in [*honest.planned, *honest.eager]} == {1}
+    assert chosen.loop == ""
+    notes = recorded(tmp_path).notes
+    assert any("micro-batches were not tried" in note for note in notes)
+    assert any(f"statistics of {chosen.arguments['batch']} samples instead of {OWN}" in note for note in notes)
+    allowed = FakeWorkload(graph_of=with_batch_norm, seconds_of=slow_update)
+    choose(tmp_path / "allowed", allowed, objective="throughput", micro_batches="always")
+    assert any(size.accumulate > 1 for size in allowed.planned)
+
+
+@pytest.mark.parametrize("case", ["gradients", "inference"])
+def test_steps_without_an_update_have_no_micro_batches(tmp_path: Path, case: str):
+    workload = FakeWorkload(loop=Loop(gradients=case == "gradients"), has_updates=False)
+    choose(tmp_path, workload, objective="throughput")
+    assert {size.accumulate for size in workload.planned} == {1}
+
+
+def test_the_loop_s_other_words_stay_when_micro_batches_are_chosen(tmp_path: Path):
+    workload = FakeWorkload(loop=Loop(clip=True), seconds_of=lambda size: 1.0 + 0.001 * size.samples)
+    chosen = Loop.parse(choose(tmp_path, workload, objective="throughput").loop)
+    assert chosen.clip
+    assert chosen.accumulate > 1
+
+
+def test_every_kept_plan_has_a_file_that_names_its_size(tmp_path: Path):
+    choose(tmp_path, FakeWorkload(), objective="throughput", micro_batches="never")
+    for each in recorded(tmp_path).measured:
+        path = RunDir(tmp_path / "run").batch_plans / f"{each.size.batch}x{each.size.accumulate}.json"
+        assert path.exists() == (each.plan is not None and each.plan.fits)

@@ -1,0 +1,169 @@
+"""Records and reports of a search: what the terminal, the page, `resume` and a night make of it."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.api import launch
+from autotune.cli.console import print_rows
+from autotune.errors import ConfigError, StudyInterruptedError
+from autotune.nightly.config import load_nightly_config
+from autotune.records.config import Config
+from autotune.records.measurement import Outcome
+from autotune.records.run_dir import RunDir, remove_empty_run
+from autotune.study.batch.description import SIZE_COLUMNS, describe_estimate, describe_search, size_rows
+from autotune.study.batch.estimate import BatchEstimate
+from autotune.study.batch.records import (
+    BatchSearch,
+    MeasuredSize,
+    SampleRate,
+    SideResult,
+    StepSize,
+    read_batch_search,
+    write_batch_search,
+)
+from autotune.study.recorded_run import RecordedRun
+
+ESTIMATE = BatchEstimate("w()", "batch", 8, "2GiB", 2**30, 2**28, 60, 2**30, 20, 2**28, normalizes_over_batch=True)
+
+
+def side(outcome: Outcome, rate: float | None = None, width: float = 0.1) -> SideResult:
+    interval = None if rate is None else SampleRate(rate, rate * (1 - width), rate * (1 + width), "range of 3")
+    return SideResult(outcome, 2**28, interval)
+
+
+SEARCH = BatchSearch(
+    "throughput", Config(workload="w", objective="throughput", budget="2GiB").model_dump(mode="json"), "batch", StepSize(8),
+    floor_bytes=2**28, budget_bytes=2**30, estimate=ESTIMATE,
+    measured=(
+        MeasuredSize(StepSize(8), side(Outcome.OK, 100.0), side(Outcome.OK, 95.0)),
+        MeasuredSize(StepSize(20), side(Outcome.OK, 150.0), side(Outcome.OK, 150.0)),
+        MeasuredSize(StepSize(60), side(Outcome.OUT_OF_MEMORY), side(Outcome.OK, 240.0)),
+        MeasuredSize(StepSize(64), None, side(Outcome.OUT_OF_MEMORY)),
+        MeasuredSize(StepSize(22), side(Outcome.OVER_BUDGET, 400.0)),
+    ),
+    chosen=StepSize(60), notes=("training dynamics change",),
+)  # fmt: skip
+
+
+def test_the_best_and_the_largest_are_of_sizes_within_the_budget_alone():
+    assert (SEARCH.eager_largest, SEARCH.plan_largest) == (StepSize(20), StepSize(60))
+    assert SEARCH.eager_best is not None
+    assert SEARCH.plan_best is not None
+    assert (SEARCH.eager_best.size, SEARCH.plan_best.size) == (StepSize(20), StepSize(60))
+
+
+def test_an_earlier_size_stays_the_best_within_the_noise():
+    noisy = replace(SEARCH, measured=(
+        MeasuredSize(StepSize(8), None, side(Outcome.OK, 100.0)), MeasuredSize(StepSize(9), None, side(Outcome.OK, 110.0)),
+    ))  # fmt: skip
+    assert noisy.plan_best is not None
+    assert noisy.plan_best.size == StepSize(8)
+
+
+def test_a_record_is_read_back_equal_and_a_damaged_one_is_refused(tmp_path: Path):
+    write_batch_search(tmp_path, SEARCH)
+    assert read_batch_search(tmp_path) == SEARCH
+    assert read_batch_search(tmp_path / "none") is None
+    RunDir(tmp_path).batch_search.write_text('{"schema": 1, "objective": ')
+    with pytest.raises(ConfigError, match="truncated or not JSON; tune under another --name"):
+        read_batch_search(tmp_path)
+
+
+def test_the_terminal_states_both_sides_and_the_consequences():
+    text = "\n".join(describe_search(SEARCH))
+    assert "batch=60, chosen for throughput" in text
+    assert "plan 60, eager 20" in text
+    assert (
+        "plan 240.0 samples/s (216.0 to 264.0) at 60; eager at its best 150.0 samples/s (135.0 to 165.0) at 20" in text
+    )
+    assert "training dynamics change" in text
+    out = StringIO()
+    print_rows(size_rows(SEARCH), SIZE_COLUMNS, out)
+    lines = out.getvalue().splitlines()
+    assert len({line.index("samples/s") for line in lines[:1]}) == 1
+    assert [line.split()[0] for line in lines[1:]] == ["8", "20", "22", "60", "64"]
+    assert lines[4].endswith("CHOSEN")
+    assert lines[5].endswith("out of memory")
+
+
+def test_the_estimate_states_what_it_leaves_out():
+    text = "\n".join(describe_estimate(ESTIMATE))
+    assert "up to batch=60 (3.0 times eager's)" in text
+    assert "without kernels' workspaces" in text
+    assert "batch norm" in text
+    assert "no batch size fits" in "\n".join(describe_estimate(replace(ESTIMATE, largest=0)))
+
+
+def test_the_report_of_a_run_has_the_sizes(tmp_path: Path):
+    from autotune.report.html import render_page
+
+    page = render_page(RecordedRun("run", {"budget": "2GiB"}, (), run_dir=tmp_path))
+    assert "Batch sizes" not in page
+    write_batch_search(tmp_path, SEARCH)
+    page = render_page(RecordedRun("run", {"budget": "2GiB"}, (), run_dir=tmp_path))
+    assert "<h2>Batch sizes</h2>" in page
+    assert "batch=60, chosen for throughput" in page
+
+
+def test_an_interrupted_search_is_continued_by_resume_with_its_own_config(tmp_path: Path):
+    run_dir = tmp_path / "runs" / "first"
+    run_dir.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="no run is recorded here"):
+        launch.load_run_config(run_dir, {})
+    write_batch_search(run_dir, replace(SEARCH, chosen=None))
+    remove_empty_run(run_dir)
+    config = launch.load_run_config(run_dir, {"time": "3m"})
+    assert (config.objective, config.budget, config.time, config.workload) == ("throughput", "2GiB", "3m", "w")
+    assert config.runs == str(tmp_path / "runs")
+
+
+def test_ctrl_c_in_a_search_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*_: Any) -> Config:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.study.batch.choice.choose_batch", interrupt)
+    with pytest.raises(StudyInterruptedError, match=f"continue with: autotune resume {tmp_path}") as error:
+        launch.choose_batch_size(Config(workload="w", objective="batch"), tmp_path, lambda event: None)
+    assert error.value.exit_code == 130
+
+
+@pytest.mark.parametrize("objective", ["batch", "throughput"])
+def test_a_nightly_entry_with_an_open_batch_size_is_refused(tmp_path: Path, objective: str):
+    path = tmp_path / "night.yaml"
+    path.write_text(f"entries:\n  - workload: gpt2\n    objective: {objective}\n")
+    with pytest.raises(ConfigError, match=f"{path}:3: .*{objective} chooses the batch size.*the entry's arguments"):
+        load_nightly_config(path)
+
+
+def test_a_dry_run_prints_the_estimate_and_fails_where_no_size_fits(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    from autotune.cli import main as cli
+    from autotune.cli.commands import dry_run
+
+    answers = [ESTIMATE, ESTIMATE, replace(ESTIMATE, largest=0)]
+    monkeypatch.setattr(dry_run, "estimate_batch_size", lambda config, notify: answers.pop(0))
+    words = ["tune", "gpt2", "--objective", "batch", "--budget", "2GiB", "--dry-run"]
+    codes = []
+    outputs = []
+    for arguments in (words, [*words, "--json"], words):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        codes.append(ended.value.code or 0)
+        outputs.append(capfd.readouterr())
+    assert codes == [0, 0, 4]
+    assert "plan    up to batch=60" in outputs[0].out
+    assert json.loads(outputs[1].out)["largest"] == 60
+    assert "no batch size fits 2GiB by estimate" in outputs[2].err
+
+
+def test_a_plan_for_throughput_needs_measured_seconds():
+    with pytest.raises(
+        ConfigError, match="throughput needs measured seconds; run tune, or plan with --objective batch"
+    ):
+        launch.plan_batch_size(Config(workload="w", objective="throughput"))

@@ -1,0 +1,164 @@
+"""Steps of other batch sizes: interpolated bytes are those of a capture, and batch norm is detected where it trains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.capture.fake.eager_bytes import count_workload_bytes
+from autotune.capture.fake.sized_step import CapturedStep, capture_sized_step
+from autotune.errors import ConfigError
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.planners.candidates import find_smallest
+from autotune.planners.space import space_for_device
+from autotune.predict.simulate import peak_bytes
+from autotune.records.config import Config, load_config
+from autotune.study.batch.estimate import estimate_batch
+from autotune.study.batch.sized_steps import SizedSteps, capture_sizes, normalizes_over_batch
+from autotune.testing.fake_runner import FLOOR_BYTES
+from autotune.testing.graphs import training_chain
+
+TEXT = {"tokens": 8, "depth": 1, "width": 32, "vocabulary": 64}
+IMAGES = {"size": 32, "width": 8, "depth": 1}
+
+
+NET = """
+import torch
+from autotune import Workload
+
+
+def loss_fn(model, batch):
+    return model(batch).square().mean()
+
+
+def make(batch: int = 4):
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.LayerNorm(32))]
+    model = torch.nn.Sequential(*layers)
+    return Workload(model, loss_fn, torch.optim.AdamW(model.parameters()), torch.randn(batch, 16, 32))
+
+
+def steps(batch: int = 4, unused: int = 3):
+    return make(batch)
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET, encoding="utf-8")
+    return "net.py:steps"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("net.py:steps", {}),
+        pytest.param("gpt2", TEXT, marks=pytest.mark.slow),
+        pytest.param("resnet18", IMAGES, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("net")
+def test_interpolated_bytes_and_peaks_are_those_of_a_capture_of_the_size(name: str, arguments: dict[str, Any]):
+    steps = capture_sizes(Config(workload=name, arguments=arguments), "batch", 4)
+    assert steps.is_interpolated
+    plan = find_smallest(*vars_of(steps, 4), space_for_device({}, "cpu", {})).plan
+    for size in (3, 13):
+        captured = capture_sized_step(name, {**arguments, "batch": size})
+        interpolated = steps.at_size(size)
+        assert [value.nbytes for value in interpolated.graph.values] == [
+            value.nbytes for value in captured.graph.values
+        ]
+        for other in (Plan.traced(captured.graph), plan):
+            expected = peak_bytes(captured.graph, other, captured.costs)
+            assert peak_bytes(interpolated.graph, other, interpolated.costs) == expected
+        assert steps.check(size)
+
+
+def vars_of(steps: SizedSteps, size: int) -> tuple[Any, Any]:
+    step = steps.at_size(size)
+    return step.graph, step.costs
+
+
+def test_a_size_that_the_line_misses_ends_the_interpolation():
+    """Padding to a multiple of eight: bytes are no line."""
+
+    def capture(size: int) -> CapturedStep:
+        graph = training_chain(4, nbytes=1000 * -(-size // 8) * 8)
+        return CapturedStep(graph, Costs.unit(graph))
+
+    steps = SizedSteps(capture, lambda size: size, 8)
+    assert steps.is_interpolated
+    assert steps.check(32)
+    assert not steps.check(13)
+    assert not steps.is_interpolated
+    assert [steps.at_size(size).graph for size in (9, 20)] == [capture(size).graph for size in (9, 20)]
+
+
+def make_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> CapturedStep:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(
+        "import torch\nfrom autotune import Workload\n\n\n"
+        "def loss_fn(model, batch):\n    return model(batch).square().mean()\n\n\n"
+        f"def make(batch=4):\n    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), {body})\n"
+        "    return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(batch, 3, 8, 8))\n"
+    )
+    return capture_sized_step("net.py:make", {})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("torch.nn.BatchNorm2d(4)", True),
+        ("torch.nn.BatchNorm2d(4, affine=False)", True),
+        ("torch.nn.BatchNorm2d(4, track_running_stats=False)", True),
+        ("torch.nn.BatchNorm2d(4).eval()", False),
+        ("torch.nn.GroupNorm(2, 4)", False),
+        ("torch.nn.LayerNorm([4, 6, 6])", False),
+    ],
+)
+def test_batch_norm_is_detected_where_it_uses_statistics_of_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, expected: bool
+):
+    assert normalizes_over_batch(make_steps(tmp_path, monkeypatch, body).graph) is expected
+
+
+def test_an_argument_that_changes_nothing_is_refused(net: str):
+    with pytest.raises(ConfigError, match="the step is the same for unused=3 and unused=6; name the argument"):
+        capture_sizes(Config(workload=net), "unused", 3)
+
+
+QUICK = {"recompute": ["keep", "greedy"], "reorder": ["keep"], "order": ["traced"]}
+
+
+def test_the_estimate_agrees_with_captures_of_the_sizes_around_it(net: str):
+    config = load_config(net, overrides={"budget": "300%", "planners": QUICK})
+    estimate = estimate_batch(config, lambda _: pytest.fail("a share of eager's peak needs no floor"))
+    space = space_for_device(config.planners.model_dump(), "cpu", {})
+
+    def charge(size: int) -> float:
+        step = capture_sized_step(net, {"batch": size})
+        return find_smallest(step.graph, step.costs, space).estimate.peak_bytes * 1.03
+
+    assert charge(estimate.largest) <= estimate.budget_bytes
+    assert charge(estimate.largest + max(2, estimate.largest // 20)) > estimate.budget_bytes
+    assert estimate.eager_largest < estimate.largest
+    assert estimate.budget_bytes == 3 * estimate.eager_bytes
+    assert estimate.captures <= 5
+    assert count_workload_bytes(net, {"batch": estimate.eager_largest}) <= estimate.budget_bytes
+    assert count_workload_bytes(net, {"batch": estimate.eager_largest + 1}) > estimate.budget_bytes
+
+
+def test_a_budget_in_bytes_is_one_of_the_process(net: str):
+    config = load_config(net, overrides={"budget": f"{FLOOR_BYTES + 10**6}B", "planners": QUICK})
+    estimate = estimate_batch(config, lambda argument: FLOOR_BYTES)
+    assert (estimate.floor_bytes, estimate.budget_bytes) == (FLOOR_BYTES, 10**6)
+
+
+def test_random_state_of_the_process_stays(net: str):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    capture_sizes(Config(workload=net), "batch", 2)
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,60 @@
+"""The argument that sets the batch size: found by its usual names, or refused with the factory's name and what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ConfigError
+from autotune.workloads.batch_argument import USUAL_NAMES, BatchArgument, find_batch_argument
+from autotune.workloads.zoo import ZOO
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "def usual(bs=3, batch_size=5): ...\n"
+        "def rows(rows=7, width=2): ...\n"
+        "def needed(batch): ...\n"
+        "def text(batch='all'): ...\n"
+        "def nothing(): ...\n"
+    )
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_zoo_workload_has_one(name: str):
+    assert find_batch_argument(name, {"batch": 3}) == BatchArgument("batch", 3)
+    assert find_batch_argument(name, {}).size >= 1
+
+
+@pytest.mark.usefixtures("factories")
+def test_the_first_usual_name_counts_and_the_config_s_value_comes_before_the_default():
+    assert find_batch_argument("mine.py:usual", {}) == BatchArgument("batch_size", 5)
+    assert find_batch_argument("mine.py:usual", {"batch_size": 9}).size == 9
+    assert find_batch_argument("mine.py:usual", {}, "bs") == BatchArgument("bs", 3)
+    assert find_batch_argument("mine.py:rows", {}, "rows") == BatchArgument("rows", 7)
+
+
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize(
+    ("reference", "arguments", "name", "words"),
+    [
+        ("mine.py:rows", {}, None, "mine.py:rows: no argument of the factory sets the batch size .* it takes rows, width.*--batch-argument NAME"),
+        ("mine.py:nothing", {}, None, "it takes none"),
+        ("mine.py:rows", {}, "row", "takes no batch argument 'row'.*did you mean 'rows'"),
+        ("mine.py:needed", {}, None, "batch has no default, not a batch size; give it with --set batch=8"),
+        ("mine.py:text", {}, None, "batch is 'all', not a batch size"),
+        ("mine.py:usual", {"batch_size": 0}, None, "batch_size is 0"),
+        ("mine.py:usual", {"batch_size": True}, None, "batch_size is True"),
+        ("step.live", {}, None, "step.live: the batch of a running training process cannot be changed; write a factory"),
+    ],
+)  # fmt: skip
+def test_a_factory_without_a_usable_one_is_refused(reference: str, arguments: dict[str, object], name: str, words: str):
+    with pytest.raises(ConfigError, match=words) as error:
+        find_batch_argument(reference, arguments, name)
+    assert "\n" not in str(error.value)
+
+
+def test_the_usual_names_are_the_documented_ones():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "batch-size.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in guide for name in USUAL_NAMES)
