@@ -224,8 +224,7 @@ class _Session:
 
     def measure_levels(self, scale: BudgetScale) -> None:
         """Measure the planners' fastest plan for each of several budgets, from the smallest plan's bytes to the limit."""
-        seconds = PLANNING_SHARE * self.config.time_seconds
-        levels = BudgetLevels(self.planning, self.trials, scale, planning_seconds=seconds)
+        levels = BudgetLevels(self.planning, self.trials, scale, study_seconds=self.config.time_seconds)
         while not self.is_spent():
             with self.interrupts.breakable(patient=False):
                 proposal = levels.propose_next(self.target_bytes)

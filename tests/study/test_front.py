@@ -179,7 +179,7 @@ def test_contenders_run_in_turns_until_each_has_its_rounds_and_all_is_conclusive
 
 
 def test_plans_that_cannot_be_told_apart_run_at_most_so_often_and_are_not_both_points():
-    trials, runs = searched((100, 1.5), (200, 1.48)), 0
+    trials, runs = searched((100, 1.5), (200, 1.46)), 0
     while (following := select_front_run(trials, RULES)) is not None:
         runs += 1
         charged = following.step_charged_bytes

@@ -1,6 +1,7 @@
 """A study of the Pareto front on a runner without a device: its budgets, its points, its files, and a resumed one."""
 
 import csv
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, append_trial, load_trials
 from autotune.report.html import write_report
-from autotune.study.front.budget_levels import LEVELS
+from autotune.study.front.budget_levels import EVEN_LEVELS, LEVELS
 from autotune.study.front.budget_scale import find_budget_scale
 from autotune.study.offline.landscape import landscape_from_run
 from autotune.study.outcome import StudyResult
@@ -80,15 +81,19 @@ def test_without_a_budget_targets_end_at_eagers_peak_and_the_limit_leaves_room_f
     assert set(fake.beats) == {None}  # a slow plan is a point, too
 
 
-def test_the_planners_answer_first_for_budgets_spread_evenly_from_the_smallest_plan_to_the_fastest(told):
+def test_the_planners_answer_first_for_even_budgets_and_then_where_the_time_falls_most(told):
     _, _, result = told
     planned = [trial for trial in result.trials[2:] if trial.number < 2 + LEVELS]
     assert {trial.kind for trial in planned} <= {"planner", "repeat"}
     top, low = planned[0].estimate.peak_bytes, result.trials[1].estimate.peak_bytes
-    between = sorted(trial.target_bytes for trial in planned[1:])
-    assert between == [low + (top - low) * level // LEVELS for level in range(1, LEVELS)]
-    # the widest gaps first: a study that ends early covers the range
-    assert [trial.target_bytes for trial in planned[1:2]] == [low + (top - low) * (LEVELS // 2) // LEVELS]
+    even = [trial.target_bytes for trial in planned[1:EVEN_LEVELS]]
+    assert sorted(even) == [low + (top - low) * level // EVEN_LEVELS for level in range(1, EVEN_LEVELS)]
+    known = {(trial.estimate.peak_bytes, trial.estimate.seconds) for trial in result.trials[1 : 2 + EVEN_LEVELS]}
+    for trial in planned[EVEN_LEVELS:]:
+        steps = list(itertools.pairwise(sorted(known)))
+        (left, _), (right, _) = max(steps, key=lambda step: step[0][1] / step[1][1])
+        assert trial.target_bytes == (left + right) // 2
+        known.add((trial.estimate.peak_bytes, trial.estimate.seconds))
     assert all(trial.estimate.peak_bytes <= trial.target_bytes for trial in planned)
     assert all(trial.kind in ("search", "repeat", "confirm") for trial in result.trials[2 + LEVELS :])
 
@@ -279,7 +284,7 @@ def test_an_earlier_run_without_targets_is_read_and_goes_on(tmp_path):
     assert {point.trial.plan for point in records.front_plans} == {plan.trial.plan for plan in before.confirmed}
     assert "Pareto front" in write_report(tmp_path / "run").read_text()
     landscape_from_run(tmp_path / "run")  # all of its plans are for one budget
-    after = tune(config.model_copy(update={"trials": 24}), runner(), tmp_path / "run", lasting=False)
+    after = tune(config.model_copy(update={"trials": 28}), runner(), tmp_path / "run", lasting=False)
     assert [replace(trial, target_bytes=None) for trial in after.trials[: len(lines)]] == [
         replace(trial, target_bytes=None) for trial in before.trials
     ]

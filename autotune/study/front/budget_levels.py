@@ -1,60 +1,92 @@
-"""Make the planners' plans for budgets spread evenly between the smallest plan and eager: the first points of a front."""
+"""Make the planners' plans for budgets between the smallest plan and eager: the first points of a front."""
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 from autotune.planners.candidates import Candidate, Planning
+from autotune.predict.simulate import Estimate
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.front.budget_scale import BudgetScale
 from autotune.study.verdicts.front import spread
 
 LEVELS = 10
 """Number of budgets above the smallest plan that the planners make a plan for."""
+EVEN_LEVELS = 5
+"""Number of the first budgets, which are spread evenly; each further one halves the largest step of predicted time."""
+LEVELS_SHARE = 0.1
+"""Maximum share of the study's time for making the plans of all levels."""
 
 
 class BudgetLevels:
     """Budgets of one study that still lack a plan; each is proposed once.
 
     The top level is the highest budget. Above the bytes of its plan no level lies: a larger plan is no faster by
-    estimate.
+    estimate. Where plans hardly become faster, few levels lie: a point of the front has to be faster than all smaller ones.
     """
 
     def __init__(
-        self, planning: Planning, trials: Sequence[Trial], scale: BudgetScale, *, planning_seconds: float
+        self, planning: Planning, trials: Sequence[Trial], scale: BudgetScale, *, study_seconds: float
     ) -> None:
         self._planning, self._scale = planning, scale
-        self._seconds = planning_seconds / (LEVELS + 1)
+        self._seconds = LEVELS_SHARE * study_seconds / LEVELS
         """Planning time of one level; its first plan is made in any case."""
-        recorded = [trial for trial in trials if trial.kind in (TrialKind.PLANNER, TrialKind.REPEAT)]
-        self._targets = {trial.target_bytes for trial in recorded if trial.target_bytes is not None}
-        # a resumed study has the levels of its first session, whatever allocator overheads it measured since
-        tops = [trial for trial in recorded if trial.kind == TrialKind.PLANNER and trial.target_bytes is not None]
-        top = max(tops, key=lambda trial: trial.target_bytes or 0, default=None)
-        self._left = None if top is None or top.estimate is None else self._spread_levels(top.estimate.peak_bytes)
+        self._answers: dict[int, Estimate] = {}
+        """Estimate of each planned level, by its target; those of earlier sessions are part of it."""
+        planned: list[int] = []
+        for trial in trials:
+            if trial.estimate is None:
+                continue
+            if trial.kind == TrialKind.SMALLEST:
+                self._answers[scale.low_bytes] = trial.estimate
+            # earlier versions recorded no targets
+            elif trial.kind in (TrialKind.PLANNER, TrialKind.REPEAT) and trial.target_bytes is not None:
+                self._answers[trial.target_bytes] = trial.estimate
+                if trial.kind == TrialKind.PLANNER:
+                    planned.append(trial.target_bytes)
+        self._top = max(planned, default=None)
+        self._left = LEVELS - len(planned)
 
     def propose_next(self, highest_bytes: int) -> Candidate | None:
         """Return the fastest plan by estimate of the next level, or None after the last one.
 
         `highest_bytes` are the peak bytes whose charge meets the study's limit now; no target lies above.
         """
-        if self._left is None:
-            top = self._plan(min(self._scale.high_bytes, highest_bytes))
-            self._left = [] if top is None else self._spread_levels(top.estimate.peak_bytes)
-            if top is not None:
-                return top
-        while self._left:
-            candidate = self._plan(min(self._left.pop(0), highest_bytes))
+        while self._left > 0:
+            self._left -= 1
+            target = self._choose_target(highest_bytes)
+            if target is None:
+                return None
+            candidate = self._plan(target)
             if candidate is not None:
+                self._answers[target] = candidate.estimate
                 return candidate
+            if self._top == target:
+                return None
         return None
 
-    def _spread_levels(self, highest_bytes: int) -> list[int]:
-        """Return the targets between the smallest plan and the top level's that have no plan yet."""
-        low, width = self._scale.low_bytes, highest_bytes - self._scale.low_bytes
-        # the ends are measured already; they are part of what the others are spread over
-        levels = [low + width * level // LEVELS for level in range(LEVELS + 1)] if width > 0 else []
-        between = [levels[rank] for rank in spread([(level,) for level in levels])[2:]]
-        return [level for level in dict.fromkeys(between) if level not in self._targets]
+    def _choose_target(self, highest_bytes: int) -> int | None:
+        """Return the next target: the top, then the even levels, then the middle of the largest step of time."""
+        if self._top is None:
+            self._top = min(self._scale.high_bytes, highest_bytes)
+            return self._top
+        low, width = self._scale.low_bytes, self._answers[self._top].peak_bytes - self._scale.low_bytes
+        even = [low + width * level // EVEN_LEVELS for level in range(EVEN_LEVELS + 1)]
+        # the ends are planned already; they are part of what the others are spread over
+        for rank in spread([(level,) for level in even])[2:]:
+            if even[rank] not in self._answers and low < even[rank] < low + width:
+                return even[rank]
+        return self._halve_largest_step()
+
+    def _halve_largest_step(self) -> int | None:
+        """Return the middle of two neighbouring plans' bytes between which the predicted time falls most; None without any."""
+        plans = sorted({(answer.peak_bytes, answer.seconds) for answer in self._answers.values()})
+        steps = {
+            (low + high) // 2: slow / fast
+            for (low, slow), (high, fast) in pairwise(plans)
+            if high > low + 1 and fast < slow and (low + high) // 2 not in self._answers
+        }
+        return max(steps, key=lambda target: steps[target], default=None)
 
     def _plan(self, target_bytes: int) -> Candidate | None:
         """Return the fastest plan that meets a target by estimate; None where the planners' plans all exceed it."""

@@ -17,9 +17,9 @@ from autotune.study.verdicts.statistics import Interval, RatioInterval, block_me
 
 FRONT_PLANS = 12
 """Maximum number of plans that are re-measured for the front at one time."""
-FRONT_GAIN = 0.005
+FRONT_GAIN = 0.02
 """Least share of time by which a larger plan has to be faster to be re-measured for the front."""
-FRONT_SHARE = 0.45
+FRONT_SHARE = 0.55
 """Maximum share of the study's time that is reserved for re-measuring the front."""
 FRONT_RUNS = FRONT_PLANS * MIN_ROUNDS
 """Number of re-measured trials that the reserved time allows for."""

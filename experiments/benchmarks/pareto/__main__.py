@@ -33,7 +33,7 @@ MODELS = {name: FRONTIER_MODELS[name] for name in ("resnet50", "gpt2")}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--time", default="18m", help="for each search")
+    parser.add_argument("--time", default="20m", help="for each search")
     parser.add_argument("--trials", type=int, help="most searched trials; by default the time alone ends a search")
     parser.add_argument("--frontier", type=Path, help="folder of the peers' records; by default this processor's")
     parser.add_argument("--out", type=Path, help="by default results/NAME, named by the processor")
