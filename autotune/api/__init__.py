@@ -93,7 +93,7 @@ def tune(
         kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding; "any" to
             measure both, in each memory format, and tune the fastest.
         exact: True to accept eager's bits only: other kernels are refused, and so is a captured step that rounds differently.
-        seed_from: Run directory or plan file whose settings are measured first.
+        seed_from: Run directory or plan file: its fastest settings are measured first, and the sampler reads all of its trials.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
         runs: Directory of all runs.
         plans: Directory of the finished plans.
