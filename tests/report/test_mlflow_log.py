@@ -264,7 +264,7 @@ def test_budget_floor_and_proofs_are_metrics_of_the_parent(logged):
 def test_the_plans_of_a_front_are_logged_with_its_table_and_each_plan_has_its_status(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)
     runs = tmp_path / "runs"
-    config = front_config(tmp_path, runs=str(runs))
+    config = front_config(tmp_path, runs=str(runs), trials=6)
     tracker = Tracker(config, runs / "front")
     result = tune(config, front_runner(), runs / "front", progress=tracker)
     message = tracker.finish()
