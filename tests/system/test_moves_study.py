@@ -35,8 +35,8 @@ def test_moves_of_a_real_model_keep_their_predicted_bytes_and_eagers_bits(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(textwrap.dedent(MODEL))
     result = autotune.tune(
-        "mine.py:factory", budget="70%", trials=10, time="6m", runs=str(tmp_path / "runs"),
-        plans=str(tmp_path / "plans"), planners={"allocator": ["arena"]},
+        "mine.py:factory", budget="70%", trials=8, time="20m", runs=str(tmp_path / "runs"), plans=str(tmp_path / "plans"),
+        planners={"allocator": ["arena"], "order": ["traced"], "recompute": ["greedy"], "reorder": ["keep"]},
     )  # fmt: skip
     moves = [trial for trial in result.trials if trial.kind is TrialKind.MOVE and trial.was_run]
     assert moves
