@@ -190,7 +190,7 @@ def test_a_move_over_the_budget_is_lost_and_lowers_the_target_of_the_next_ones(t
 
     def charge(plan: Plan, process: str) -> int:
         parent = not first or plan_hash(plan) in first
-        return plain(plan, process) if parent else int(1.05 * plain(plan, process))
+        return plain(plan, process) if parent else int(1.2 * plain(plan, process))
 
     first: set[str] = set()
     first |= {plan_hash(t.plan) for t in run(tmp_path / "a", biased_runner()[0], moves=False).trials if t.plan}
