@@ -272,7 +272,7 @@ def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(tmp_path: Pat
         return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1), torch.randn(16, 3, 32, 32))
 
     auto = AutoPlan(
-        "90%", time="30s", trials=1, kernels="inductor", memory_format="channels_last", runs=tmp_path / "runs"
+        "90%", time="5m", trials=1, kernels="inductor", memory_format="channels_last", runs=tmp_path / "runs"
     )
     plain, tuned = convolutions(), convolutions()
     step = TrainStep(tuned.model, loss_fn, tuned.optimizer, tuned.batch, auto)

@@ -79,7 +79,7 @@ def test_a_study_on_regions_is_interrupted_and_resumed_and_its_plan_trains(tmp_p
         assert study.returncode == 128 + signal.SIGTERM, output.read()
     before = trials.read_text().splitlines()
 
-    run("-m", "autotune", "resume", "runs/one", "--trials", str(len(before) + 1), here=tmp_path)
+    run("-m", "autotune", "resume", "runs/one", "--trials", str(len(before) + 1), "--time", "2m", here=tmp_path)
     assert trials.read_text().splitlines()[: len(before)] == before
     (path,) = (tmp_path / "plans").glob("*.json")
     plan = planfile.read(path)
