@@ -1,6 +1,6 @@
 """Types of the public names, which `__init__.py` imports on first use."""
 
-from autotune.api import estimate, load_plan, load_run, plan, resume, tune
+from autotune.api import estimate, estimate_batch, load_plan, load_run, plan, resume, tune
 from autotune.api.auto_plan import AutoPlan
 from autotune.errors import (
     AutotuneError,
@@ -21,6 +21,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.train_step import TrainStep
+from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.offline.memory_estimate import MemoryEstimate
 from autotune.study.outcome import StudyResult
 from autotune.study.recorded_run import RecordedRun
@@ -32,6 +33,7 @@ __version__: str
 __all__ = [
     "AutoPlan",
     "AutotuneError",
+    "BatchEstimate",
     "Buckets",
     "CaptureError",
     "Config",
@@ -55,6 +57,7 @@ __all__ = [
     "Workload",
     "__version__",
     "estimate",
+    "estimate_batch",
     "load_plan",
     "load_run",
     "plan",

@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_public_names_are_the_documented_ones():
-    assert set(FUNCTIONS) == {"estimate", "load_plan", "load_run", "plan", "resume", "tune"}
+    assert set(FUNCTIONS) == {"estimate", "estimate_batch", "load_plan", "load_run", "plan", "resume", "tune"}
     for name in autotune.__all__:
         assert getattr(autotune, name) is not None
         assert name == "__version__" or (getattr(autotune, name).__doc__ or "").strip(), name

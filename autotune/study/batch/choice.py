@@ -143,7 +143,7 @@ def _run_search(
         deadline=began + SEARCH_SHARE * config.time_seconds,
         capture=sources.capture,
     )
-    race.measure_start(argument, began)
+    race.measure_start(argument)
     chosen = race.find_largest() if config.objective == "batch" else race.find_fastest()
     if chosen is None:
         raise _explain_no_size(config, race.search, run_dir)

@@ -63,7 +63,7 @@ class SizeRace:
         self.search = search
         write_batch_search(self.run_dir, search)
 
-    def measure_start(self, argument: BatchArgument, began: float) -> None:
+    def measure_start(self, argument: BatchArgument) -> None:
         """Measure the workload's own size, which resolves the budget, then estimate the largest sizes for it."""
         if self.search.find(self.search.start) is None:
             self.record(self.measurer.measure_start(self.search))
@@ -71,7 +71,7 @@ class SizeRace:
         if self.search.estimate is None:
             budget = self.config.model_copy(update={"budget": f"{self.search.limit_bytes}B"})
             floor_bytes = self.search.floor_bytes
-            estimate = estimate_from_steps(budget, argument, self.steps, lambda _: floor_bytes, began)
+            estimate = estimate_from_steps(budget, argument, self.steps, lambda _: floor_bytes, time.monotonic())
             self.record(replace(self.search, estimate=replace(estimate, budget=self.config.budget)))
             self.notify(
                 f"by estimate a plan fits up to {argument.name}={estimate.largest}, plain eager up to {estimate.eager_largest}"

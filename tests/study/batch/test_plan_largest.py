@@ -1,0 +1,59 @@
+"""A plan for the largest batch by estimate: lowered where the profiled workspaces leave no room, and named in the plan file."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.errors import InfeasibleError
+from autotune.ir.costs import Costs
+from autotune.measure.survey import WorkloadSurvey
+from autotune.records.config import Config
+from autotune.study.batch.estimate import BatchEstimate
+from autotune.study.batch.plan_largest import plan_largest
+from autotune.testing.fake_runner import DEVICE, FLOOR_BYTES
+
+from .fakes import graph_of, traced_bytes
+
+CONFIG = Config(workload="w", budget="200%", objective="batch", planners={"recompute": ["keep"], "reorder": ["keep"]})  # type: ignore[arg-type]
+ESTIMATE = BatchEstimate(
+    "w()", "batch", 8, "200%", traced_bytes(40), None, 40, traced_bytes(40), 30, traced_bytes(8), False
+)
+
+
+def survey_of(scratch_bytes: int, sizes: list[int]) -> Any:
+    def survey(config: Config) -> WorkloadSurvey:
+        size = config.arguments["batch"]
+        assert isinstance(size, int)
+        sizes.append(size)
+        graph = graph_of(size)
+        costs = replace(Costs.unit(graph), scratch_bytes=(scratch_bytes,) * len(graph.ops))
+        return WorkloadSurvey(graph, costs, DEVICE, FLOOR_BYTES)
+
+    return survey
+
+
+def test_the_plan_file_has_the_size_and_the_budget_in_bytes():
+    sizes: list[int] = []
+    file, surveyed = plan_largest(CONFIG, ESTIMATE, survey_of(0, sizes))
+    assert sizes == [40]
+    assert file.workload.arguments == {"batch": 40}
+    assert file.graph_digest == surveyed.graph.digest == graph_of(40).digest
+    assert file.budget == f"{FLOOR_BYTES + ESTIMATE.budget_bytes}B"
+    assert file.estimate.peak_bytes <= file.budget_bytes == ESTIMATE.budget_bytes
+
+
+def test_workspaces_lower_the_size_until_a_plan_fits():
+    sizes: list[int] = []
+    file, _ = plan_largest(CONFIG, ESTIMATE, survey_of(400_000, sizes))
+    assert sizes[0] == 40
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert file.workload.arguments == {"batch": sizes[-1]}
+    assert sizes[-1] < 40
+
+
+def test_no_size_is_an_error_with_the_next_step():
+    with pytest.raises(InfeasibleError, match=r"no batch size fits 200%: batch=.* is too large .*; raise --budget"):
+        plan_largest(CONFIG, ESTIMATE, survey_of(10**9, []))
+    with pytest.raises(InfeasibleError, match="no batch size fits 200%: by estimate; raise --budget"):
+        plan_largest(CONFIG, replace(ESTIMATE, largest=0), survey_of(0, []))
