@@ -93,11 +93,13 @@ class Calibration:
             return self._last
         for row in range(len(self._distances), len(measured)):
             settings = measured[row].settings
-            self._distances.append([settings_distance(one.settings, settings) for one in self.observations])
+            self._distances.append(
+                [settings_distance(observation.settings, settings) for observation in self.observations]
+            )
             self._among.append([settings_distance(other.settings, settings) for other in measured[:row]])
         calibrated: dict[int, Calibrated] = {}
         for source in PriorSource:
-            indices = [index for index, one in enumerate(self.observations) if one.source is source]
+            indices = [index for index, observation in enumerate(self.observations) if observation.source is source]
             if indices:
                 calibrated |= dict(zip(indices, self._calibrate(source, indices, measured), strict=True))
         plans = {plan_hash(trial.plan) for trial in measured if trial.plan is not None}

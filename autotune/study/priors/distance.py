@@ -8,14 +8,14 @@ from autotune.planners import KINDS
 from autotune.planners.knobs import Choice, Knob, KnobValue, Settings
 
 
-def settings_distance(one: Settings, other: Settings) -> float:
+def settings_distance(left: Settings, right: Settings) -> float:
     """Return the distance of two settings: 1 for each kind with another planner, up to 1 for other knobs of the same one.
 
     Each knob has the same weight: the share of its range between the two values, on the scale that it is searched on.
     """
     total = 0.0
-    for kind in one.keys() | other.keys():
-        first, second = one.get(kind, {}), other.get(kind, {})
+    for kind in left.keys() | right.keys():
+        first, second = left.get(kind, {}), right.get(kind, {})
         if first.get("planner") != second.get("planner"):
             total += 1
         elif planner := KINDS.get(kind, {}).get(str(first.get("planner"))):
@@ -28,13 +28,13 @@ def _knob_distances(
 ) -> list[float]:
     distances = []
     for name, knob in knobs.items():
-        one, other = first.get(name), second.get(name)
-        if one == other:
+        left, right = first.get(name), second.get(name)
+        if left == right:
             distances.append(0.0)
-        elif isinstance(knob, Choice) or not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
+        elif isinstance(knob, Choice) or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
             distances.append(1.0)
         elif knob.log:
-            distances.append(abs(math.log(one / other)) / math.log(knob.high / knob.low))
+            distances.append(abs(math.log(left / right)) / math.log(knob.high / knob.low))
         else:
-            distances.append(abs(one - other) / (knob.high - knob.low))
+            distances.append(abs(left - right) / (knob.high - knob.low))
     return distances

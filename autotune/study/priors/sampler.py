@@ -39,7 +39,7 @@ class PriorSampler(BaseSampler):
     ) -> None:
         self.sampler = sampler
         self._space, self._objectives, self._calibrate, self._seed = space, tuple(objectives), calibrate, seed
-        self._known_parameters: dict[int, tuple[Parameters, dict[str, BaseDistribution]]] = {}
+        self._converted: dict[int, tuple[Parameters, dict[str, BaseDistribution]]] = {}
         self._copies: dict[bool, _StudyCopy] = {}
         """Copy of the study with observations, and the one without."""
         self._current: tuple[int, optuna.Study, FrozenTrial] | None = None
@@ -68,13 +68,13 @@ class PriorSampler(BaseSampler):
     def make_observations(self, calibrated: Sequence[Calibrated]) -> list[FrozenTrial]:
         """Return the observations as completed trials; settings outside of the search space are left out."""
         completed = []
-        for one in calibrated:
-            score, (params, distributions) = one.observation.score, self._parameters(one)
-            if not params or ("step_bytes" in self._objectives and not one.observation.source.has_bytes):
+        for prior in calibrated:
+            score, (params, distributions) = prior.observation.score, self._parameters(prior)
+            if not params or ("step_bytes" in self._objectives and not prior.observation.source.has_bytes):
                 continue
             completed.append(
                 optuna.trial.create_trial(
-                    values=self._values(score, one.time_ratio),
+                    values=self._values(score, prior.time_ratio),
                     params=params,
                     distributions=distributions,
                     constraints={"memory": score.memory, "numerics": score.numerics},
@@ -82,10 +82,10 @@ class PriorSampler(BaseSampler):
             )
         return self._thin_out(completed)
 
-    def _parameters(self, one: Calibrated) -> tuple[Parameters, dict[str, BaseDistribution]]:
-        if one.number not in self._known_parameters:
-            self._known_parameters[one.number] = to_parameters(one.observation.settings, self._space)
-        return self._known_parameters[one.number]
+    def _parameters(self, prior: Calibrated) -> tuple[Parameters, dict[str, BaseDistribution]]:
+        if prior.number not in self._converted:
+            self._converted[prior.number] = to_parameters(prior.observation.settings, self._space)
+        return self._converted[prior.number]
 
     def _values(self, score: TrialScore, time_ratio: float) -> list[float]:
         return [time_ratio if name == "time_ratio" else float(getattr(score, name)) for name in self._objectives]
@@ -110,7 +110,7 @@ class PriorSampler(BaseSampler):
                 optuna.create_study(directions=study.directions), calibrated
             )
             params = [old.params for old in done]
-            copy.study.add_trials(one for one in self.make_observations(calibrated) if one.params not in params)
+            copy.study.add_trials(prior for prior in self.make_observations(calibrated) if prior.params not in params)
         self._current = trial.number, copy.study, copy.begin_trial(done)
         return self._current[1:]
 

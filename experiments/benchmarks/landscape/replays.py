@@ -108,7 +108,7 @@ def trials_to_near(search: dict[str, Any]) -> float:
 
 
 def summarize(results: dict[str, Any]) -> str:
-    """Return the table of one landscape in Markdown."""
+    """Return the table of search landscape in Markdown."""
     lines = [
         f"### {Path(results['landscape']).stem}",
         "",
@@ -120,7 +120,7 @@ def summarize(results: dict[str, Any]) -> str:
     for name, searches in results["searches"].items():
         if not searches:
             continue
-        cells = [format_gap(median_interval([gap_after(one, count) for one in searches])) for count in COUNTS]
+        cells = [format_gap(median_interval([gap_after(search, count) for search in searches])) for count in COUNTS]
         lines.append(f"| {name} | {len(searches)} | {' | '.join(cells)} | {format_near(searches)} |")
     return "\n".join(lines) + "\n"
 
@@ -131,11 +131,11 @@ def format_gap(gap: Interval) -> str:
 
 def format_near(searches: Sequence[dict[str, Any]]) -> str:
     """Return the cells for searches within 2 %, lost trials and requests per search."""
-    counts = [trials_to_near(one) for one in searches]
+    counts = [trials_to_near(search) for search in searches]
     near, median = sum(map(math.isfinite, counts)), statistics.median(counts)
     text = f"{near} of {len(counts)}" + (f", median after {median:g}" if math.isfinite(median) else "")
-    lost = statistics.fmean(one["lost"][-1] if one["lost"] else 0 for one in searches)
-    return f"{text} | {lost:.1f} | {statistics.fmean(one['requests'] for one in searches):.0f}"
+    lost = statistics.fmean(search["lost"][-1] if search["lost"] else 0 for search in searches)
+    return f"{text} | {lost:.1f} | {statistics.fmean(search['requests'] for search in searches):.0f}"
 
 
 def percent(gap: float) -> str:
@@ -155,11 +155,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
         searches = results["searches"].get(name)
         if not searches:
             continue
-        regrets = [median_interval([gap_after(one, count) for one in searches]) for count in counts]
-        axes.step(counts, [100 * one.middle for one in regrets], where="post", color=colour, label=name)
+        regrets = [median_interval([gap_after(search, count) for search in searches]) for count in counts]
+        axes.step(counts, [100 * regret.middle for regret in regrets], where="post", color=colour, label=name)
         low, high = (
             [100 * min(end, 10.0) for end in ends]
-            for ends in zip(*((one.low, one.high) for one in regrets), strict=True)
+            for ends in zip(*((regret.low, regret.high) for regret in regrets), strict=True)
         )
         axes.fill_between(counts, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
     axes.axhline(100 * NEAR, color="#c9cdd2", linewidth=0.8, linestyle="--")
