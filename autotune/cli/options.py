@@ -148,7 +148,10 @@ Samplers = Annotated[
     ),
 ]
 ReplayPriors = Annotated[
-    bool, typer.Option("--priors/--no-priors", help="Start gp and tpe with simulated settings, as tune does.")
+    bool,
+    typer.Option(
+        "--priors/--no-priors", help="Start gp and tpe with simulated settings, as tune does with `priors: true`."
+    ),
 ]
 SearchAlone = Annotated[
     bool, typer.Option("--search-alone", help="Leave out the planners' own plans, with which a search begins.")

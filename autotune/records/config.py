@@ -135,8 +135,9 @@ class Config(Section):
     sampler: Literal["auto", "gp", "tpe", "cmaes", "random"] = "auto"
     """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators). `cmaes` needs the
     package of that name and objective `time`."""
-    priors: bool = True
-    """Start `gp` and `tpe` with simulated settings beside the measured trials. They are no trials: nothing reports them."""
+    priors: bool = False
+    """Start `gp` and `tpe` with simulated settings beside the measured trials. They are no trials: nothing reports them. Off,
+    because they showed no certain gain on the one recorded landscape."""
     moves: bool = True
     """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
     Each change is measured like any plan. Used with `objective: time`."""

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -209,10 +210,13 @@ def lock_run_dir(run_dir: Path, remedy: str = "tune under another --name") -> It
         try:
             file = stack.enter_context(lock_file(RunDir(run_dir).lock, wait=False))
         except BlockingIOError as error:
-            process = str(error) or "unknown"
-            raise LockedError(f"{run_dir}: process {process} works here; wait for it or {remedy}") from None
+            host, _, process = str(error).rpartition(":")
+            place = "" if host in ("", socket.gethostname()) else f" of {host}"
+            raise LockedError(
+                f"{run_dir}: process {process or 'unknown'}{place} works here; wait for it or {remedy}"
+            ) from None
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(f"{socket.gethostname()}:{os.getpid()}")
         file.flush()
         yield
 
@@ -226,7 +230,10 @@ def find_active_process(run_dir: Path) -> int | None:
 
     files = RunDir(run_dir)
     try:
-        process, began = int(files.lock.read_text(encoding="utf-8")), files.lock.stat().st_mtime
+        host, _, process_id = files.lock.read_text(encoding="utf-8").rpartition(":")
+        if host not in ("", socket.gethostname()):  # earlier versions wrote no host
+            return None
+        process, began = int(process_id), files.lock.stat().st_mtime
         # a nightly process continues with other studies, and the system reuses process ids
         ended = files.study.exists() and files.study.stat().st_mtime >= began
         alive = not ended and psutil.Process(process).create_time() <= began

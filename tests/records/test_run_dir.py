@@ -38,6 +38,17 @@ def test_a_second_lock_names_the_process_and_the_remedy(tmp_path: Path):
             pass
 
 
+def test_a_lock_of_another_machine_names_it_and_is_no_process_of_this_one(tmp_path: Path):
+    files = RunDir(tmp_path)
+    with lock_file(files.lock, wait=False) as file:
+        file.write(f"node7:{os.getpid()}")
+        file.flush()
+        assert find_active_process(tmp_path) is None
+        refused = pytest.raises(LockedError, match=f"process {os.getpid()} of node7 works here; wait for it or go")
+        with refused, lock_run_dir(tmp_path, "go elsewhere"):
+            pass
+
+
 def test_a_lock_is_free_again_after_its_block(tmp_path: Path):
     for _ in range(2):
         with lock_file(tmp_path / "lock", wait=False):

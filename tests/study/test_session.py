@@ -82,7 +82,7 @@ def test_baseline_then_smallest_then_planners_then_moves_and_sampler_then_confir
     assert set(asked[planned:]) == {"move", "search"}
     assert len([kind for kind in kinds if kind != "confirm"]) == 14
     phases = [event.phase for event in events if isinstance(event, PhaseStarted)]
-    assert phases == ["prepare", "baseline", "smallest", "planners", "priors", "search", "confirm"]
+    assert phases == ["prepare", "baseline", "smallest", "planners", "search", "confirm"]
 
 
 def test_smallest_plan_has_the_lowest_estimate_of_all(told):

@@ -69,11 +69,11 @@ def test_a_front_is_searched_and_resumed_and_its_smallest_point_keeps_its_bytes_
     (tmp_path / "front.yaml").write_text(CONFIG)
     (tmp_path / "train.py").write_text(TRAIN)
     files = RunDir(tmp_path / "runs" / "one")
-    run("-m", "autotune", "tune", "front.yaml", "--name", "one", "--trials", "4", "--time", "4m", here=tmp_path)
+    run("-m", "autotune", "tune", "front.yaml", "--name", "one", "--trials", "4", "--time", "80s", here=tmp_path)
     before = files.trials.read_text().splitlines()
 
     document = json.loads(
-        run("-m", "autotune", "resume", "runs/one", "--trials", "5", "--time", "4m", "--json", here=tmp_path)
+        run("-m", "autotune", "resume", "runs/one", "--trials", "5", "--time", "80s", "--json", here=tmp_path)
     )
     assert files.trials.read_text().splitlines()[: len(before)] == before
     front = [row for row in document["front"] if row["status"] == "front"]

@@ -42,17 +42,17 @@ def attach_priors(
     target_bytes: int,
     progress: Progress,
 ) -> None:
-    """Let the study's sampler read the priors of the run directory, and simulate settings where none are recorded.
+    """Let the study's sampler read the priors of the run directory; with `config.priors` simulate settings first.
 
     Neither the stored study nor the trials change. Raises ConfigError where the file of priors is damaged.
     """
     # settings are simulated for one budget, which is a variable of a front
-    if config.sampler not in MODEL_SAMPLERS or not config.priors or config.objective == "pareto":
+    if config.sampler not in MODEL_SAMPLERS or config.objective == "pareto":
         return
     from autotune.study.priors.sampler import PriorSampler
 
     priors = read_priors(store.run_dir)
-    if priors.simulated is None:
+    if config.priors and priors.simulated is None:
         progress(PhaseStarted(StudyPhase.PRIORS))
         remaining = MOST_SIMULATED if config.trials is None else config.trials - len(store.trials)
         simulated = simulate_settings(

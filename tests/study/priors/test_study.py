@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -20,11 +21,17 @@ from autotune.study.session import StudyResult
 from autotune.study.verdicts.ranking import TrialScore, plan_hash
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.testing.graphs import training_chain
-from tests.study.test_session import QUICK, run, stored
+from tests.study.test_session import QUICK, stored
+from tests.study.test_session import run as run_study
 
 WIDE = {**QUICK, "order": ["traced", "list_by_bytes", "depth_first"]}
 """More settings than plans that the planners propose, and each planned in milliseconds."""
 COMPLETE = optuna.trial.TrialState.COMPLETE
+
+
+def run(directory: Path, runner: Any = None, events: list[Event] | None = None, **fields: Any) -> StudyResult:
+    """Run a study with priors on the runner without a device."""
+    return run_study(directory, runner, events, **{"priors": True, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +115,16 @@ def test_a_damaged_file_of_priors_is_named_with_the_next_step(tmp_path):
     assert load_trials(tmp_path / "run" / "trials.jsonl") == before
 
 
-def test_the_pareto_objective_has_priors_with_bytes(tmp_path):
-    result = run(tmp_path, objective="pareto", trials=12, planners=WIDE)
-    assert result.best is not None
-    assert all(one.score.step_bytes > 0 for one in read_priors(tmp_path / "run").simulated)
+def test_a_front_simulates_nothing_because_its_budget_is_a_variable(tmp_path):
+    events: list[Event] = []
+    run(tmp_path, None, events, objective="pareto", trials=12, planners=WIDE)
+    assert StudyPhase.PRIORS not in phases(events)
+
+
+def test_nothing_is_simulated_by_default(tmp_path):
+    events: list[Event] = []
+    run_study(tmp_path, None, events, trials=11, planners=WIDE)
+    assert StudyPhase.PRIORS not in phases(events)
 
 
 # -- another run ----------------------------------------------------------------------------------------------------
