@@ -108,10 +108,10 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
     names = {kind: next(iter(planners)) for kind, planners in space.items()}
     best = _evaluate(cache, preset_settings(KINDS, space, names))
     for kind, planners in space.items():
-        others = list(planners)[1:]
+        remaining = list(planners)[1:]
         if kind == "inplace" and len(graph.ops) > LARGE_OPS:
-            others = []
-        for name in others:
+            remaining = []
+        for name in remaining:
             other = _evaluate(cache, preset_settings(KINDS, space, names | {kind: name}))
             best = min(best, other, key=lambda candidate: (candidate.estimate.peak_bytes, candidate.estimate.seconds))
         names[kind] = str(best.settings[kind]["planner"])

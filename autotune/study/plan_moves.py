@@ -47,11 +47,11 @@ class MoveChooser:
         measured = list(read_measured(trials, self._rules))
         seconds = next(each.seconds for each in measured if each.plan == parent.plan)
         least = seconds * max(RESOLUTION, ratio_noise(parent.measurement) / 2)
-        known = {trial.plan for trial in trials}
+        measured_plans = {trial.plan for trial in trials}
         target = compute_move_target(parent, trials, self._rules)
         for share in TARGET_SHARES:
             moves = self._source.propose(parent.plan, int(share * target), measured)
-            worthwhile = [move for move in moves if move.possible_seconds >= least and move.plan not in known]
+            worthwhile = [move for move in moves if move.possible_seconds >= least and move.plan not in measured_plans]
             for move in worthwhile[:LAYOUTS]:
                 candidate = Candidate(parent.settings, move.plan, move.estimate, parent=parent.number, move=move.text)
                 if not exceeds_budget(self._planning.estimate_layout(candidate), self._rules):

@@ -13,7 +13,6 @@ from autotune.planners.candidates import Candidate, DevicePlanning, MakePlanning
 from autotune.planners.knobs import Settings
 from autotune.planners.space import space_for_device
 from autotune.predict.bounds import seconds_lower_bound
-from autotune.predict.simulate import Estimate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
@@ -39,12 +38,13 @@ from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.priors.phase import attach_priors, record_earlier
 from autotune.study.runner import QuietRunner, Runner
 from autotune.study.seeds import Seeds
-from autotune.study.trial_store import TrialStore, make_identity
+from autotune.study.trial_store import TrialStore, add_plan, make_identity
 from autotune.study.verdicts.confirm import compare_confirmed, to_table
 from autotune.study.verdicts.front import assess_front, extends_front
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
+    TIE_SHARE,
     Rules,
     apply_rules,
     compute_stop_ratio,
@@ -331,8 +331,8 @@ class _Session:
     ) -> None:
         """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
         number = self.store.next_number() if request is None else request.number
-        trial = Trial(number, kind, str(self.config.ref), self.graph.digest, settings, started=time.time())
-        trial = replace(trial, target_bytes=target_bytes)
+        origin = str(self.config.ref), self.graph.digest
+        trial = Trial(number, kind, *origin, settings, started=time.time(), target_bytes=target_bytes)
         began = time.monotonic()
         try:
             with self.interrupts.breakable():
@@ -340,14 +340,7 @@ class _Session:
             # the bound is for the budget: planners meet a lower target, whose bound would be too high
             bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
             estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
-            trial = replace(
-                trial,
-                plan=candidate.plan,
-                estimate=estimate,
-                target_bytes=candidate.target_bytes,
-                parent=candidate.parent,
-                move=candidate.move,
-            )
+            trial = add_plan(trial, candidate, estimate)
             trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
@@ -365,24 +358,21 @@ class _Session:
         The search rejects a plan by its layout, the other phases by its peak: a planned candidate's charge calibrates
         the next target. A plan that is re-measured kept the budget before, so nothing rejects it.
         """
-        is_searched = trial.kind in (TrialKind.SEARCH, TrialKind.MOVE)
-        estimate: Estimate | None = trial.estimate if is_searched else candidate.estimate
-        stop_ratio = self.stop_ratio
-        if trial.kind == TrialKind.MOVE:  # it is for time alone, so it has to be faster
-            stop_ratio = compute_stop_ratio(select_leader(self.trials, self.rules), 0.0)
-        if trial.kind == TrialKind.CONFIRM:
-            estimate = stop_ratio = None
-        if estimate is not None and exceeds_budget(estimate, self.rules):
+        estimate = trial.estimate if trial.kind in (TrialKind.SEARCH, TrialKind.MOVE) else candidate.estimate
+        if trial.kind != TrialKind.CONFIRM and estimate is not None and exceeds_budget(estimate, self.rules):
             return replace(trial, measurement=reject_by_estimate(estimate, self.rules))
         self.progress(Measuring(trial))
         with self.interrupts.breakable():
-            result = self.runner.measure(candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=stop_ratio)
+            result = self.runner.measure(
+                candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.stop_ratio(trial.kind)
+            )
         return replace(trial, measurement=apply_rules(result, self.rules))
 
-    @property
-    def stop_ratio(self) -> float | None:
-        """Time ratio above which a plan cannot win; None for the Pareto objective, where slower plans count too."""
-        return compute_stop_ratio(select_leader(self.trials, self.rules)) if self.config.objective == "time" else None
+    def stop_ratio(self, kind: TrialKind) -> float | None:
+        """Return the time ratio above which a plan cannot win; None for re-measured plans, and for all plans of a front."""
+        slowdown = 0.0 if kind == TrialKind.MOVE else TIE_SHARE  # a move is for time alone, so it has to be faster
+        compares = self.config.objective == "time" and kind != TrialKind.CONFIRM
+        return compute_stop_ratio(select_leader(self.trials, self.rules), slowdown) if compares else None
 
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""

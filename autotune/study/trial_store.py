@@ -2,15 +2,17 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import DISTRIBUTION
 from autotune.measure.survey import PreparedWorkload
+from autotune.planners.candidates import Candidate
 from autotune.planners.knobs import Settings
 from autotune.planners.space import Space
+from autotune.predict.simulate import Estimate
 from autotune.records import trial as trials_file
 from autotune.records.config import Config
 from autotune.records.measurement import Outcome
@@ -178,6 +180,18 @@ class TrialStore:
         for running in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             if running.number not in recorded:
                 self.study.tell(running.number, state=states.FAIL)
+
+
+def add_plan(trial: Trial, candidate: Candidate, estimate: Estimate) -> Trial:
+    """Return a trial with its plan, the origin of the plan, and the plan's estimate."""
+    return replace(
+        trial,
+        plan=candidate.plan,
+        estimate=estimate,
+        target_bytes=candidate.target_bytes,
+        parent=candidate.parent,
+        move=candidate.move,
+    )
 
 
 def _attributes(trial: Trial, score: TrialScore) -> dict[str, Any]:

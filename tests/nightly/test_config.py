@@ -26,7 +26,7 @@ def test_every_entry_of_the_project_names_a_workload_that_takes_its_arguments():
     [
         (
             "entries:\n  - workload: a\n    bugdet: 65%\n",
-            "night.yaml:3: unknown key 'bugdet' in entries; known: workload, arguments, ",
+            "night.yaml:3: unknown key 'bugdet' in entries; did you mean 'budget'?",
         ),
         (
             "entries:\n  - workload: a\n  - workload: b\n    planners:\n      ordre: [traced]\n",

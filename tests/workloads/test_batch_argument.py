@@ -12,7 +12,7 @@ from autotune.workloads.zoo import ZOO
 @pytest.fixture
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
+    Path("sized.py").write_text(
         "def usual(bs=3, batch_size=5): ...\n"
         "def rows(rows=7, width=2): ...\n"
         "def needed(batch): ...\n"
@@ -29,23 +29,23 @@ def test_every_zoo_workload_has_one(name: str):
 
 @pytest.mark.usefixtures("factories")
 def test_the_first_usual_name_counts_and_the_config_s_value_comes_before_the_default():
-    assert find_batch_argument("mine.py:usual", {}) == BatchArgument("batch_size", 5)
-    assert find_batch_argument("mine.py:usual", {"batch_size": 9}).size == 9
-    assert find_batch_argument("mine.py:usual", {}, "bs") == BatchArgument("bs", 3)
-    assert find_batch_argument("mine.py:rows", {}, "rows") == BatchArgument("rows", 7)
+    assert find_batch_argument("sized.py:usual", {}) == BatchArgument("batch_size", 5)
+    assert find_batch_argument("sized.py:usual", {"batch_size": 9}).size == 9
+    assert find_batch_argument("sized.py:usual", {}, "bs") == BatchArgument("bs", 3)
+    assert find_batch_argument("sized.py:rows", {}, "rows") == BatchArgument("rows", 7)
 
 
 @pytest.mark.usefixtures("factories")
 @pytest.mark.parametrize(
     ("reference", "arguments", "name", "words"),
     [
-        ("mine.py:rows", {}, None, "mine.py:rows: no argument of the factory sets the batch size .* it takes rows, width.*--batch-argument NAME"),
-        ("mine.py:nothing", {}, None, "it takes none"),
-        ("mine.py:rows", {}, "row", "takes no batch argument 'row'.*did you mean 'rows'"),
-        ("mine.py:needed", {}, None, "batch has no default, not a batch size; give it with --set batch=8"),
-        ("mine.py:text", {}, None, "batch is 'all', not a batch size"),
-        ("mine.py:usual", {"batch_size": 0}, None, "batch_size is 0"),
-        ("mine.py:usual", {"batch_size": True}, None, "batch_size is True"),
+        ("sized.py:rows", {}, None, "sized.py:rows: no argument of the factory sets the batch size .* it takes rows, width.*--batch-argument NAME"),
+        ("sized.py:nothing", {}, None, "it takes none"),
+        ("sized.py:rows", {}, "row", "takes no batch argument 'row'.*did you mean 'rows'"),
+        ("sized.py:needed", {}, None, "batch has no default, not a batch size; give it with --set batch=8"),
+        ("sized.py:text", {}, None, "batch is 'all', not a batch size"),
+        ("sized.py:usual", {"batch_size": 0}, None, "batch_size is 0"),
+        ("sized.py:usual", {"batch_size": True}, None, "batch_size is True"),
         ("step.live", {}, None, "step.live: the batch of a running training process cannot be changed; write a factory"),
     ],
 )  # fmt: skip

@@ -105,8 +105,8 @@ def describe_costs(graph: TrainGraph, costs: Costs, plan: Plan, estimate: Estima
             features[RECOMPUTE] += seconds
             features[f"{RECOMPUTE}:{op.target}"] += seconds
         ran.add(op_id)
-        made = [latest[value] for value in op.inputs if value in latest]
-        if made and max(made) < position - 1:
+        produced = [latest[value] for value in op.inputs if value in latest]
+        if produced and max(produced) < position - 1:
             features[APART] += seconds
         latest.update(dict.fromkeys(op.outputs, position))
     features[WAIT] += estimate.seconds - sum(costs.seconds[op] for op in plan.order)

@@ -132,18 +132,18 @@ class GraphedStep:
             return
         self._recorder, self._scope = recorder, scope
 
-    def _renew(self, held: torch.Tensor | None, given: Any) -> Any:
+    def _renew(self, copied: torch.Tensor | None, passed: Any) -> Any:
         """Return the tensor that holds an input, with the numbers of this step."""
-        return given if held is None else held.copy_(given)
+        return passed if copied is None else copied.copy_(passed)
 
-    def _hold(self, given: Any) -> torch.Tensor | None:
+    def _hold(self, passed: Any) -> torch.Tensor | None:
         """Return a tensor of a fixed address for an input; None for one on another device, which only the host reads."""
-        if given.device.type != self._program.device.type:
+        if passed.device.type != self._program.device.type:
             return None
-        held: torch.Tensor = given.detach().clone()
-        if held.stride() != given.stride():
-            raise ValueError(f"an input of shape {tuple(given.shape)} has overlapping elements or gaps")
-        return held
+        copied: torch.Tensor = passed.detach().clone()
+        if copied.stride() != passed.stride():
+            raise ValueError(f"an input of shape {tuple(passed.shape)} has overlapping elements or gaps")
+        return copied
 
     def _check_state(self) -> None:
         """Give up where the optimizer keeps a gradient itself as its state, which the next step would overwrite."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.measure.children import ChildRole
+from autotune.measure.children import Children, ChildRole
 from autotune.measure.limits import classify_error
 from autotune.measure.messages import ChildError, Expects, ReplyT, decode, encode, ignore_progress
 from autotune.measure.spec import Spec
@@ -53,6 +53,7 @@ class InProcessChildren:
             raise ChildError(classify_error(error), str(error), type(error).__name__) from error
 
     try_to_ask = ask
+    ask_for_survey = Children.ask_for_survey
 
     def counters(self) -> None:
         """This process does all work, whose load nobody asks for."""
