@@ -23,6 +23,8 @@ GROUPS = (2, 3, 4, 6, 8, 12, 16)
 """Sizes of groups of blocks that are recomputed together from the first block's inputs."""
 AIMS = (1.0, 1.02, 1.05)
 """Limits of the chain, as multiples of the plan's limit. The excess is evicted in the whole step, which is more exact."""
+LONGEST_ORDER = 5000
+"""Maximum length of an order that is planned by blocks; a longer one is planned by greedy eviction alone."""
 MAX_MIXED_GROUP = 3
 """Maximum number of blocks in a group of any kinds; the blocks of a larger group must all be repeated kinds."""
 MAX_GROUP_OPS = 1500
@@ -34,7 +36,7 @@ class Blocks:
     """Planner that solves repeated blocks once, combines them over their chain, and compares with greedy eviction.
 
     The result is never worse than that of `greedy`: no higher peak above the budget, no more seconds within it. Without
-    repeated blocks it is the same plan.
+    repeated blocks, and for orders longer than `LONGEST_ORDER`, it is the same plan.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"share": Float(0.0, 1.0), "greed": Float(0.5, 3.0)}
@@ -49,7 +51,7 @@ class Blocks:
         start = EditableOrder(graph, plan.order, costs)
         limit = int(start.peak - self.share * (start.peak - budget_bytes))
         whole_step = GreedyEviction(self.share, self.greed).plan(graph, plan, budget_bytes, costs)
-        if start.peak <= limit or plan.recomputed:
+        if start.peak <= limit or plan.recomputed or len(plan.order) > LONGEST_ORDER:
             return whole_step
         by_blocks = plan_by_chain(graph, plan, limit, costs, self.greed)
         orders = [EditableOrder(graph, candidate.order, costs) for candidate in (whole_step, by_blocks)]
