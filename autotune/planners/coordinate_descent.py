@@ -14,6 +14,7 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import KINDS, anticipate_inplace, build_planners
 from autotune.planners.knobs import Choice, KnobValue, Settings
+from autotune.planners.recompute.greedy import Results, new_results, share_results
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
 
 FIRST_PLANNERS = {
@@ -52,6 +53,8 @@ class PlanCache:
     stages: dict[str, Plan] = field(default_factory=dict)
     """Intermediate plans, by the planners applied so far."""
     results: dict[str, tuple[Plan, Estimate]] = field(default_factory=dict)
+    evictions: Results = field(default_factory=new_results)
+    """Greedy results, which other recompute planners need again."""
     grain_bytes: int = field(init=False)
     """Resolution of `rank` in bytes: the 500th part of the traced peak."""
 
@@ -67,7 +70,8 @@ class PlanCache:
                 stage += repr(planner)
                 if stage not in self.stages:
                     costs = anticipate_inplace(kind, planners["inplace"], self.graph, plan, self.costs)
-                    self.stages[stage] = planner.plan(self.graph, plan, self.budget_bytes, costs)
+                    with share_results(self.evictions):
+                        self.stages[stage] = planner.plan(self.graph, plan, self.budget_bytes, costs)
                 plan = self.stages[stage]
             check(self.graph, plan)
             self.results[key] = plan, simulate(self.graph, lower(self.graph, plan), self.costs, self.budget_bytes)

@@ -1,7 +1,9 @@
 """Evict the results that free the most bytes over the budget per second of recomputation, until the step fits."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,8 +29,8 @@ FINEST_STEP = 0.003
 """Smallest step of the target in the search for the lowest peak, as a share of the bytes over the limit."""
 LOWEST_WORK = 2.5
 """Maximum number of edits to weigh in evictions for the lowest peak, in multiples of the local moves' number."""
-REMEMBERED = 4
-"""Number of latest results to keep: other planners ask for the same one again."""
+SHARED_RESULTS = 4
+"""Number of latest results that planners of one budget share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,13 @@ class GreedyEviction:
 
     def plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
         """Return the plan with the cheapest recomputation that meets the budget."""
-        for planner, earlier, *inputs, result in tuple(_latest):
+        results = _shared_results.get()
+        for planner, earlier, *inputs, result in results or ():
             if earlier is graph and planner == self and inputs == [plan, budget_bytes, costs]:
                 return result
         result = self._plan(graph, plan, budget_bytes, costs)
-        _latest.append((self, graph, plan, budget_bytes, costs, result))
+        if results is not None:
+            results.append((self, graph, plan, budget_bytes, costs, result))
         return result
 
     def _plan(self, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
@@ -154,7 +158,24 @@ class GreedyEviction:
         return lowest, spent
 
 
-_latest: deque[tuple[GreedyEviction, TrainGraph, Plan, int, Costs, Plan]] = deque(maxlen=REMEMBERED)
+Results = deque[tuple[GreedyEviction, TrainGraph, Plan, int, Costs, Plan]]
+"""Latest results of greedy eviction, each after the planner and the inputs that made it."""
+_shared_results: ContextVar[Results | None] = ContextVar("shared_results", default=None)
+
+
+def new_results() -> Results:
+    """Return an empty store of results for `share_results`."""
+    return deque(maxlen=SHARED_RESULTS)
+
+
+@contextmanager
+def share_results(results: Results) -> Iterator[None]:
+    """Reuse greedy results of equal inputs within the block: `blocks` asks for the result that `greedy` had before."""
+    token = _shared_results.set(results)
+    try:
+        yield
+    finally:
+        _shared_results.reset(token)
 
 
 def _checkpointed_orders(graph: TrainGraph, plan: Plan) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, Role, TrainGraph
 from autotune.ir.plan import Plan, Swap
 from autotune.ir.schedule import lower
-from autotune.planners.recompute.greedy import GreedyEviction
+from autotune.planners.recompute.greedy import GreedyEviction, new_results, share_results
 from autotune.planners.recompute.segments import Segments
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
@@ -187,3 +187,25 @@ def test_any_plan_is_valid_and_the_same_each_time(rng: random.Random, share: flo
     made = GreedyEviction(share=share).plan(graph, Plan.traced(graph), budget, costs)
     assert estimate(graph, made, costs).peak_bytes <= before
     assert made == GreedyEviction(share=share).plan(graph, Plan.traced(graph), budget, costs)
+
+
+def test_planners_of_one_budget_search_equal_inputs_once_and_a_planner_alone_searches_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    graph = training_chain(8)
+    costs, traced, searched = Costs.unit(graph), Plan.traced(graph), list[int]()
+    plan_anew = GreedyEviction._plan
+
+    def count(planner: GreedyEviction, graph: TrainGraph, plan: Plan, budget_bytes: int, costs: Costs) -> Plan:
+        searched.append(budget_bytes)
+        return plan_anew(planner, graph, plan, budget_bytes, costs)
+
+    monkeypatch.setattr(GreedyEviction, "_plan", count)
+    alone = [GreedyEviction().plan(graph, traced, 0, costs) for _ in range(2)]
+    assert searched == [0, 0]
+    with share_results(new_results()):
+        shared = [GreedyEviction().plan(graph, traced, budget, Costs.unit(graph)) for budget in (0, 0, 9)]
+        GreedyEviction(greed=1.0).plan(graph, traced, 0, costs)
+        GreedyEviction().plan(training_chain(8), traced, 0, costs)
+    assert searched == [0, 0, 0, 9, 0, 0]
+    assert shared[:2] == alone
