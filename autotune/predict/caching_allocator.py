@@ -27,7 +27,7 @@ LARGE_REQUEST_BYTES = 10 * MIB
 ROUND_SEGMENT_BYTES = 2 * MIB
 """Granularity in bytes of segments for one request."""
 _ADDRESS_BYTES = 2**24 * LARGE_SEGMENT_BYTES
-"""Address space of an expandable segment in bytes, more than any GPU has memory."""
+"""Address space of an expandable segment in bytes: more than the memory of any GPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -148,7 +148,7 @@ class CachingAllocator:
                     self.reserved_bytes -= block.size
 
     def reset_peaks(self) -> None:
-        """Let both peaks begin with the present bytes."""
+        """Reset both peaks to the current bytes."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def segments(self) -> Iterator[list[MemoryBlock]]:
@@ -189,7 +189,7 @@ class CachingAllocator:
         return self._add_segment(pool, segment_bytes, expandable=False)
 
     def _add_segment(self, pool: _Pool, nbytes: int, *, expandable: bool) -> MemoryBlock:
-        address = -(-self._next_address // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES  # pages are counted from here
+        address = -(-self._next_address // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES  # a segment begins at a page
         block = MemoryBlock(pool, address, nbytes, expandable, mapped=not expandable)
         self._next_address = address + nbytes
         self._heads[block.address] = block

@@ -24,17 +24,18 @@ class AllocatorPeaks:
 
 
 def replay_allocations(graph: TrainGraph, plan: Plan, costs: Costs) -> AllocatorPeaks:
-    """Return the peaks of a plan's steps in the caching allocator, with expandable segments where it names the arena.
+    """Return the peaks of a plan's steps in the caching allocator, with expandable segments if its allocator is `arena`.
 
     Static values are allocated first, in the graph's order, each as one block; then every instruction's buffers in turn.
-    An op's scratch bytes are one block. What a real process does differently moves the reserve by whole segments.
+    An op's scratch bytes are one block. Where a real process allocates differently, its reserved bytes differ by whole
+    segments.
     """
     allocator = CachingAllocator(expandable=plan.allocator == "arena")
     schedule = lower(graph, plan)
     blocks: dict[int, MemoryBlock | None] = {
         value: allocator.allocate(graph.values[value].nbytes) for value in graph.inputs
     }
-    # the floor is measured as allocated bytes less the rounded static ones: what blocks waste beyond that belongs to it
+    # meters define the floor as allocated bytes less rounded static values, so waste beyond the rounding is part of the floor
     floor_bytes = allocator.allocated_bytes - resident_bytes(graph, schedule, costs)
     allocator.reset_peaks()
     for _ in range(REPLAYED_STEPS):

@@ -34,7 +34,7 @@ class TrialKind(StrEnum):
     REPEAT = "repeat"
     """Plan measured before: the trial carries the earlier measurement and was not run."""
     LOWERED = "lowered"
-    """Plan for fewer bytes, from the settings of a finalist that missed the budget by little."""
+    """Plan for fewer bytes, from the settings of a leading plan that missed the budget by little."""
     CONFIRM = "confirm"
     """One of the best plans, re-measured in new processes."""
 

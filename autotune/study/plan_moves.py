@@ -31,7 +31,7 @@ LAYOUTS = 4
 
 
 class MoveChooser:
-    """Chooser of moves. It keeps no state that decides, so a resumed study continues as the first one would have."""
+    """Chooser of moves. Its choices depend on the trials alone, so a resumed study continues unchanged."""
 
     def __init__(self, planning: Planning, rules: Rules, *, is_on: bool = True) -> None:
         self._planning, self._rules = planning, rules
@@ -75,9 +75,9 @@ def is_turn_of_moves(trials: Sequence[Trial]) -> bool:
 def compute_move_target(parent: Trial, trials: Sequence[Trial], rules: Rules) -> int:
     """Return the peak bytes that moves of a plan have to meet.
 
-    Planners meet a target with the largest overhead of all plans. A move changes little of its plan, so its charge over
-    its peak is the parent's, or the largest of the moves that were measured from the parent. No knob is left to search:
-    a move that misses the budget raises the margin of the next ones.
+    A target for planners allows for the largest overhead (charge over peak) of all plans. A move changes little of its parent,
+    so its target allows for the largest overhead of the parent and of the moves measured from it. Searching for a
+    margin is not needed: a move that exceeds the budget raises the overhead that the next moves allow for.
     """
     same = {trial.number for trial in trials if trial.plan == parent.plan}
     family = [trial for trial in trials if trial.number in same or trial.parent in same]
@@ -87,7 +87,7 @@ def compute_move_target(parent: Trial, trials: Sequence[Trial], rules: Rules) ->
 
 
 def read_measured(trials: Sequence[Trial], rules: Rules) -> Iterator[MeasuredPlan]:
-    """Yield the measured plans with the seconds of a step at the pace of the baseline's measurement."""
+    """Yield the measured plans with their seconds: the time ratio times the seconds of eager's step in the baseline."""
     first = trials[0].measurement if trials else None
     baseline = first.median_seconds if first is not None else None
     for trial in trials:

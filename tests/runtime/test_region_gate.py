@@ -264,7 +264,7 @@ def test_a_term_that_a_new_bias_of_zeros_hides_is_noticed_if_it_is_missing(monke
     gate = RegionGate()
     gate.run(Wrong(), "affine", torch.randn(8, 4), torch.zeros(4))  # type: ignore[arg-type]
     assert gate.max_share > 1.0
-    assert gate.detail.startswith("output 0 of affine from other constants")
+    assert gate.detail.startswith("output 0 of affine on varied inputs")
 
 
 def test_uninitialized_memory_and_constants_of_another_dtype_are_no_errors():

@@ -52,7 +52,8 @@ def _suggested(position: int) -> Rule:
 def _normalized(data: int, *others: int) -> Rule:
     """Follow batch norm: the memory format that torch suggests for the data, but contiguous where all arguments are.
 
-    Arguments of one channel are contiguous in both formats. Then other strides of the gradient decide for the data's.
+    A tensor of one channel is contiguous in both formats. If the gradient's strides then differ from the data's, the kernel
+    uses the format suggested for the data.
     """
 
     def rule(args: tuple[Any, ...]) -> Strides | None:

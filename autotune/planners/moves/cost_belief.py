@@ -1,8 +1,8 @@
 """Correct predicted seconds by measured plans: a linear Gaussian model of the costs that op profiles do not show.
 
 A plan's seconds are modelled as a constant plus its features: seconds of recomputation by operator, waiting for the store,
-transfers, early updates, and runs far from the producer of their inputs. Before any measurement the features weigh what
-the simulator says; each measured plan shifts the weights. The model ranks moves only. Measurements decide.
+transfers, early updates, and runs far from the producer of their inputs. Before any measurement the weights reproduce the
+simulator's seconds; each measured plan shifts them. The model ranks moves only. Measurements decide.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ PRIORS: Mapping[str, tuple[float, float]] = {
 }
 """Mean and standard deviation of each weight before any measurement, in seconds per second of the feature."""
 TARGET_PRIOR = (0.0, 0.3)
-"""The same for the deviation of one operator from the weight of all recomputation."""
+"""Mean and standard deviation of one operator's deviation from the weight that all recomputation shares."""
 LOWEST_WEIGHT = 0.05
 """Least weight of an operator's recomputation, so that no corrected cost is 0 or below."""
 

@@ -43,8 +43,8 @@ class PlanEdit:
 def edit_plan(graph: TrainGraph, plan: Plan, edits: Iterable[PlanEdit]) -> Plan | None:
     """Return the checked plan after these edits; None where they break a rule of the plan.
 
-    Runs whose results nobody reads any more are dropped, too. A plan in which every run is in place that may be stays
-    one. Otherwise runs stay in place where their input still dies there. A swap stays if its value still leaves memory.
+    Runs whose results no run reads any more are dropped, too. If the plan runs in place wherever that is possible, so does
+    the edited plan. Otherwise runs stay in place where their input still dies. A swap stays if its value still leaves memory.
     """
     edits = list(edits)
     runs = _edit_runs(graph, plan, edits)
@@ -125,13 +125,13 @@ def _edit_runs(graph: TrainGraph, plan: Plan, edits: Sequence[PlanEdit]) -> list
 
 @lru_cache(maxsize=8)
 def _unread_runs(graph: TrainGraph, plan: Plan) -> frozenset[int]:
-    """Return the positions of the plan's runs that nobody reads before any edit. No edit drops them unasked."""
+    """Return the positions of runs whose results no run of the unedited plan reads. They stay unless an edit names them."""
     every = range(len(plan.order))
     return frozenset(every).difference(_drop_unread(graph, plan, every, frozenset()))
 
 
 def _drop_unread(graph: TrainGraph, plan: Plan, runs: Sequence[int], spared: frozenset[int]) -> list[int]:
-    """Return the runs without those whose results nobody reads; spared ones stay, and the last run of each op."""
+    """Return the runs without those whose results no run reads; runs in `spared` stay, and so does an op's only run."""
     remaining = Counter(plan.order[run] if run >= 0 else ~run for run in runs)
     needed = set(graph.outputs)
     kept: list[int] = []
@@ -160,7 +160,7 @@ def _carry_inplace(
 
 @lru_cache(maxsize=8)
 def _is_greedy(graph: TrainGraph, plan: Plan) -> bool:
-    """Return True if every run of the plan is in place that may be."""
+    """Return True if the plan runs in place wherever the greedy in-place planner would."""
     return GreedyInPlace().plan(graph, plan, 0, Costs.unit(graph)).inplace == plan.inplace
 
 

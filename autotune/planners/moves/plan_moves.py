@@ -1,6 +1,7 @@
 """Propose moves around a plan: single edits and combinations of them, ranked by the seconds that they may save.
 
-Every move is a checked plan with its exact peak. A move of 0.1 % cannot be measured, so most moves join many edits.
+Every move is a checked plan with its exact peak. A saving of 0.1 % is below the noise of a measurement,
+so most moves join many edits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,17 +32,17 @@ from autotune.planners.space import Space
 from autotune.predict.simulate import Estimate, simulate
 
 PASSIVE = {"order": "traced", "update": "at_end", "recompute": "keep", "reorder": "keep", "offload": "keep"}
-"""Planner of each kind that leaves the step as traced: where no other one is allowed, moves leave it so, too."""
+"""Planner per kind that leaves the step as traced. Where a space allows only this one, moves do not change the kind either."""
 GREED = 1.5
 """Exponent of the bytes in an eviction's score: the default of the greedy recompute planner."""
 DRAWS = 2
 """Number of moves whose costs are drawn from the belief, beside the one with its mean."""
 PAIRS = 8
-"""Maximum number of edits on either side of an exchange."""
+"""Maximum number of drops for which an exchange is sought, and of additions that are tried for each."""
 ADDITIONS = 24
-"""Maximum number of recomputations, and of swaps, that are weighed as additions."""
+"""Maximum number of added recomputations, and of added swaps, that are simulated."""
 WORK, LEAST_EDITS, MOST_EDITS = 60_000, 10, 200
-"""Runs of all plans that are simulated for the single edits of one kind, and the limits of the number of these edits."""
+"""Limit of simulated runs (edits times runs of the plan) per kind of edit; lowest and highest limit of edits that it sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ class MoveSource:
     ) -> Iterator[tuple[str, _Edited]]:
         """Yield exchanges of one dropped recomputation or swap for another one, and all that can be joined.
 
-        A payer of no more seconds than the saver's is taken first; equal estimates are where measuring decides.
+        Each of `savers` drops a recomputation or swap: fewer seconds, more bytes. Each of `payers` adds one. For each saver,
+        payers that do not raise the peak are tried first, in order of seconds. Measurements decide between equal estimates.
         """
         pairs: list[_Edited] = []
         tight = [saver for saver in savers if saver.estimate.peak_bytes > target_bytes]
@@ -176,7 +178,7 @@ class MoveSource:
     def _refit(self, plan: Plan, target_bytes: int, belief: CostBelief, seed: int) -> Iterator[tuple[str, _Edited]]:
         """Yield the plan with its recomputation improved for the measured costs, and for costs drawn from the belief."""
         if plan.offload or not self._recomputes:
-            return  # its gaps depend on the order that would change
+            return  # swaps are recorded as gaps of the order, which would change
         for draw in range(DRAWS + 1):
             drawn = belief if draw == 0 else _draw(belief, seed * DRAWS + draw)
             refitted = self._improve(plan, target_bytes, correct_costs(self.graph, self.costs, drawn))
@@ -218,7 +220,7 @@ class MoveSource:
     def join(self, plan: Plan, edits: Sequence[PlanEdit], target_bytes: int) -> _Edited | None:
         """Return the plan with most of these edits that can be joined within the target; None without any.
 
-        Edits are left out in groups of an eighth of them: which of many orders runs makes little difference.
+        Edits that do not fit are left out in groups of up to an eighth of all: a single one of these edits saves little.
         """
         return self.join_all(plan, [(edit,) for edit in edits], target_bytes, least=len(edits) // 8)
 
@@ -269,7 +271,7 @@ def fill_target(
         ordered = sorted(savers, key=lambda edited: -rule(edited))
         alone = [saver.edits for saver in ordered if saver.estimate.peak_bytes <= target_bytes]
         best = source.join_all(plan, alone, target_bytes)
-        if best is not None:  # another drop may fit only now, because these shorten the life of an input
+        if best is not None:  # a drop that did not fit alone may fit after these, which shorten the life of its inputs
             results.append(source.join_all(plan, _absent(ordered, best), target_bytes, best) or best)
     return min(results, key=lambda edited: edited.estimate.seconds, default=None)
 
@@ -296,7 +298,7 @@ def _approach_producers(graph: TrainGraph, plan: Plan) -> Iterator[PlanEdit]:
 
 
 def _draw(belief: CostBelief, seed: int) -> CostBelief:
-    """Return a belief that is certain of weights drawn from another one; without measurements from the priors."""
+    """Return a belief whose weights are one random draw from another's; one without measurements is returned as it is."""
     generator = np.random.default_rng(seed)
     if not belief.names:
         return belief

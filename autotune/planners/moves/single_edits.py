@@ -121,7 +121,7 @@ def list_additions(graph: TrainGraph, plan: Plan, limit: int) -> Iterator[PlanEd
 
 
 def list_swaps(graph: TrainGraph, plan: Plan, costs: Costs, limit: int) -> Iterator[PlanEdit]:
-    """Yield edits that offload a value to the plan's store, or to the fastest open one; longest idle bytes first."""
+    """Yield edits that offload a value to the plan's store, else to the fastest; the most bytes times idle runs first."""
     store = plan.store or max(
         (name for name, cost in costs.stores.items() if not cost.holds_memory),
         key=lambda name: costs.stores[name].read_bytes_per_second,

@@ -1,4 +1,4 @@
-"""Record CUDA graphs with PyTorch, in memory that they share. It was never run on a GPU."""
+"""Record CUDA graphs with PyTorch, in memory that they share. This module was never run on a GPU."""
 
 import contextlib
 from typing import Any
@@ -40,7 +40,7 @@ class CudaRecorder:
         underway.__exit__(None, None, None)
 
     def abort(self) -> None:
-        """Drop the graph that was begun, if there is one; the error that it raises is that of the capture."""
+        """Drop the graph that was begun, if there is one. Ending it repeats the capture's error, which is ignored here."""
         if self._underway is not None:
             with contextlib.suppress(RuntimeError):
                 self.end()

@@ -7,14 +7,14 @@ from autotune.runtime.codegen import StepWriter
 from autotune.runtime.gpu.step_split import Part, SplitStep, list_updates
 
 TEMPORARIES = 3
-"""Bytes that an update of several parameters at once allocates, per byte of the parameters: Adam needs two."""
+"""Upper bound of the temporary bytes of a joint update, per byte of its parameters: Adam needs two."""
 
 
 class GraphWriter(StepWriter):
     """Generator of `capture(tangent, *inputs)` and `replay(tangent, *inputs)`; `names` is the scope of both.
 
-    The functions use `recorder`, `borrowed`, `graphs` and `engine`. A capture runs no host instruction. It records in
-    `borrowed[index, value]` the tensors of graphs that the host instruction `index` reads.
+    The functions use `recorder`, `borrowed`, `graphs`, `engine` and `updates`. A capture runs no host instruction. It
+    records in `borrowed[index, value]` the tensors of graphs that the host instruction `index` reads.
     """
 
     def __init__(self, program: Program, schedule: Schedule, split: SplitStep) -> None:
@@ -42,7 +42,7 @@ class GraphWriter(StepWriter):
                 reused, outputs = instruction.reuses_buffer_of, self._program.graph.ops[instruction.op].outputs
                 deleted.update(outputs)
                 if reused is not None and reused not in deleted:
-                    # the host's output lies in memory of the graphs, which must not be reused before that is released
+                    # the host's output goes into this memory: the name keeps it from reuse until the output is freed
                     values = self._program.graph.values
                     holder = next(v for v in outputs if values[v].nbytes == values[reused].nbytes)
                     lines.append(f" v{holder} = v{reused}; del v{reused}")
@@ -78,7 +78,7 @@ class GraphWriter(StepWriter):
         return [f" v{v} = borrowed[{index}, {v}]" for v in self._split.reads.get(index, ())]
 
     def _rooms(self) -> list[int]:
-        """Return for each instruction the bytes below the plan's peak, which updates together may use."""
+        """Return for each instruction its distance in bytes to the plan's peak, which temporaries of joint updates may use."""
         graph, live, levels = self._program.graph, 0, []
         for _, begins, ends in lives(graph, self._schedule):
             live += sum(graph.values[value].nbytes for value in begins)

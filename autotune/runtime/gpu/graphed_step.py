@@ -116,7 +116,7 @@ class GraphedStep:
         recorder = self._make_recorder()
         try:
             self._inputs = [self._hold(tensor) for tensor in inputs]
-            sources = self._writer.capture_source(), self._writer.replay_source()  # these add to the names
+            sources = self._writer.capture_source(), self._writer.replay_source()  # both calls add to `names`
             scope = self._writer.names | {
                 "recorder": recorder, "borrowed": {}, "graphs": recorder.graphs, "engine": self._engine,
                 "updates": self._program.updates,
@@ -133,7 +133,7 @@ class GraphedStep:
         self._recorder, self._scope = recorder, scope
 
     def _renew(self, copied: torch.Tensor | None, passed: Any) -> Any:
-        """Return the tensor that holds an input, with the numbers of this step."""
+        """Copy an input into its tensor of fixed address, and return that tensor; return an input without one as it is."""
         return passed if copied is None else copied.copy_(passed)
 
     def _hold(self, passed: Any) -> torch.Tensor | None:

@@ -32,7 +32,7 @@ class SplitStep:
     parts: tuple[Part, ...]
     """Part of each instruction, in order."""
     reads: dict[int, tuple[int, ...]]
-    """For each host instruction, by index, the values of graphs that it reads; results are at the schedule's end."""
+    """Values computed by graphs that each host instruction reads, by its index; those the step returns are at `len(parts)`."""
     graphs: int
     """Number of graphs."""
     fixed: tuple[int, ...]
@@ -134,7 +134,7 @@ class _Splitter:
         return not self._on_host.isdisjoint(values) or not all(map(self._is_on_device, op.outputs))
 
     def _of_graphs(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """Return those values that a graph computes: not the user's own, and none that the host has."""
+        """Return those of the values that a graph computes: neither static values nor values that the host's work produces."""
         return tuple(v for v in dict.fromkeys(values) if v not in self._graph.static and v not in self._on_host)
 
     def _is_on_device(self, value: int) -> bool:

@@ -1,7 +1,8 @@
 """The gate of compiled regions: compare each kernel with the region's ops in float64, on the inputs that the step has.
 
-The gate of a whole step cannot tell an error from another rounding where a net passes thresholds: one changed sign of a
-ReLU's operand moves every later value. A single region has the same inputs as its reference, so no error is carried from
+A gate on the whole step cannot distinguish an error from a difference in rounding if the model has thresholds: one changed
+sign of a ReLU's operand moves every later value.
+A single region has the same inputs as its reference, so no error is carried from
 another region. Inputs whose elements are all equal, such as the zeros of a new bias, are varied in a further comparison: a
 term that is missing would not show otherwise. Of each output, every element must fulfil
 
@@ -65,9 +66,9 @@ class RegionGate:
             self._references[region.signature] = RegionReference(region.region, tensors)
             varied = [_vary(tensor, number) for number, tensor in enumerate(tensors)]
             is_other = any(new is not tensor for new, tensor in zip(varied, tensors, strict=True))
-            # a number outside of an op's domain says nothing about the kernel
+            # varied inputs outside of an op's domain (non-finite results) do not test the kernel
             if is_other and all(output.isfinite().all() for output in region.region(*varied)):
-                self._compare(region, f"{name} from other constants", varied)
+                self._compare(region, f"{name} on varied inputs", varied)
         return self._compare(region, name, tensors)
 
     def _compare(self, region: CompiledRegion, name: str, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -114,7 +115,7 @@ def output_share(actual: torch.Tensor, values: OutputValues, plain: torch.Tensor
     moved, error = _excess(values.moved, center, jumps), _excess(plain, center, jumps)
     if error <= max(witness_distance(max(eps, coarsest)) * size, STRICT_EPS * moved):
         admitted = NOISE * max(error, moved) + EPS * eps * size
-    else:  # float64 is another computation
+    else:  # eager's own ops are far from float64, so they are the reference instead
         center, admitted = plain, STRICT_EPS * eps * magnitude(plain)
     excess = _excess(actual, center, jumps)
     if excess == 0.0:

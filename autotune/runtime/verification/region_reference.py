@@ -1,11 +1,11 @@
-"""Compute the outputs of a region in float64, and how far rounding may move them by other decisions.
+"""Compute the outputs of a region in float64, and how far they move if rounding changes decisions.
 
 A *decision* is an op whose result jumps where an operand passes a threshold: a comparison, a sign, the gradient of ReLU.
 Rounding may change a decision only where the operand lies within its rounding error of the threshold. An input of the
 region has no rounding error, and neither has a value that ops such as ReLU, `where` or a view select from inputs.
 
-A witness is the region in float64 whose decisions see operands moved by their admitted errors. All other operands stay.
-So its difference to the float64 result is the effect of changed decisions alone.
+A *witness* evaluates the region in float64, but moves the operands of decisions by their admitted errors. No other operand
+is moved, so the difference of a witness to the float64 result is the effect of changed decisions alone.
 """
 
 import operator
@@ -90,7 +90,7 @@ class RegionReference:
 
     @torch.no_grad()
     def evaluate(self, tensors: Sequence[torch.Tensor]) -> list[OutputValues]:
-        """Evaluate the region on tensors of their own dtypes."""
+        """Evaluate the region in float64 on the step's tensors, which have the dtypes of the step."""
         inputs = [to_double(tensor) for tensor in tensors]
         center = _Center(self._graph)
         outputs = center.outputs(inputs)
@@ -140,7 +140,7 @@ class RegionReference:
         jumps: list[torch.Tensor | None] = [None] * len(outputs)
         for pattern in range(2 + RANDOM_PATTERNS):
             if pattern == 2 and self._has_single_sources() and all(jump is None for jump in jumps):
-                break  # moved either way no operand decides otherwise, so none is close to a threshold
+                break  # moving all operands up or down changes no decision: none is close to a threshold
             witness = _Witness(self._graph, self._open, self._between, errors, pattern)
             for number, (output, center) in enumerate(zip(witness.outputs(inputs), outputs, strict=True)):
                 change = torch.nan_to_num((output.double() - center.double()).abs(), 0.0, 0.0)
@@ -169,7 +169,7 @@ class _Run(fx.Interpreter):
         return list(self.run(*tensors, enable_io_processing=False))
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one op, whose operands may be others than those in the graph."""
+        """Run one op on the operands that `choose` returns; later ops read what `adjust` returns."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.op == "call_function":
             result = self._call(n, self.choose(n, args), kwargs)

@@ -33,7 +33,7 @@ _FIRST = ("result ", "gradient ")
 
 @dataclass(frozen=True, slots=True)
 class RegionRuns:
-    """Runs of a step on compiled regions."""
+    """Two further ways to run a step on compiled regions, for comparing each region on its own."""
 
     one_by_one: Callable[[GradientCallback], Any]
     """The step with the regions' ops run one by one."""
@@ -73,8 +73,8 @@ class Verifier:
     ) -> Any:
         """Run a step in eager and as planned, and compare them; return the results of the planned step.
 
-        `regions` runs a step on compiled regions in ways that compare each region on its own. These decide where the gate
-        refuses the whole step. Raises NumericsError, which names the worst tensor that the gate refuses.
+        Where the gate refuses the whole step, comparisons of its compiled regions decide; `regions` runs the step for them.
+        Raises NumericsError, which names the worst tensor that the gate refuses.
         """
         self._refuse_hooks()
         before = self._snapshot()
@@ -164,7 +164,8 @@ class Verifier:
     def _compare_regions(self, before: Snapshot, regions: RegionRuns, expected: Tensors, differing: Tensors) -> str:
         """Compare each region of the planned step; return a description, empty if the step is refused.
 
-        The region graph must have eager's bits where its ops run one by one, and the compared step those of the plan.
+        With the regions' ops run one by one, the step must equal eager in every bit. The step whose regions are compared must
+        equal the planned step in every bit.
         """
         before.restore()
         try:

@@ -9,9 +9,9 @@ from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, 
 from autotune.study.batch.sized_steps import SizedSteps
 
 RESOLUTION = 0.02
-"""Distance between the largest size that fits and the smallest that does not, as a share of the former, at which the search ends."""
+"""Gap between the largest size that fits and the smallest that does not, as a share of the former, that ends the search."""
 STEP_DOWN = 0.9
-"""Factor from a size whose process ended at the limit, so that its charge is unknown, to the next one."""
+"""Factor to the next smaller size after a process was killed at the limit, so that its charge is unknown."""
 FACTORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Factors of the workload's own batch size among the candidates for throughput."""
 MICRO_BATCHES = (2, 4, 8)
@@ -29,10 +29,10 @@ def find_largest_measured(
     high: int,
     first: int,
 ) -> tuple[int, int]:
-    """Return the largest batch size measured within the budget, `low` where no larger one was, and the smallest beyond it.
+    """Return two batch sizes: the largest that fits (`low` if none larger was measured), and the smallest that does not.
 
-    After a size that exceeds the budget, the next one is where the predicted bytes meet it, scaled by the last measured
-    excess. After a size that fits, it is the middle of what is left.
+    After a size that exceeds the budget, the next size is the one whose predicted bytes, scaled by the measured excess, meet
+    the budget. After a size that fits, the next size is the middle of the sizes that are still open.
 
     Args:
         measure: Measures a size; None where no time is left.

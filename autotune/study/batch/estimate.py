@@ -89,8 +89,8 @@ class SmallestPlans:
         return int(target_bytes / (1 + max(0.0, self.waste)))
 
     def peak_at(self, size: int) -> float:
-        """Return the lowest peak of the plans at a size; without interpolation, of a plan made for it."""
-        if not self._steps.is_interpolated:  # plans belong to graphs of another wiring
+        """Return the lowest peak of all plans at a size; without interpolation, the peak of the plan made for that size."""
+        if not self._steps.is_interpolated:  # earlier plans belong to differently connected graphs
             self._plans.clear()
             self._planned.clear()
             self.make(size)
@@ -157,8 +157,8 @@ def estimate_from_steps(
 def search_largest(steps: SizedSteps, plans: SmallestPlans, target_bytes: int, size: int, began: float) -> int:
     """Return the largest size for which a plan stays within the target; 0 where none does.
 
-    The smallest plan of one size is simulated at others. At the size that it reaches a plan is made anew, until that
-    reaches no further. The last size is captured, to compare its bytes with the interpolated ones.
+    The smallest plan of one size is simulated at other sizes. For the largest size at which it fits, a further plan is made,
+    until the largest size no longer changes. Each largest size is captured, to check its interpolated bytes.
     """
     plans.make(size)
     largest = 0

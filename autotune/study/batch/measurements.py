@@ -21,7 +21,7 @@ CACHE_BYTES, CACHE_SHARE = 64 * 2**20, 0.02
 KILLED_AIM = 0.95
 """Factor on the bytes to plan for after the limit ended the process of a plan that should have fitted."""
 _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError)
-"""Errors of a batch size; at the workload's own size they are errors of the config."""
+"""Errors that are recorded as the result of a batch size; at the workload's own size they are raised."""
 
 
 def config_at_size(config: Config, argument: str, size: StepSize, loop: Loop, limit_bytes: int | None) -> Config:
@@ -116,7 +116,7 @@ class SizeMeasurer:
     def _measure_sides(
         self, config: Config, runner: CaptureRunner, search: BatchSearch, size: StepSize, began: float
     ) -> MeasuredSize:
-        """Measure eager and a plan; a plan that misses the budget by little is planned lower and measured once more."""
+        """Measure eager and a plan; a plan that exceeds the budget is replaced once by a smaller one."""
         prepared, baseline = runner.prepare(), runner.baseline()
         eager = _judge_eager(baseline, search, size)
         aim = min(AIM, 1 / (1 + estimate_overhead(search.overheads))) if search.overheads else AIM

@@ -23,8 +23,8 @@ def plan_largest(
 ) -> "tuple[PlanFile, WorkloadSurvey]":
     """Return a plan file for the largest batch size that fits by estimate, and the survey of that size.
 
-    The estimate knows no workspaces of kernels, and the survey does: a size for which no plan is left is lowered. The plan
-    file has the batch size among its workload's arguments.
+    The estimate excludes workspaces of kernels; the survey includes them. Where no plan fits with them, a smaller size is
+    tried. The plan file has the batch size among its workload's arguments.
 
     Args:
         config: Config with a budget for the workload's own size.

@@ -1,4 +1,4 @@
-"""Measure batch sizes in the order in which they are decided, until the largest or the fastest is known."""
+"""Measure batch sizes one by one, each chosen from the results so far, until the largest or the fastest is found."""
 
 import time
 from collections.abc import Callable
@@ -29,9 +29,9 @@ MAX_MEASURED = 8
 MAX_EAGER = 4
 """Maximum number of batch sizes at which plain eager alone is measured."""
 EAGER_LEAST = 0.95
-"""Lowest measured charge of eager over its estimated peak: a size that exceeds the budget by more is not measured."""
+"""Lowest ratio of eager's charge to its estimated peak; a size over the budget even at this ratio is not measured."""
 EAGER_OVERHEAD = 1.1
-"""Assumed charge of eager over its estimated peak where its own batch does not fit, so that none is measured."""
+"""Assumed ratio of eager's charge to its estimated peak if no charge was measured at the workload's own size."""
 
 
 class CaptureSteps(Protocol):
@@ -42,7 +42,7 @@ class CaptureSteps(Protocol):
 
 @dataclass
 class SizeRace:
-    """Measurements of one search, in the order in which they are decided."""
+    """State and steps of one search: each size is chosen from the results so far, measured, and recorded."""
 
     config: Config
     run_dir: Path

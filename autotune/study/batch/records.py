@@ -51,7 +51,7 @@ class SampleRate:
     def from_seconds(cls, samples: int, seconds: Sequence[float]) -> "SampleRate | None":
         """Return the rate of steps of so many samples; None without a timed step.
 
-        Seconds of a loop with micro-batches are those of an update, divided by their number.
+        With micro-batches, `seconds` are those of an update divided by the number of micro-batches.
 
         >>> SampleRate.from_seconds(8, [2.0, 2.0, 4.0, 4.0])
         SampleRate(middle=2.6666666666666665, low=2.0, high=4.0, basis='range of 2')
@@ -128,7 +128,7 @@ class BatchSearch:
     start: StepSize
     """Size of the workload as its config describes it."""
     loop: str = ""
-    """Training loop of the workload, such as `clip`; empty for updates at once."""
+    """Training loop of the workload, such as `clip`; empty for the default loop."""
     floor_bytes: int = 0
     """Bytes of the idle process."""
     budget_bytes: int = 0

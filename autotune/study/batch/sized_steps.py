@@ -32,9 +32,9 @@ class SizedStep:
 class SizedSteps:
     """Steps of one workload and one training loop, by batch size.
 
-    Two sizes are captured. Where their graphs differ in bytes alone, the bytes and seconds of other sizes follow a line
-    through both: sizes of tensors do. `check` captures one more size and compares. Where it differs, every size is
-    captured from then on.
+    Two sizes are captured. If their graphs differ in bytes alone, bytes and seconds of other sizes are interpolated linearly,
+    because tensor sizes grow linearly with the batch size. `check` captures one more size and compares its bytes with the
+    interpolated ones. If they differ, every size is captured from then on.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SizedSteps:
         return self._eager_bytes[size]
 
     def check(self, size: int) -> bool:
-        """Capture a size; return False, and capture every size from now on, where the line missed its graph."""
+        """Return True if a size's captured graph equals the interpolated one; if not, capture every size from now on."""
         expected, captured = self.at_size(size), self._capture(size)
         is_exact = same_wiring(captured.graph, expected.graph) and _list_bytes(captured.graph) == _list_bytes(
             expected.graph

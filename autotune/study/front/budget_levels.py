@@ -21,8 +21,8 @@ LEVELS_SHARE = 0.1
 class BudgetLevels:
     """Budgets of one study that still lack a plan; each is proposed once.
 
-    The top level is the highest budget. Above the bytes of its plan no level lies: a larger plan is no faster by
-    estimate. Where plans hardly become faster, few levels lie: a point of the front has to be faster than all smaller ones.
+    The top level is the highest budget. No level exceeds the peak of its plan: by estimate, more bytes save no time. The
+    last levels go where predicted time falls most, because a point of the front has to be faster than all smaller ones.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class BudgetLevels:
     ) -> None:
         self._planning, self._scale = planning, scale
         self._seconds = LEVELS_SHARE * study_seconds / LEVELS
-        """Planning time of one level; its first plan is made in any case."""
+        """Seconds after which planning of one level ends; its first plan is made even if that takes longer."""
         self._answers: dict[int, Estimate] = {}
-        """Estimate of each planned level, by its target; those of earlier sessions are part of it."""
+        """Estimate of each level's plan, by target in bytes; includes the plans of earlier sessions."""
         planned: list[int] = []
         for trial in trials:
             if trial.estimate is None:
@@ -50,7 +50,7 @@ class BudgetLevels:
     def propose_next(self, highest_bytes: int) -> Candidate | None:
         """Return the fastest plan by estimate of the next level, or None after the last one.
 
-        `highest_bytes` are the peak bytes whose charge meets the study's limit now; no target lies above.
+        `highest_bytes` is the largest peak whose charge should meet the study's limit; it bounds the top level's target.
         """
         while self._left > 0:
             self._left -= 1
@@ -72,7 +72,7 @@ class BudgetLevels:
             return self._top
         low, width = self._scale.low_bytes, self._answers[self._top].peak_bytes - self._scale.low_bytes
         even = [low + width * level // EVEN_LEVELS for level in range(EVEN_LEVELS + 1)]
-        # the ends are planned already; they are part of what the others are spread over
+        # the two ends come first and have plans already; they only determine the order of the others
         for rank in spread([(level,) for level in even])[2:]:
             if even[rank] not in self._answers and low < even[rank] < low + width:
                 return even[rank]

@@ -23,7 +23,7 @@ class BudgetScale:
     """Eager's peak, or the study's limit where that is lower."""
 
     def to_bytes(self, share: float) -> int:
-        """Return the target of a share between 0, the smallest plan, and 1."""
+        """Return the target in bytes of a share: 0 for the smallest plan, 1 for the upper end of the range."""
         return self.low_bytes + round(share * (self.high_bytes - self.low_bytes))
 
     def to_share(self, target_bytes: int) -> float:

@@ -5,8 +5,8 @@ The model is Kennedy and O'Hagan's (2000) for a cheap and an exact source, on lo
     measured(s) = intercept + slope * observed(s) + difference(s) + noise
 
 Slope and intercept are a Bayesian linear regression per source. `difference` is a Gaussian process over the settings: where
-measured trials are slower than predicted, settings nearby are expected to be slower, too. At last each value is shrunk
-towards the mean of its source, the more the larger its error: a source with larger noise has less to say.
+measured trials are slower than predicted, settings nearby are expected to be slower, too. Finally each value is shrunk
+towards the mean of its source, more if its error is larger: a noisy source influences the sampler less.
 """
 
 import math
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEASURED_KINDS = (TrialKind.SEED, TrialKind.PLANNER, TrialKind.SEARCH)
-"""Kinds of trials that ran once, for the study's own budget and beside the search's own eager step."""
+"""Kinds of trials that calibrate: their plans follow from settings and the study's budget, and were measured once."""
 MATCH_DISTANCE = 0.1
 """Maximum distance of settings at which an observation of another run is paired with a measured trial."""
 REACH = 0.5
-"""Distance of settings at which the correlation of their differences falls to 1/e; another planner is 1."""
+"""Distance of settings at which the correlation of their differences falls to 1/e; a different planner adds 1."""
 LOCAL_SHARE = 0.75
 """Share of the error's variance that settings nearby have in common; the rest is noise of single settings."""
 ASSUMED_PAIRS = 4
-"""Weight of the assumed error, in measured trials."""
+"""Number of measured trials as which the assumed error counts."""
 SLOPE_ERROR = 0.5
 """Standard deviation assumed for the slope around 1."""
 
@@ -118,7 +118,9 @@ class Calibration:
         results = np.array([_measured_log(measured[row], self.rules) for row in paired], dtype=float)
         assumed = ASSUMED[source]
         level, slope, variance = _regress(np.array(predicted) - middle, results - middle, assumed)
-        if not paired and measured and not source.has_bytes:  # only ratios between settings hold
+        if (
+            not paired and measured and not source.has_bytes
+        ):  # only ratios between settings hold; the trials set the level
             level = statistics.median(_measured_log(trial, self.rules) or 0.0 for trial in measured) - middle
         values = middle + level + slope * (observed - middle)
         errors = np.full(len(values), math.sqrt(variance))

@@ -17,7 +17,7 @@ from autotune.study.priors.discrepancy import Calibrated
 from autotune.study.verdicts.ranking import TrialScore
 
 PLAIN_EVERY = 3
-"""Number of suggestions of which one is made from measured trials alone, so that wrong priors cost at most that factor."""
+"""One in so many suggestions reads measured trials alone: wrong priors slow the search by at most this factor."""
 MOST_FOR_GAUSSIAN_PROCESS = 40
 """Maximum number of observations for a Gaussian process, whose time grows with their cube."""
 
@@ -134,10 +134,13 @@ class _StudyCopy:
     def begin_trial(self, done: Sequence[FrozenTrial]) -> FrozenTrial:
         """Add the trials that are not copied yet, and return a new running trial.
 
-        A repeat gets the highest values of all trials: with those of its plan, the sampler would ask for it again and again.
+        A repeat (a plan that was measured before) gets the highest values of all trials. With the values of its plan, the
+        sampler would suggest the same settings again and again.
         """
         states = (TrialState.RUNNING,)
-        for old in self.study.get_trials(deepcopy=False, states=states):  # drawn before, and now in `done`
+        for old in self.study.get_trials(
+            deepcopy=False, states=states
+        ):  # earlier suggestions; `done` has their results
             self.study.tell(old.number, state=TrialState.FAIL)
         slowest = [max(values) for values in zip(*(old.values for old in done), strict=True)]
         for new in done:

@@ -50,7 +50,7 @@ class FrontPoint:
     rounds: int
     """Number of re-measurements, each in new processes."""
     block_ratios: tuple[float, ...]
-    """Time over plain eager's of the same turn, one per block; in seconds where eager does not fit."""
+    """Step time over plain eager's of the same turn, one value per block of steps; step seconds where eager does not fit."""
     rival: int | None = None
     """Number of the plan that dominates this one or may be as fast; None for a point of the front."""
     versus_rival: RatioInterval | None = None
@@ -128,10 +128,10 @@ def extends_front(trials: Sequence[Trial], rules: Rules) -> bool:
 
 
 def spread(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """Return the positions of the points so that any first part of them covers the range of every coordinate.
+    """Order the positions of points so that any first part of the order covers the range of every coordinate.
 
     The lowest point comes first, then the highest, then each time the one farthest from all before. Coordinates are
-    scaled to their ranges, and the largest difference counts.
+    scaled to their ranges; the distance of two points is the largest difference of a coordinate.
 
     >>> spread([(0,), (1,), (2,), (3,), (4,)])
     [0, 4, 2, 1, 3]
@@ -231,7 +231,7 @@ def _assess(sample: _Sample, samples: Sequence[_Sample]) -> FrontPoint:
 
 
 def _drop_near_bytes(points: Sequence[FrontPoint]) -> list[FrontPoint]:
-    """Mark points of the front as dominated where the next point needs as many bytes within the noise: it is faster."""
+    """Mark a point of the front as dominated if the next larger one, which is faster, charges the same within the noise."""
     kept: list[FrontPoint] = []
     following: FrontPoint | None = None
     for point in reversed(points):

@@ -37,8 +37,8 @@ class NextRun:
 def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is_late: bool) -> NextRun | None:
     """Return the next plan to run in new processes; None once all comparisons are conclusive.
 
-    `is_late` states that a further run may exceed the study's time: it begins only where nothing is decided yet. For the
-    fastest plan a finalist that missed the budget by little is planned again first.
+    `is_late` states that a further run may exceed the study's time; then one begins only while too few runs are done. With
+    the objective `time`, a plan that missed the budget by little (`select_near_miss`) is planned again first.
     """
     missed = select_near_miss(trials, rules) if objective == "time" else None
     best = select_next(trials, rules) if objective == "time" else select_front_run(trials, rules)
@@ -54,7 +54,7 @@ def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is
 
 
 def reserved_seconds(objective: str, trial_seconds: float, time_seconds: float) -> float:
-    """Return the seconds to reserve for re-measuring: of as many runs as the objective needs, at most a share of all time.
+    """Return the seconds to reserve for the re-measurements that the objective needs, at most a share of the study's time.
 
     >>> reserved_seconds("time", 10, 600)
     70
