@@ -24,7 +24,7 @@ from autotune.api.launch import (
 )
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
-from autotune.records.config import Config, load_config
+from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
 from autotune.records.plan_file import PlanFile
 from autotune.study.events import Progress, ignore_event
 from autotune.workloads.loop import Loop
@@ -217,14 +217,15 @@ def plan(
         >>> file.verified
         'not verified'
     """
-    from autotune.study.plan_by_estimate import make_plan_file
+    from autotune.study.plan_by_estimate import make_plan_file, refuse_front
 
     _refuse_worker()
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), stores=stores, arguments=arguments, device=device, planners=planners,
         objective=objective, batch_argument=batch_argument, loop=loop, memory_format=memory_format, kernels=kernels,
     )  # fmt: skip
-    if config.objective in ("batch", "throughput"):
+    refuse_front(config)
+    if config.objective in BATCH_OBJECTIVES:
         file, _ = plan_batch_size(config)
     else:
         file = make_plan_file(config, survey(config))

@@ -61,6 +61,9 @@ def start_study(config: Config, name: str | None, progress: Progress) -> "StudyR
 
     Raises ConfigError for a name that is a path, and what `run_study` raises.
     """
+    from autotune.study.batch.choice import check_request
+
+    check_request(config)  # before kernels are chosen by measuring
     run_dir = choose_run_dir(config, name)
     is_new = not run_dir.exists()
     try:
@@ -126,13 +129,18 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
             runner.listen(lambda work: progress(Preparing(work)))
             yield runner
 
+    config = apply_class(config)
     try:
         return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
     except KeyboardInterrupt:
         message = f"interrupted; continue with: autotune resume {run_dir}"
+        if not RunDir(run_dir).batch_search.exists():
+            message = f"{run_dir}: interrupted before a batch size was measured; nothing is kept"
         raise StudyInterruptedError(message, signal.SIGINT) from None
     except DeviceLostError as error:
-        raise DeviceLostError(f"{error}, then continue with: autotune resume {run_dir}") from None
+        is_recorded = RunDir(run_dir).batch_search.exists()
+        go_on = f"continue with: autotune resume {run_dir}" if is_recorded else "run the command again"
+        raise DeviceLostError(f"{error}, then {go_on}") from None
 
 
 def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "BatchEstimate":
@@ -145,6 +153,8 @@ def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_n
     from autotune.study.batch.estimate import estimate_batch
 
     refuse_fleet(config, "an estimate")
+
+    notify(f"capturing {config.ref} on fake tensors at a few batch sizes, and planning; nothing is trained")
 
     def measure_floor(argument: "BatchArgument") -> int:
         small = {**config.arguments, argument.name: min(SMALL_BATCH, argument.size)}
@@ -162,7 +172,13 @@ def plan_batch_size(config: Config, notify: Callable[[str], None] = ignore_note)
 
     if config.objective == "throughput":
         raise ConfigError("objective throughput needs measured seconds; run tune, or plan with --objective batch")
-    return plan_largest(config, estimate_batch_size(config, notify), lambda sized: survey(sized, notify))
+    estimate = estimate_batch_size(config, notify)
+
+    def survey_size(sized: Config) -> "WorkloadSurvey":
+        notify(f"planning for {estimate.argument}={sized.arguments[estimate.argument]}")
+        return survey(sized, notify)
+
+    return plan_largest(config, estimate, survey_size)
 
 
 def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:

@@ -116,7 +116,7 @@ BatchArgumentOption = Annotated[
     typer.Option(
         "--batch-argument",
         metavar="NAME",
-        help="Argument of the factory that sets the batch size; by default the first usual name that it takes: batch, batch_size.",
+        help="Argument of the factory that sets the batch size; by default the first usual name that it takes, such as batch or batch_size.",
     ),
 ]
 MicroBatches = Annotated[
@@ -124,7 +124,7 @@ MicroBatches = Annotated[
     typer.Option(
         "--micro-batches",
         metavar="auto|never|always",
-        help="Micro-batching for --objective throughput: auto tries it unless the step has batch norm.",
+        help="Micro-batching for --objective throughput: auto tries it unless the step has batch norm. Other objectives ignore it.",
     ),
 ]
 RunName = Annotated[
@@ -135,7 +135,7 @@ SeedFrom = Annotated[
     typer.Option(
         "--seed-from",
         metavar="RUN|PLAN",
-        help="Run directory or plan file: its fastest settings are measured first, and the sampler reads all of its trials.",
+        help="Run directory or plan file: its fastest settings are measured first, and gp and tpe read all of its trials, except for pareto.",
     ),
 ]
 Samplers = Annotated[

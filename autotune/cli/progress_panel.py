@@ -38,7 +38,7 @@ PHASES = {
     StudyPhase.SEEDS: "settings of another run or plan",
     StudyPhase.PLANNERS: "plans of the planners for the budget",
     StudyPhase.PRIORS: "simulating settings for the sampler",
-    StudyPhase.SEARCH: "search: moves and sampler",
+    StudyPhase.SEARCH: "search",
     StudyPhase.CONFIRM: "re-measuring the best plans, interleaved, in new processes",
 }
 """Description of each phase of a study."""
@@ -143,6 +143,8 @@ class _StudyState:
                     self.best = event
             case Logged(message, store):
                 self.logged.append(f"{store}  {message}")
+                if store == "size":  # the search for a batch size has no phases: its last line is the activity
+                    self.activity, self.activity_printed = message, time.monotonic()
 
     def _warn(self, text: str) -> None:
         """Keep the first warning, with the advice for a machine that stays busy."""

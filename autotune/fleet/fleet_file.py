@@ -58,10 +58,11 @@ class DeviceClass(Section):
         return DevicePromise(self.device, self.name, memory, self.cores)
 
     def apply(self, config: ConfigT) -> ConfigT:
-        """Return the config of a study on this class: its device, its limit and its stores."""
+        """Return the config of a study on this class: its device, the lower of both limits, and its stores."""
         changes: dict[str, object] = {"device": self.device}
         if self.limit is not None:
-            changes["limit"] = self.limit
+            asked = getattr(config, "limit", None)
+            changes["limit"] = min(filter(None, (self.limit, asked)), key=parse_bytes)
         if self.stores is not None:
             changes["stores"] = self.stores
         fields = {name: getattr(config, name) for name in type(config).model_fields}

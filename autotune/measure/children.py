@@ -107,6 +107,7 @@ class Children:
         except ChildError as error:
             if error.outcome is not Outcome.OUT_OF_MEMORY or self._spec.limit_bytes is None:
                 raise
+            self.report(WorkProgress("profiling again without the memory limit, which has no room for single ops"))
             return self.ask(ChildRole.UNLIMITED_SURVEY, SurveyRequest(), seconds=seconds)
         finally:
             self.end(ChildRole.SURVEY)

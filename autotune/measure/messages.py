@@ -125,8 +125,6 @@ class RegionComparison:
     """The step whose regions run their ops one by one, against eager."""
     regions: Comparison
     """The worst output of a compiled region, against float64 on the same inputs."""
-    undecided: int
-    """Number of region calls in which rounding may change a decision, such as a ReLU's sign."""
     differs: str = ""
     """Difference of the step with compared regions to the traced step; empty if every bit agrees, or none was compared."""
 

@@ -124,7 +124,7 @@ def _describe_step(spec: Spec, comparison: Comparison, gate: str) -> str:
     if spec.exact and comparison.max_error > 0:
         raise NumericsError(
             f"the captured step of {spec.workload} does not have eager's bits: {comparison.detail} ({gate}); "
-            "leave --exact out to accept rounding"
+            "leave exact out (--exact, exact: or exact=) to accept rounding"
         )
     if not comparison.max_error <= 1.0:
         raise NumericsError(

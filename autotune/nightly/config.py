@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from autotune.errors import ConfigError
 from autotune.records import yaml_file as yamlfile
-from autotune.records.config import Config, Section, validate_section
+from autotune.records.config import BATCH_OBJECTIVES, Config, Section, validate_section
 from autotune.units import parse_seconds
 
 RESERVED = "nights"
@@ -32,7 +32,7 @@ class NightlyEntry(Config):
                 "'pareto' searches many plans, and an entry of a night keeps one champion; write time here, or search the front "
                 "with autotune tune --objective pareto"
             )
-        if objective in ("batch", "throughput"):  # champions of several nights are compared on one graph
+        if objective in BATCH_OBJECTIVES:  # champions of several nights are compared on one graph
             raise ValueError(
                 f"{objective} chooses the batch size, and a champion has one; choose it with autotune tune, then write it "
                 "into the entry's arguments, with its plan's loop"

@@ -29,6 +29,8 @@ from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef, name_factory
 
 StoreName = Literal["ssd", "ramdisk", "host"]
+BATCH_OBJECTIVES = ("batch", "throughput")
+"""Objectives that choose the batch size before the study."""
 FRONT_BUDGET = "110%"
 """Default upper limit of a Pareto front: eager's peak, and what an allocator adds to it."""
 
@@ -121,7 +123,7 @@ class Config(Section):
     bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
     seed_from: str | None = None
     """Plan file or run directory, of any device. Its fastest settings are the first trials; the sampler reads all trials of a
-    run as earlier observations."""
+    run as earlier observations, but for the samplers `random` and `cmaes` and objective `pareto`."""
     tracking_uri: str | None = None
     """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
     optuna_storage: str | None = None
@@ -137,10 +139,11 @@ class Config(Section):
     package of that name and objective `time`."""
     priors: bool = False
     """Start `gp` and `tpe` with simulated settings beside the measured trials. They are no trials: nothing reports them. Off,
-    because they showed no certain gain on the one recorded landscape."""
+    because they showed no certain gain on the one recorded landscape. Used with `objective: time`, and by `batch` and `throughput`
+    for the chosen size."""
     moves: bool = True
     """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
-    Each change is measured like any plan. Used with `objective: time`."""
+    Each change is measured like any plan. Used with `objective: time`, and by `batch` and `throughput` for the chosen size."""
     patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends."""
 

@@ -7,6 +7,7 @@ from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmationStatus, ConfirmedPlan
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
+from autotune.study.verdicts.ranking import eager_step_bytes
 from autotune.study.verdicts.statistics import Interval, block_means, format_percent, median_interval
 from autotune.units import mib
 
@@ -65,8 +66,8 @@ def confirmed_rows(confirmed: Sequence[ConfirmedPlan], baseline: Trial) -> list[
 
 def front_rows(points: Sequence[FrontPoint], baseline: Trial | None) -> list[TrialRow]:
     """Return rows under `FRONT_COLUMNS`: the re-measured plans of a study of the front, the smallest first."""
-    eager = baseline.measurement.step_peak_bytes if baseline is not None and baseline.measurement else None
-    return [_front_row(point, eager) for point in points]
+    eager = baseline.measurement if baseline is not None else None
+    return [_front_row(point, eager_step_bytes(eager)) for point in points]
 
 
 def trial_verdict(trial: Trial, best: bool = False) -> str:

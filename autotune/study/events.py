@@ -98,12 +98,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The run was logged to a store beside its own records, or could not be."""
+    """The run was logged to a store beside its own records, or could not be; or a line about a batch size."""
 
     message: str
     """Address of the logged run, or the reason for the failure and the next step."""
     store: str = "mlflow"
-    """`mlflow`, or `optuna` for a shared database of Optuna."""
+    """`mlflow`; `optuna` for a shared database of Optuna; `size` for the search for a batch size."""
 
 
 Event = PhaseStarted | Preparing | Ready | Resolved | Measuring | Disturbed | Finished | Logged

@@ -119,7 +119,9 @@ def check_sampler(name: str, objective: str) -> None:
     if find_spec("cmaes") is None:
         raise ConfigError(f"sampler 'cmaes' needs the package cmaes; install it: {install_command('cmaes')}")
     if objective != "time":
-        raise ConfigError(f"sampler 'cmaes' minimizes one value, objective {objective!r} has several; use tpe")
+        raise ConfigError(
+            f"sampler 'cmaes' minimizes one value, objective {objective!r} has several; write sampler: tpe"
+        )
 
 
 def _cma_es(space: Space, seed: int) -> "BaseSampler":

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
@@ -15,6 +16,15 @@ from autotune.study.verdicts.ranking import Rules
 if TYPE_CHECKING:
     from autotune.measure.survey import WorkloadSurvey
     from autotune.records.config import Config
+
+
+def refuse_front(config: "Config") -> None:
+    """Raise ConfigError where the config asks for a Pareto front, which is many plans."""
+    if config.objective == "pareto":
+        raise ConfigError(
+            "objective pareto searches many plans, and plan makes one; plan with objective time and a budget, or run: "
+            f"autotune tune {config.workload} --objective pareto"
+        )
 
 
 def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:

@@ -81,7 +81,7 @@ def _read_scores(source: Path, device: Device | None) -> EarlierRun | None:
         rules = records.rules
     except ConfigError:  # its settings are usable without its other records
         return None
-    if rules is None or not records.trials:
+    if rules is None or not records.trials or records.is_front:  # each trial of a front has a budget of its own
         return None
     overheads = allocator_overheads(records.trials)
     scores = [
@@ -90,7 +90,7 @@ def _read_scores(source: Path, device: Device | None) -> EarlierRun | None:
         if trial.kind in OBSERVED_KINDS and trial.measurement is not None
     ]
     usable = tuple((settings, score) for settings, score in scores if score.time_ratio > 0)
-    return EarlierRun(records.trials[0].graph_digest, records.device or device, usable)
+    return EarlierRun(records.trials[0].graph_digest, records.device or device, rules.budget_bytes, usable)
 
 
 def _is_usable(trial: Trial) -> bool:

@@ -203,7 +203,7 @@ class _Session:
         if self.seeds is None:
             return
         self.progress(PhaseStarted(StudyPhase.SEEDS))
-        record_earlier(self.run_dir, self.seeds, self.prepared)
+        record_earlier(self.run_dir, self.seeds, self.prepared, self.rules.budget_bytes)
         measured = self.store.measured_settings
         for settings in self.seeds.adapt(self.costs.stores, self.space):
             if settings not in measured and not self.is_spent():
@@ -257,21 +257,22 @@ class _Session:
                 attach_priors(self.store, self.planning, self.config, self.target_bytes, self.progress)
         self.progress(PhaseStarted(StudyPhase.SEARCH))
         while not self.is_spent():
+            began = time.monotonic()  # choosing a move takes seconds on large graphs
             with self.interrupts.breakable():
                 move = self.moves.choose(self.trials)
             if move is None:
                 self.suggest_and_evaluate(TrialKind.SEARCH)
             else:
                 self.evaluate(TrialKind.MOVE, move.settings, candidate=move)
+            self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
 
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up."""
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
         while self.seconds_left > 0:
             self.interrupts.check()
-            is_late = self.seconds_left <= self.longest_seconds
-            run = select_next_run(self.config.objective, self.trials, self.rules, is_late=is_late)
-            if run is None:
+            late = self.seconds_left <= self.longest_seconds
+            if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
             self.runner.renew()
             self.evaluate(run.kind, run.settings, candidate=run.candidate, target_bytes=run.target_bytes)
@@ -330,10 +331,9 @@ class _Session:
         target_bytes: int | None = None,
     ) -> None:
         """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
-        number = self.store.next_number() if request is None else request.number
+        number, began = self.store.next_number() if request is None else request.number, time.monotonic()
         origin = str(self.config.ref), self.graph.digest
         trial = Trial(number, kind, *origin, settings, started=time.time(), target_bytes=target_bytes)
-        began = time.monotonic()
         try:
             with self.interrupts.breakable():
                 candidate = candidate or self.planning.make_candidate(settings, target_bytes or self.target_bytes)

@@ -105,7 +105,9 @@ def test_each_config_of_the_night_is_valid(entry: dict, tmp_path: Path, monkeypa
 
 
 def test_the_committed_replays_are_of_committed_landscapes_and_summarized_from_their_own_file():
-    for path in sorted((RESULTS / "replays").glob("*.json")):
+    paths = sorted((RESULTS / "replays").glob("*.json"))
+    assert paths
+    for path in paths:
         results = json.loads(path.read_text())
         assert (RESULTS / results["landscape"]).exists()
         assert replays.summarize(results) in (RESULTS / "replays" / "summary.md").read_text()

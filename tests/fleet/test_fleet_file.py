@@ -72,8 +72,10 @@ def test_a_study_has_the_device_the_limit_and_the_stores_of_its_class():
     gpu = apply_class(config.model_copy(update={"on": "a100"}))
     assert (gpu.device, gpu.stores, gpu.limit) == ("cuda", {}, "1GiB")
     cpu = apply_class(config.model_copy(update={"on": "epyc"}))
-    assert (cpu.device, cpu.stores, cpu.limit) == ("cpu", {"ssd": "/nvme"}, "64GiB")
+    assert (cpu.device, cpu.stores, cpu.limit) == ("cpu", {"ssd": "/nvme"}, "1GiB")
     assert apply_class(cpu) == cpu
+    assert apply_class(cpu.model_copy(update={"limit": "100GiB"})).limit == "64GiB"
+    assert apply_class(cpu.model_copy(update={"limit": None})).limit == "64GiB"
 
 
 @pytest.mark.usefixtures("fleet")

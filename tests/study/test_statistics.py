@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from autotune.measure.messages import BLOCK_STEPS
 from autotune.nightly.comparison import (
     ASSUMED_SPREAD,
     MIN_SPREAD,
@@ -14,7 +15,14 @@ from autotune.nightly.comparison import (
     is_memory_regression,
 )
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose, list_differences
-from autotune.study.verdicts.statistics import MIN_BOOTSTRAP, RatioInterval, compare_ratios, median_interval
+from autotune.records.measurement import Measurement, Outcome
+from autotune.study.verdicts.statistics import (
+    MIN_BOOTSTRAP,
+    RatioInterval,
+    block_ratios,
+    compare_ratios,
+    median_interval,
+)
 
 STEADY = [1.0, 1.001, 0.999, 1.002, 0.998, 1.0]
 WILD = [1.0, 1.4, 0.7, 1.2, 0.9, 1.0]
@@ -29,6 +37,13 @@ def test_a_change_is_the_ratio_of_medians_within_its_interval():
     assert found.ratio == pytest.approx(1.05)
     assert 1.04 < found.low < 1.05 < found.high < 1.06
     assert str(found).startswith("+5.0 % [+4.")
+
+
+def test_blocks_are_ratios_to_eager_s_also_where_eager_ran_another_number_of_steps_and_seconds_without_eager():
+    steps, eager = (3.0,) * (2 * BLOCK_STEPS), (2.0,) * (2 * BLOCK_STEPS)
+    assert block_ratios(Measurement(Outcome.OK, step_seconds=steps, baseline_seconds=eager)) == [1.5, 1.5]
+    assert block_ratios(Measurement(Outcome.OK, step_seconds=steps, baseline_seconds=eager[:BLOCK_STEPS])) == [1.5, 1.5]
+    assert block_ratios(Measurement(Outcome.OK, step_seconds=steps)) == [3.0, 3.0]
 
 
 def test_a_change_is_the_same_each_time_it_is_computed():

@@ -256,6 +256,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("replay", ".", "--trials", "0"), "--trials"),
         (("replay", ".", "--seeds", "0"), "--seeds"),
         (("plan", "resnet18"), "add -o FILE"),
+        (("plan", "front.yaml", "-o", "p.json"), "objective pareto searches many plans, and plan makes one; plan with"),
         (("measure", "no.json"), "no.json: cannot read the plan"),
         (("measure", "cut.json"), "cut.json: not a plan file"),
         (("measure", "edited.json"), "edited.json: plan.order"),
@@ -286,6 +287,7 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_no_file(
 ) -> None:
     (here / "a file").write_text("")
     (here / "empty").mkdir()
+    (here / "front.yaml").write_text("workload: resnet18\nobjective: pareto\n")
     (here / "wrong.yaml").write_text("workload: resnet18\nbugdet: 65%\n")
     planfile.write(here / "whole.json", plan_file())
     text = (here / "whole.json").read_text()

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 from autotune.api.launch import estimate_batch_size, survey
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import InfeasibleError
+from autotune.records.config import BATCH_OBJECTIVES
 from autotune.records.json_codec import to_json
-from autotune.study.batch.choice import OBJECTIVES
 from autotune.study.batch.description import describe_estimate
 from autotune.study.offline.study_forecast import forecast_study
 from autotune.units import fmt_bytes, fmt_seconds, mib
 
 if TYPE_CHECKING:
-    from autotune.errors import InfeasibleError
     from autotune.records.config import Config
     from autotune.study.offline.forecast import ForecastPoint
-from autotune.study.offline.study_forecast import StudyForecast
+    from autotune.study.offline.study_forecast import StudyForecast
 
 TOO_NOISY = 1.0
 """Relative noise of the device's times above which bars around predicted times mean nothing."""
@@ -25,7 +24,7 @@ TOO_NOISY = 1.0
 
 def run(config: "Config", *, json: bool) -> None:
     """Print the forecast of a study; then raise InfeasibleError where no plan fits the budget."""
-    if config.objective in OBJECTIVES:
+    if config.objective in BATCH_OBJECTIVES:
         estimate_sizes(config, json=json)
         return
     with answer_stream() as out:
@@ -47,7 +46,10 @@ def estimate_sizes(config: "Config", *, json: bool) -> None:
         if json:
             print_json(to_json(estimate), out)
         else:
-            out.write("\n".join(describe_estimate(estimate)) + "\n")
+            lines = describe_estimate(estimate)
+            if config.objective == "throughput":
+                lines = [*lines, "note    samples per second are not estimated: leave --dry-run out to measure them"]
+            out.write("\n".join(lines) + "\n")
     if not estimate.largest:
         raise InfeasibleError(
             f"{estimate.workload}: no batch size fits {estimate.budget} by estimate: {estimate.argument}={estimate.size} needs "

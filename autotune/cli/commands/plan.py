@@ -8,8 +8,9 @@ from autotune.api.launch import plan_batch_size, survey
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
+from autotune.records.config import BATCH_OBJECTIVES
 from autotune.records.json_codec import to_json
-from autotune.study.plan_by_estimate import make_plan_file
+from autotune.study.plan_by_estimate import make_plan_file, refuse_front
 from autotune.units import fmt_seconds
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
     """Make a plan, write it to `out` if that is a path, and describe it."""
     if out is None and not json:
         raise ConfigError("no file for the plan; add -o FILE, or --json to print it")
+    refuse_front(config)
     with answer_stream() as answer:
         start = time.perf_counter()
-        if config.objective in ("batch", "throughput"):
+        if config.objective in BATCH_OBJECTIVES:
             file, surveyed = plan_batch_size(config, print_note)
         else:
             surveyed = survey(config, print_note)

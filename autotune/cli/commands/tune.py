@@ -56,8 +56,10 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
             if (file := result.plan) is not None:
                 out.write(f"kernels {file.plan.capture_name}\n")
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
-        if result.front and result.run_dir is not None:
-            out.write(f"front   {len(result.front)} plans in {RunDir(result.run_dir).front}\n")
+        if result.front_plans and result.run_dir is not None:
+            count, folder = len(result.front), RunDir(result.run_dir).front
+            more = f"no point is certain yet; autotune resume {result.run_dir} --time 10m adds runs"
+            out.write(f"front   {f'{count} plans in {folder}' if count else more}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     else:
         print_json(_document(result), out)
@@ -90,6 +92,7 @@ def _document(result: "StudyResult") -> dict[str, Any]:
     from autotune.study.front.front_files import list_front
     from autotune.study.outcome import describe_disturbance
     from autotune.study.verdicts.confirm import to_table
+    from autotune.study.verdicts.ranking import eager_step_bytes
 
     confirmed, eager = to_table(result.confirmed), result.baseline.measurement
     search = result.batch_search
@@ -98,7 +101,7 @@ def _document(result: "StudyResult") -> dict[str, Any]:
         "baseline": to_json(result.baseline),
         "best": to_json(result.best) if result.best else None,
         "confirmed": confirmed,
-        "front": list_front(result.front_plans, eager.step_peak_bytes if eager is not None else None),
+        "front": list_front(result.front_plans, eager_step_bytes(eager)),
         "trials": [to_json(trial) for trial in result.trials],
         "disturbed": describe_disturbance(result.trials),
         "plan_path": str(result.plan_path) if result.plan_path else None,

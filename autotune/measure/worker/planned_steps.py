@@ -66,7 +66,7 @@ class PlannedSteps:
                 differs = compare(self._eager, step, traced).detail
             else:
                 record_results(self._eager, step, lambda *_: None)
-        return RegionComparison(whole, Comparison(gate.max_share, gate.detail), gate.undecided, differs)
+        return RegionComparison(whole, Comparison(gate.max_share, gate.detail), differs)
 
     def captured_tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the captured step reads from outside; none before the capture."""

@@ -61,24 +61,6 @@ def add_swap(graph: TrainGraph, plan: Plan, value: int, position: int, store: st
     return edit if edit_plan(graph, plan, [edit]) is not None else None
 
 
-def swap_neighbours(graph: TrainGraph, plan: Plan, position: int) -> PlanEdit | None:
-    """Return the edit that runs the op at `position + 1` before the one at `position`; None where that is not allowed."""
-    first, second = (graph.ops[plan.order[place]].name for place in (position, position + 1))
-    edit = PlanEdit(f"run {second} before {first} at {position}", moved=((position + 1, position),))
-    edited = edit_plan(graph, plan, [edit])
-    return edit if edited is not None and len(edited.order) == len(plan.order) else None
-
-
-def move_update(graph: TrainGraph, plan: Plan, position: int, *, early: bool) -> PlanEdit | None:
-    """Return the edit that moves an update right after the last run that it waits for, or to the end of the step.
-
-    None where the op is no update, where it is there already, or where the plan would break a rule.
-    """
-    edit = next((edit for edit in list_update_edits(graph, plan, early=early) if edit.moved[0][0] == position), None)
-    edited = edit_plan(graph, plan, [edit]) if edit is not None else None
-    return edit if edited is not None and len(edited.order) == len(plan.order) else None
-
-
 def list_update_edits(graph: TrainGraph, plan: Plan, *, early: bool) -> Iterator[PlanEdit]:
     """Yield an edit for each update that is not there yet, without a check that the plan allows it."""
     latest: dict[int, int] = {}

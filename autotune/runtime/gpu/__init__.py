@@ -2,5 +2,5 @@
 
 In: calls on tensors of a GPU; a captured step and its schedule.
 Out: seconds on the GPU's clock; a step that replays CUDA graphs.
-Read first: `event_timing` for timing, `graphed_step` for graphs.
+Read first: `graphed_step`.
 """

@@ -71,7 +71,7 @@ class GraphedStep:
         self._program, self._step, self._engine = program, step, engine
         self._make_recorder = make_recorder
         self._split = split_step(program, schedule)
-        self.problem = self._split.reason
+        self.problem = ""
         """Reason why the step runs without graphs; empty while it runs in graphs or may still do so."""
         self.captures = 0
         """Number of captures so far."""
@@ -81,6 +81,8 @@ class GraphedStep:
         self._inputs: list[torch.Tensor | None] = []
         self._recorder: GraphRecorder | None = None
         self._scope: dict[str, Any] = {}
+        if self._split.reason:
+            self._give_up(self._split.reason)
 
     @property
     def graphs(self) -> int:
@@ -157,4 +159,6 @@ class GraphedStep:
 
     def _give_up(self, reason: str) -> None:
         self.problem = reason
-        warnings.warn(f"the step runs without CUDA graphs: {reason}", stacklevel=4)
+        warnings.warn(
+            f"the step runs without CUDA graphs: {reason}; leave cuda_graphs out to silence this", stacklevel=4
+        )

@@ -52,8 +52,6 @@ class RegionGate:
     """Largest error of an output so far, as a share of its bound; above 1 the kernel is wrong."""
     detail: str = ""
     """Region and output of the largest error; empty while all are equal to the reference."""
-    undecided: int = 0
-    """Number of calls so far in which rounding may change a decision, such as a ReLU's sign."""
     _references: dict[str, RegionReference] = field(default_factory=dict)
 
     def watch(self, program: Program) -> Program:
@@ -80,7 +78,6 @@ class RegionGate:
         for number, (output, each, expected) in enumerate(zip(outputs, values, plain, strict=True)):
             share = 0.0 if number in reference.undefined else output_share(output, each, expected, reference.epsilon)
             self._record(share, f"output {number} of {name}")
-        self.undecided += any(each.jumps is not None for each in values)
         for number, (tensor, old) in enumerate(zip(tensors, before, strict=True)):
             if _distances(tensor, old).any():
                 self._record(math.inf, f"input {number} of {name}")

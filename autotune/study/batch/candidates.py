@@ -1,5 +1,6 @@
 """Propose batch sizes to measure: brackets around the largest one that fits, and sizes that promise many samples per second."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -54,9 +55,9 @@ def find_largest_measured(
             continue
         high = size
         size = int(STEP_DOWN * size)
-        if side.charged_bytes is not None and side.charged_bytes > budget_bytes:
-            excess = side.charged_bytes / predict(high)
-            size = _last_within(predict, budget_bytes / excess, low, high)
+        expected_bytes = predict(high)
+        if side.charged_bytes is not None and side.charged_bytes > budget_bytes and math.isfinite(expected_bytes):
+            size = _last_within(predict, budget_bytes * expected_bytes / side.charged_bytes, low, high)
     return low, high
 
 

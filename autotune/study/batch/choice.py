@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError
-from autotune.records.config import Config
+from autotune.records.config import BATCH_OBJECTIVES, Config
 from autotune.records.run_dir import RunDir, lock_run_dir
 from autotune.study.batch.measurements import SizeMeasurer, config_at_size, plan_path
 from autotune.study.batch.race import CaptureSteps, SizeRace
 from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
 from autotune.study.batch.sized_steps import SizedSteps, capture_sizes
 from autotune.study.captures import OpenRunner
+from autotune.study.optuna_space import check_sampler
 from autotune.study.outcome import check_plans_directory
+from autotune.study.seeds import read_seeds
 from autotune.workloads.batch_argument import BatchArgument, find_batch_argument
 from autotune.workloads.loop import Loop
 
@@ -22,8 +24,6 @@ SEARCH_SHARE = 0.6
 """Share of the study's time after which no other batch size is measured; the rest is for the study of the chosen one."""
 STUDY_SHARE = 0.25
 """Least share of the time for the study of the chosen batch size."""
-OBJECTIVES = ("batch", "throughput")
-"""Objectives for which the batch size is chosen."""
 _FREE_KEYS = frozenset(
     (
         "time",
@@ -72,7 +72,7 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         CaptureError: The workload's step cannot be captured.
         InfeasibleError: No batch size fits the budget.
     """
-    if config.objective not in OBJECTIVES:
+    if config.objective not in BATCH_OBJECTIVES:
         return config
     began = time.monotonic()
     check_request(config)
@@ -90,20 +90,29 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
 
 
 def check_request(config: Config) -> None:
-    """Raise ConfigError for a config that leaves open more than the batch size."""
+    """Raise ConfigError for a batch size search that leaves open more than the batch size, or whose study would be refused."""
+    if config.objective not in BATCH_OBJECTIVES:
+        return
     if config.kernels == "any":
         raise ConfigError(
             f"objective {config.objective}: kernels any leaves the kernels open, too; name aten or inductor, or choose them "
             "first: autotune tune with --kernels any at a fixed batch size"
         )
     check_plans_directory(config)
+    check_sampler(config.sampler, objective="time")  # of the study of the chosen size
+    if config.seed_from is not None:
+        read_seeds(Path(config.seed_from), Path(config.runs))
 
 
 def _refuse_other_request(config: Config, search: BatchSearch, run_dir: Path) -> None:
     """Raise ConfigError where a run directory contains the search of another config; limits of time may differ."""
-    if _identity(config.model_dump(mode="json")) != _identity(search.config):
+    requested, recorded = _identity(config.model_dump(mode="json")), _identity(search.config)
+    keys = [key for key in requested.keys() | recorded.keys() if requested.get(key) != recorded.get(key)]
+    if keys:
+        key = min(keys)
         raise ConfigError(
-            f"{run_dir}: contains a search for the batch size of another config; tune under another --name"
+            f"{run_dir}: contains a search for the batch size with {key} {recorded.get(key)!r}, not {requested.get(key)!r}; "
+            "tune under another --name"
         )
 
 
@@ -149,7 +158,7 @@ def _run_search(
         raise _explain_no_size(config, race.search, run_dir)
     notes = describe_consequences(config, race.search, steps, chosen)
     if race.unfinished:
-        notes = (f"{race.unfinished}; tune under another --name with a longer --time", *notes)
+        notes = (race.unfinished, *notes)
     race.record(replace(race.search, chosen=chosen, notes=notes))
     return race.search
 

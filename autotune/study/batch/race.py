@@ -66,11 +66,13 @@ class SizeRace:
     def measure_start(self, argument: BatchArgument) -> None:
         """Measure the workload's own size, which resolves the budget, then estimate the largest sizes for it."""
         if self.search.find(self.search.start) is None:
+            self.notify(f"measuring {self.search.argument}={self.search.start}, the workload's own size")
             self.record(self.measurer.measure_start(self.search))
             self.announce(self.search.start)
         if self.search.estimate is None:
             budget = self.config.model_copy(update={"budget": f"{self.search.limit_bytes}B"})
             floor_bytes = self.search.floor_bytes
+            self.notify("estimating the largest sizes; nothing runs")
             estimate = estimate_from_steps(budget, argument, self.steps, lambda _: floor_bytes, time.monotonic())
             self.record(replace(self.search, estimate=replace(estimate, budget=self.config.budget)))
             self.notify(
@@ -97,6 +99,7 @@ class SizeRace:
         count = sum(each.plan is not None for each in self.search.measured)
         if count > 1 and (count >= MAX_MEASURED or not self.has_time()):
             return None
+        self.notify(f"measuring {self.search.argument}={size}: eager, then a plan")
         self.record(self.measurer.measure_plan(self.search, size))
         self.announce(size)
         measured = self.search.find(size)
@@ -110,6 +113,7 @@ class SizeRace:
         count = sum(each.plan is None for each in self.search.measured)
         if count >= MAX_EAGER or not self.has_time():
             return None
+        self.notify(f"measuring {self.search.argument}={size}: eager alone")
         self.record(self.measurer.measure_eager(self.search, size))
         self.announce(size)
         measured = self.search.find(size)
@@ -140,7 +144,14 @@ class SizeRace:
             first=first,
         )
         if refused - largest > max(1, int(RESOLUTION * largest)):
-            self.unfinished = f"time ended before sizes between {largest} and {refused} were measured"
+            count = sum(each.plan is not None for each in self.search.measured)
+            between, name = f"between {largest} and {refused}", self.search.argument
+            self.unfinished = (
+                f"{count} sizes were measured, the maximum, and none {between}; to go on, tune under another --name with "
+                f"--set {name}={largest} --budget {self.search.limit_bytes}B"
+                if count >= MAX_MEASURED
+                else f"time ended before sizes {between} were measured; tune under another --name with a longer --time"
+            )
         self.find_eager_largest()
         return replace(start, batch=largest) if largest else None
 
@@ -176,6 +187,7 @@ class SizeRace:
         sizes = list_sizes(start, estimate.largest, estimate.eager_largest, micro_batches=micro_batches)
         space = space_for_device(self.config.planners.model_dump(), self.config.device, {})
         target_bytes = compute_target_bytes(self.search.budget_bytes, [])
+        self.notify(f"making a plan for each of {len(sizes)} sizes, to rank them by estimate")
         predicted = predict_rates(sizes, self.steps_of, target_bytes, space, self.has_time)
         eager_batch = self.find_eager_largest()
         ranked = [candidate.size for candidate in predicted]
@@ -206,6 +218,7 @@ class SizeRace:
         if size.accumulate not in self.accumulated:
             words = str(replace(self.steps.loop, accumulate=size.accumulate))
             start = self.search.start.batch
+            self.notify(f"capturing the step with {size.accumulate} micro-batches, on fake tensors")
             self.accumulated[size.accumulate] = self.capture(self.config, self.search.argument, start, words)
         return self.accumulated[size.accumulate]
 
@@ -216,6 +229,7 @@ def describe_size(argument: str, measured: MeasuredSize) -> str:
     for name, side in (("eager", measured.eager), ("plan", measured.plan)):
         if side is not None:
             rate = f", {side.rate}" if side.rate is not None and side.fits else ""
+            reason = f" ({side.detail})" if side.detail and not side.fits else ""
             charged = "" if side.charged_bytes is None else f" {fmt_bytes(side.charged_bytes)}"
-            parts.append(f"{name}{charged} {side.outcome.value.replace('_', ' ')}{rate}")
+            parts.append(f"{name}{charged} {side.outcome.value.replace('_', ' ')}{rate}{reason}")
     return ": ".join((parts[0], "; ".join(parts[1:])))

@@ -35,6 +35,8 @@ class BudgetLevels:
         """Estimate of each level's plan, by target in bytes; includes the plans of earlier sessions."""
         planned: list[int] = []
         for trial in trials:
+            if trial.kind == TrialKind.SEARCH:
+                break  # the sampler follows the last level, and its repeats are no levels
             if trial.estimate is None:
                 continue
             if trial.kind == TrialKind.SMALLEST:
@@ -42,8 +44,7 @@ class BudgetLevels:
             # earlier versions recorded no targets
             elif trial.kind in (TrialKind.PLANNER, TrialKind.REPEAT) and trial.target_bytes is not None:
                 self._answers[trial.target_bytes] = trial.estimate
-                if trial.kind == TrialKind.PLANNER:
-                    planned.append(trial.target_bytes)
+                planned.append(trial.target_bytes)
         self._top = max(planned, default=None)
         self._left = LEVELS - len(planned)
 

@@ -49,19 +49,18 @@ def write_front(
     points = assess_front(trials, rules)
     traced_bytes = peak_bytes(prepared.graph, Plan.traced(prepared.graph), prepared.costs)
     reference_bytes = reference_step_bytes(trials[0].measurement, traced_bytes)
-    files.front.mkdir(exist_ok=True)
-    kept = set()
-    for point in points:
-        if point.status is FrontStatus.FRONT:
-            path = files.front_plan(point.number)
-            kept.add(path)
-            file = build_point_file(config, point, prepared, rules, reference_bytes)
-            planfile.write(path, file, remedy=f"free space there, then: autotune resume {files.path}")
-    for path in files.front.glob("plan-*.json"):
-        if path not in kept:
-            path.unlink()  # its plan is no point of the front any more
-    rows = list_front(points, reference_bytes)
+    rows, kept = list_front(points, reference_bytes), set()
     try:
+        files.front.mkdir(exist_ok=True)
+        for point in points:
+            if point.status is FrontStatus.FRONT:
+                path = files.front_plan(point.number)
+                kept.add(path)
+                file = build_point_file(config, point, prepared, rules, reference_bytes)
+                planfile.write(path, file, remedy=f"free space there, then: autotune resume {files.path}")
+        for path in files.front.glob("plan-*.json"):
+            if path not in kept:
+                path.unlink()  # its plan is no point of the front any more
         write_json(
             files.front_table,
             {"schema": SCHEMA, "limit_bytes": rules.budget_bytes, "eager_bytes": reference_bytes, "plans": rows},
@@ -69,7 +68,7 @@ def write_front(
         write_text(files.front_csv, _to_csv(rows))
     except OSError as error:
         raise ConfigError(
-            f"{files.front}: cannot write the table of the front ({error.strerror}); free space there, then: "
+            f"{files.front}: cannot write the front ({error.strerror}); free space there, then: "
             f"autotune resume {files.path}"
         ) from None
 

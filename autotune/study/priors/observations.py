@@ -9,7 +9,7 @@ from autotune.planners.knobs import Settings
 from autotune.records.device import Device
 from autotune.records.json_codec import read_whole, to_json
 from autotune.records.run_dir import RunDir, write_json
-from autotune.study.verdicts.ranking import TrialScore
+from autotune.study.verdicts.ranking import NOTABLE_SHARE, TrialScore
 
 SCHEMA = 1
 
@@ -24,9 +24,9 @@ class PriorSource(StrEnum):
     OTHER_DEVICE = "other device"
     """Measured in a run of this graph on another device."""
     OTHER_GRAPH = "other graph"
-    """Measured in a run of another graph on this device: only ratios between its settings are used."""
+    """Measured on this device in a run of another graph or budget: only ratios between its settings are used."""
     OTHER_GRAPH_AND_DEVICE = "other graph and device"
-    """Measured in a run of another graph on another device: only ratios between its settings are used."""
+    """Measured on another device in a run of another graph or budget: only ratios between its settings are used."""
 
     @property
     def has_bytes(self) -> bool:
@@ -68,12 +68,16 @@ class EarlierRun:
 
     graph_digest: str
     device: Device | None
+    budget_bytes: int
+    """Budget of the step in that run."""
     scores: tuple[tuple[Settings, TrialScore], ...] = ()
 
-    def classify(self, graph_digest: str, device: Device) -> PriorSource:
-        """Return the source of this run's observations in a study of this graph on this device."""
+    def classify(self, graph_digest: str, device: Device, budget_bytes: int) -> PriorSource:
+        """Return the source of this run's observations in a study of this graph on this device within this budget."""
         same_device = self.device is not None and self.device.key == device.key
-        if self.graph_digest == graph_digest:
+        # plans of another budget recompute other values, and fit where others do not
+        same_budget = abs(self.budget_bytes / max(budget_bytes, 1) - 1) <= NOTABLE_SHARE
+        if self.graph_digest == graph_digest and same_budget:
             return PriorSource.SAME_STUDY if same_device else PriorSource.OTHER_DEVICE
         return PriorSource.OTHER_GRAPH if same_device else PriorSource.OTHER_GRAPH_AND_DEVICE
 
@@ -102,7 +106,11 @@ def read_priors(run_dir: Path) -> Priors:
     if not path.exists():
         return Priors()
     return read_whole(
-        Priors, path, schema=SCHEMA, what="priors", again="delete it: the settings are simulated again, and only those"
+        Priors,
+        path,
+        schema=SCHEMA,
+        what="priors",
+        again="delete it: settings are simulated again, and the trials of --seed-from are read no more",
     )
 
 

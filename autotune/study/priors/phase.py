@@ -26,11 +26,11 @@ MODEL_SAMPLERS = frozenset({"auto", "gp", "tpe"})
 """Samplers that read the trials of a study as a whole; the others cannot use observations of other origin."""
 
 
-def record_earlier(run_dir: Path, seeds: Seeds, prepared: PreparedWorkload) -> None:
+def record_earlier(run_dir: Path, seeds: Seeds, prepared: PreparedWorkload, budget_bytes: int) -> None:
     """Keep the trials of another run in this run's directory, so that a resumed study needs the other run no more."""
     if seeds.earlier is None:
         return
-    source = seeds.earlier.classify(prepared.graph.digest, prepared.device)
+    source = seeds.earlier.classify(prepared.graph.digest, prepared.device, budget_bytes)
     scores = seeds.adapt_scores(prepared.costs.stores)
     write_priors(run_dir, replace(read_priors(run_dir), earlier=observe_earlier(source, scores)))
 

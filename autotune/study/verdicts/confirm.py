@@ -214,7 +214,7 @@ def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPl
     fitting = [trial for trial in select_fitting(trials, rules) if trial.plan in runs]
     alive = {trial.plan for trial in fitting}
     failed = [
-        ConfirmedPlan(_failed_run(repeats), ConfirmationStatus.FAILED, len(repeats), ())
+        ConfirmedPlan(select_failed_run(repeats), ConfirmationStatus.FAILED, len(repeats), ())
         for plan, repeats in runs.items()
         if plan not in alive
     ]
@@ -266,7 +266,7 @@ def _pooled_ratios(runs: Sequence[Trial]) -> tuple[float, ...]:
     return tuple(chain.from_iterable(block_ratios(run.measurement) for run in runs if run.measurement is not None))
 
 
-def _failed_run(runs: Sequence[Trial]) -> Trial:
+def select_failed_run(runs: Sequence[Trial]) -> Trial:
     """Return the first run that failed; where none did, the plan had failed before, and the last run stands for it."""
     failed = [run for run in runs if run.measurement is not None and run.measurement.outcome is not Outcome.OK]
     return failed[0] if failed else runs[-1]

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.ir.plan import Plan
-from autotune.records.measurement import Measurement
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, pooled_seconds
+from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, pooled_seconds, select_failed_run
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, select_fitting
-from autotune.study.verdicts.statistics import Interval, RatioInterval, block_means, compare_ratios
+from autotune.study.verdicts.statistics import Interval, RatioInterval, block_ratios, compare_ratios
 
 FRONT_PLANS = 12
 """Maximum number of plans that are re-measured for the front at one time."""
@@ -193,18 +192,7 @@ def _count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:
 
 def _pool_blocks(runs: Iterable[Trial]) -> tuple[float, ...]:
     """Return the blocks of all runs; blocks do not span runs."""
-    return tuple(block for run in runs if run.measurement is not None for block in _blocks(run.measurement))
-
-
-def _blocks(measurement: Measurement) -> list[float]:
-    """Return time over eager's, one per block, or seconds where eager did not run.
-
-    Where eager ran another number of steps, its median stands for every block: ratios and seconds must not mix.
-    """
-    steps, eager = block_means(measurement.step_seconds), block_means(measurement.baseline_seconds)
-    if len(measurement.step_seconds) == len(measurement.baseline_seconds):
-        return [step / other for step, other in zip(steps, eager, strict=True)]
-    return [step / statistics.median(eager) for step in steps] if eager else steps
+    return tuple(block for run in runs if run.measurement is not None for block in block_ratios(run.measurement))
 
 
 def _by_bytes(sample: _Sample) -> tuple[int, float, int]:
@@ -252,8 +240,8 @@ def _list_failed(trials: Sequence[Trial], fitting: set[Plan | None]) -> list[Fro
     rounds = _count_rounds(trials)
     for plan, runs in _group_runs(trials).items():
         if plan not in fitting and rounds[plan]:
-            last = [run for run in runs if run.kind == TrialKind.CONFIRM][-1]
-            failed.append(FrontPoint(runs[0].number, last, FrontStatus.FAILED, rounds[plan], ()))
+            failure = select_failed_run([run for run in runs if run.kind == TrialKind.CONFIRM])
+            failed.append(FrontPoint(runs[0].number, failure, FrontStatus.FAILED, rounds[plan], ()))
     return failed
 
 

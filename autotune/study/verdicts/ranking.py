@@ -74,6 +74,11 @@ def baseline_step_bytes(measurement: Measurement) -> int | None:
     return measurement.step_charged_bytes if measurement.step_peak_bytes is None else measurement.step_peak_bytes
 
 
+def eager_step_bytes(baseline: Measurement | None) -> int | None:
+    """Return the bytes of eager's whole step; None where it was not measured, or ended before its peak."""
+    return baseline_step_bytes(baseline) if baseline is not None and baseline.outcome is Outcome.OK else None
+
+
 def allocator_overheads(trials: Iterable[Trial]) -> list[float]:
     """Return the allocator overhead of each measured plan: charge over estimated peak, less 1."""
     overheads = []

@@ -66,10 +66,13 @@ class Interval:
 def block_ratios(measurement: Measurement) -> list[float]:
     """Return the plan's time over plain eager's of the same turn, one per block.
 
-    Where eager did not run, the blocks' seconds are returned.
+    Where eager ran another number of steps, its median stands for every block. Where eager did not run, the blocks'
+    seconds are returned. Ratios and seconds never mix.
     """
     steps, eager = block_means(measurement.step_seconds), block_means(measurement.baseline_seconds)
-    return [step / other for step, other in zip(steps, eager, strict=True)] if len(steps) == len(eager) else steps
+    if len(steps) == len(eager):
+        return [step / other for step, other in zip(steps, eager, strict=True)]
+    return [step / statistics.median(eager) for step in steps] if eager else steps
 
 
 def block_means(seconds: Sequence[float]) -> list[float]:

@@ -21,8 +21,7 @@ from autotune.planners.moves.single_edits import (
     list_additions,
     list_drops,
     list_swaps,
-    move_update,
-    swap_neighbours,
+    list_update_edits,
 )
 from autotune.testing.graphs import chain, plans, random_graph, random_order, random_plan, training_chain
 
@@ -102,6 +101,17 @@ def test_a_swap_is_added_or_dropped_alone(rng: random.Random):
         assert is_valid(graph, edited)
         assert (edited.order, edited.inplace) == (plan.order, plan.inplace)
         assert edited.offload == plan.offload[:index] + plan.offload[index + 1 :]
+
+
+def swap_neighbours(graph: TrainGraph, plan: Plan, position: int) -> PlanEdit | None:
+    edit = PlanEdit("swap two neighbours", moved=((position + 1, position),))
+    edited = edit_plan(graph, plan, [edit])
+    return edit if edited is not None and len(edited.order) == len(plan.order) else None
+
+
+def move_update(graph: TrainGraph, plan: Plan, position: int, *, early: bool) -> PlanEdit | None:
+    edits = list_update_edits(graph, plan, early=early)
+    return next((edit for edit in edits if edit.moved[0][0] == position), None)
 
 
 @settings(max_examples=150, deadline=None)

@@ -130,7 +130,7 @@ def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path
 
 def test_a_run_directory_with_a_search_for_another_budget_is_refused(tmp_path: Path):
     choose(tmp_path, FakeWorkload())
-    with pytest.raises(ConfigError, match="another config; tune under another --name"):
+    with pytest.raises(ConfigError, match=r"with budget '\d+B', not '\d+B'; tune under another --name"):
         choose(tmp_path, FakeWorkload(), budget=f"{2 * LIMIT}B")
     choose(tmp_path, FakeWorkload(), time="3m")
 

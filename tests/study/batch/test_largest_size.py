@@ -98,5 +98,15 @@ def test_measuring_ends_between_a_size_that_fits_and_one_that_does_not(
     assert len(measured) <= 40
 
 
+def test_a_size_at_which_no_plan_is_valid_is_halved_towards_the_last_that_fits():
+    predicted = lambda size: float(size) if size < 50 else float("inf")  # noqa: E731
+
+    def measure(size: int) -> SideResult:
+        return SideResult(Outcome.OK if size <= 20 else Outcome.OVER_BUDGET, 5 * size)
+
+    low, high = find_largest_measured(measure, predicted, 100, low=1, high=90, first=80)
+    assert (low, high) == (20, 21)
+
+
 def test_measuring_stops_when_no_time_is_left():
     assert find_largest_measured(lambda size: None, float, 100, low=7, high=90, first=50) == (7, 90)

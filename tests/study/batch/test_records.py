@@ -122,13 +122,24 @@ def test_an_interrupted_search_is_continued_by_resume_with_its_own_config(tmp_pa
     assert config.runs == str(tmp_path / "runs")
 
 
+def test_a_search_with_open_kernels_is_refused_before_any_kernel_is_measured(tmp_path: Path):
+    config = Config(workload="gpt2", objective="batch", kernels="any", runs=str(tmp_path), plans=str(tmp_path))
+    with pytest.raises(ConfigError, match="kernels any leaves the kernels open, too"):
+        launch.start_study(config, "one", lambda event: None)
+    assert not (tmp_path / "one").exists()
+
+
 def test_ctrl_c_in_a_search_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupt(*_: Any) -> Config:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("autotune.study.batch.choice.choose_batch", interrupt)
+    config = Config(workload="w", objective="batch")
+    with pytest.raises(StudyInterruptedError, match="before a batch size was measured; nothing is kept"):
+        launch.choose_batch_size(config, tmp_path, lambda event: None)
+    RunDir(tmp_path).batch_search.touch()
     with pytest.raises(StudyInterruptedError, match=f"continue with: autotune resume {tmp_path}") as error:
-        launch.choose_batch_size(Config(workload="w", objective="batch"), tmp_path, lambda event: None)
+        launch.choose_batch_size(config, tmp_path, lambda event: None)
     assert error.value.exit_code == 130
 
 

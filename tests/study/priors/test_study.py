@@ -109,7 +109,7 @@ def test_a_damaged_file_of_priors_is_named_with_the_next_step(tmp_path):
     path.write_text(path.read_text()[:100])
     before = load_trials(tmp_path / "run" / "trials.jsonl")
     with pytest.raises(
-        ConfigError, match=r"priors\.json: not a priors file: .*delete it: the settings are simulated again"
+        ConfigError, match=r"priors\.json: not a priors file: .*delete it: settings are simulated again"
     ):
         run(tmp_path, trials=13, lasting=True, planners=WIDE)
     assert load_trials(tmp_path / "run" / "trials.jsonl") == before
@@ -175,6 +175,16 @@ def test_all_trials_of_another_run_are_observations_and_the_fastest_are_measured
     assert len(earlier) > MAX_SEEDS >= len(seeded) > 0
     complete = [trial for trial in stored(tmp_path).trials if trial.state == COMPLETE]
     assert len(complete) == len(result.trials)
+
+
+def test_a_run_for_another_budget_gives_ratios_only_and_a_front_gives_no_observations(tuned, tmp_path):
+    run(tmp_path, seed_from=str(tuned[0] / "run"), budget="80%", trials=6, lasting=True, planners=WIDE)
+    earlier = read_priors(tmp_path / "run").earlier
+    assert {one.source for one in earlier} == {PriorSource.OTHER_GRAPH}
+    run(tmp_path / "front", objective="pareto", trials=8, planners=WIDE)
+    seeds = read_seeds(tmp_path / "front" / "run", tmp_path)
+    assert seeds.settings
+    assert seeds.earlier is None
 
 
 def test_the_other_run_is_needed_no_more_once_its_trials_are_here(tuned, tmp_path):
