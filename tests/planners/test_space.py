@@ -86,7 +86,7 @@ def test_cma_es_is_refused_by_name_where_its_package_is_missing_or_the_objective
     with pytest.raises(ConfigError, match=r"sampler 'cmaes' needs the package cmaes; install it: .*\[cmaes\]"):
         make_sampler("cmaes", FLAT, 30, 0)
     monkeypatch.setattr("autotune.study.optuna_space.find_spec", lambda name: object())
-    with pytest.raises(ConfigError, match="minimizes one value, objective 'pareto' has several; use tpe"):
+    with pytest.raises(ConfigError, match="minimizes one value, objective 'pareto' has several; write sampler: tpe"):
         check_sampler("cmaes", objective="pareto")
     check_sampler("tpe", objective="pareto")
 

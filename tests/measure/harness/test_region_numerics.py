@@ -93,7 +93,7 @@ def test_a_wrong_region_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
 
 def test_where_eagers_bits_are_demanded_other_rounding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     decompose(monkeypatch)
-    with pytest.raises(NumericsError, match=r"does not have eager's bits: .*; leave --exact out"):
+    with pytest.raises(NumericsError, match=r"does not have eager's bits: .*; leave exact out"):
         find(tmp_path, exact=True)
 
 
