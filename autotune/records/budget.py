@@ -1,4 +1,4 @@
-"""Parse a budget: bytes of the process, or a share of the baseline's step bytes."""
+"""Parse a budget: bytes of the process, bytes of the step, or a share of the baseline's step bytes."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from autotune.errors import ConfigError
 from autotune.units import parse_bytes
 
 PERCENT_TOLERANCE = 0.005
-"""Share by which the charge may exceed a budget in percent; an absolute budget has no tolerance."""
+"""Share by which the charge may exceed a budget of the step; a budget of the whole process has no tolerance."""
+STEP_PREFIX = "step:"
+"""Prefix of a budget in bytes of the step."""
 
 
 def tolerated_bytes(budget_bytes: int, tolerance: float) -> int:
@@ -21,33 +23,44 @@ def tolerated_bytes(budget_bytes: int, tolerance: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Maximum charge: absolute bytes of the process, or a share of the baseline's step bytes.
+    """Maximum charge: bytes of the process, bytes of the step, or a share of the baseline's step bytes.
+
+    The bytes of the step are those above the idle process, which differ a little from process to process.
 
     >>> Budget.parse("65%").share
     0.65
     >>> Budget.parse("6GiB").step_bytes(floor_bytes=2**30, baseline_step_bytes=0) == 5 * 2**30
     True
+    >>> Budget.parse("step:6GiB").step_bytes(floor_bytes=2**30, baseline_step_bytes=0) == 6 * 2**30
+    True
     """
 
     text: str
     nbytes: int | None = None
+    """Bytes of the process."""
     share: float | None = None
+    """Share of the baseline's step bytes."""
+    only_step_bytes: int | None = None
+    """Bytes of the step."""
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
-        """Parse `65%` or `45.3%` of the baseline's step bytes, or `6GiB` or `123456B` for the whole process.
+        """Parse `65%` of the baseline's step bytes, `6GiB` or `123456B` of the process, or `step:6GiB` of the step.
 
         Raises ConfigError for other text, for zero, and for more than 1000%.
         """
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
         if match is None:
+            is_of_step = text.strip().startswith(STEP_PREFIX)
             try:
-                nbytes = parse_bytes(text)
+                nbytes = parse_bytes(text.strip().removeprefix(STEP_PREFIX))
             except ConfigError:
-                raise ConfigError(f"cannot read {text!r} as a budget; write 65%, 6GiB, 512MiB or 123456B") from None
+                raise ConfigError(
+                    f"cannot read {text!r} as a budget; write 65%, 6GiB, 512MiB, 123456B or step:512MiB"
+                ) from None
             if nbytes == 0:
                 raise ConfigError(f"budget {text!r} is zero; write 65% or 512MiB")
-            return cls(text.strip(), nbytes=nbytes)
+            return cls(text.strip(), only_step_bytes=nbytes) if is_of_step else cls(text.strip(), nbytes=nbytes)
         share = float(match[1]) / 100
         if not 0 < share <= 10:
             raise ConfigError(f"budget {text!r} must lie above 0% and at most 1000% of the baseline's step bytes")
@@ -57,14 +70,21 @@ class Budget:
     def tolerance(self) -> float:
         """Share by which the charge may exceed the budget.
 
-        >>> Budget.parse("65%").tolerance, Budget.parse("6GiB").tolerance
-        (0.005, 0.0)
+        >>> Budget.parse("65%").tolerance, Budget.parse("step:4GiB").tolerance, Budget.parse("6GiB").tolerance
+        (0.005, 0.005, 0.0)
         """
-        return 0.0 if self.share is None else PERCENT_TOLERANCE
+        return 0.0 if self.is_of_process else PERCENT_TOLERANCE
+
+    @property
+    def is_of_process(self) -> bool:
+        """True if the budget limits the whole process, the idle process included."""
+        return self.nbytes is not None
 
     def step_bytes(self, *, floor_bytes: int, baseline_step_bytes: int) -> int:
         """Return the bytes for the training step itself, without the process's floor; may be negative."""
         if self.share is not None:
             return int(self.share * baseline_step_bytes)
+        if self.only_step_bytes is not None:
+            return self.only_step_bytes
         assert self.nbytes is not None
         return self.nbytes - floor_bytes

@@ -77,8 +77,9 @@ class Config(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the step runs on; model and batch are moved to it."""
     budget: str = "65%"
-    """Upper limit of the charged bytes: a share of eager's peak (`65%`, tolerance 0.5 %), or bytes of the whole
-    process (`6GiB`, no tolerance). With `objective: pareto` it limits the front, and is `110%` by default."""
+    """Upper limit of the charged bytes: a share of eager's peak (`65%`) or bytes of the step without the idle process
+    (`step:6GiB`), both with a tolerance of 0.5 %, or bytes of the whole process (`6GiB`, no tolerance). With
+    `objective: pareto` it limits the front, and is `110%` by default."""
     loop: str = ""
     """What the training loop does between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
     `gradients` plans no update, for `PlannedLoss`. Default: the factory's own loop, or updates at once."""

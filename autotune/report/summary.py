@@ -98,7 +98,8 @@ def _describe_best(records: RecordedRun, best: Trial, measurement: Measurement, 
     """Return (headline, sentence) of a run with a plan that fits."""
     peak, ratio = measurement.step_peak_bytes, measurement.time_ratio
     used = "" if peak is None else fmt_bytes(peak)
-    limit = fmt_bytes(Budget.parse(budget).nbytes or 0) if "budget" in records.config and "%" not in budget else ""
+    nbytes = Budget.parse(budget).nbytes if "budget" in records.config else None
+    limit = "" if nbytes is None else fmt_bytes(nbytes)
     fits = f"Fits in {limit}" if limit else f"The step fits in {used}"
     if ratio is None:
         needs = f" of about {fmt_bytes(records.traced.peak_bytes)}" if records.traced else ""

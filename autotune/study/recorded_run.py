@@ -154,7 +154,7 @@ class RecordedRun:
         baseline_bytes = baseline_step_bytes(result) if result else None
         if baseline_bytes is None and self.traced is not None:
             baseline_bytes = self.traced.peak_bytes
-        if (self.floor_bytes if budget.share is None else baseline_bytes) is None:
+        if (self.floor_bytes is None and budget.is_of_process) or (baseline_bytes is None and budget.share is not None):
             return None
         return budget.step_bytes(floor_bytes=self.floor_bytes or 0, baseline_step_bytes=baseline_bytes or 0)
 

@@ -55,6 +55,8 @@ class FakeRunner:
     """Allocator overhead, as a share of a plan's peak bytes."""
     spread: float = 0.002
     """Range of a plan's charge over processes, as a share of its peak bytes; seeded by plan and process."""
+    floor_bytes: int = FLOOR_BYTES
+    """Bytes of this runner's idle process."""
     store: bool = False
     """True if plans may offload to a store named `ssd`."""
     baseline_fits: bool = True
@@ -89,13 +91,13 @@ class FakeRunner:
 
     def prepare(self) -> PreparedWorkload:
         """Return graph, costs and floor."""
-        return PreparedWorkload(self.graph, self.costs, DEVICE, FLOOR_BYTES, self.baseline_fits, 0.0)
+        return PreparedWorkload(self.graph, self.costs, DEVICE, self.floor_bytes, self.baseline_fits, 0.0)
 
     def baseline(self) -> Measurement:
         """Return the measurement of plain eager, which names no device, as the harness's does not."""
         traced = Plan.traced(self.graph)
         first = self._simulate(traced, slowdown=1.0, error=0.0)
-        charges = tuple(FLOOR_BYTES + self._charge(traced, f"baseline {number}") for number in range(2))
+        charges = tuple(self.floor_bytes + self._charge(traced, f"baseline {number}") for number in range(2))
         return replace(first, charged_bytes=charges[0], process_charged_bytes=charges, device=None)
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
@@ -134,9 +136,9 @@ class FakeRunner:
         jitter = random.Random(f"{plan_hash(plan)} {len(self.measured)}")
         return Measurement(
             Outcome.OK,
-            peak_bytes=FLOOR_BYTES + estimate.peak_bytes,
-            charged_bytes=FLOOR_BYTES + self._charge(plan, str(self.renewed)),
-            floor_bytes=FLOOR_BYTES,
+            peak_bytes=self.floor_bytes + estimate.peak_bytes,
+            charged_bytes=self.floor_bytes + self._charge(plan, str(self.renewed)),
+            floor_bytes=self.floor_bytes,
             step_seconds=tuple(estimate.seconds * slowdown * jitter.gauss(1, 0.003) for _ in range(8)),
             baseline_seconds=tuple(eager * jitter.gauss(1, 0.003) for _ in range(8)),
             stall_seconds=estimate.stall_seconds,

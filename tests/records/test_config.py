@@ -110,9 +110,12 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
         ("workload: a\ntime: 90", "my.yaml:2: time: cannot read '90' as a time; write 90s, 10m or 1.5h"),
         (
             "workload: a\nbudget: 0.65",
-            "my.yaml:2: budget: cannot read '0.65' as a budget; write 65%, 6GiB, 512MiB or 123456B",
+            "my.yaml:2: budget: cannot read '0.65' as a budget; write 65%, 6GiB, 512MiB, 123456B or step:512MiB",
         ),
-        ("workload: a\nlimit: 900", "my.yaml:2: limit: cannot read '900' as bytes; write 6GiB, 512MiB or 123456B"),
+        (
+            "workload: a\nlimit: 900",
+            "my.yaml:2: limit: cannot read '900' as bytes; write 6GiB, 512MiB or 123456B",
+        ),
         (
             "workload: a\nobjective: tim",
             "my.yaml:2: objective: input should be 'time', 'pareto', 'throughput' or 'batch' (got 'tim')",
@@ -149,7 +152,10 @@ def test_an_unknown_planner_is_named_with_the_known(refusal):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"overrides": {"budget": "x"}}, "--budget: cannot read 'x' as a budget; write 65%, 6GiB, 512MiB or 123456B"),
+        (
+            {"overrides": {"budget": "x"}},
+            "--budget: cannot read 'x' as a budget; write 65%, 6GiB, 512MiB, 123456B or step:512MiB",
+        ),
         (
             {"overrides": {"stores": {"ramdik": "/y"}}},
             "--store: unknown key 'ramdik' in stores; known: ssd, ramdisk, host; did you mean 'ramdisk'?",
@@ -165,7 +171,7 @@ def test_a_fault_of_an_option_is_told_by_the_option_and_not_by_a_line(refusal, o
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"budget": "x"}, "budget: cannot read 'x' as a budget; write 65%, 6GiB, 512MiB or 123456B"),
+        ({"budget": "x"}, "budget: cannot read 'x' as a budget; write 65%, 6GiB, 512MiB, 123456B or step:512MiB"),
         ({"planners": {"order": []}}, "planners: planners.order: no planner is left"),
     ],
 )

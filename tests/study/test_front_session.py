@@ -22,6 +22,7 @@ from autotune.records.trial import Trial, append_trial, load_trials
 from autotune.report.html import write_report
 from autotune.study.front.budget_levels import EVEN_LEVELS, LEVELS
 from autotune.study.front.budget_scale import find_budget_scale
+from autotune.study.front.front_files import SPREAD_BYTES
 from autotune.study.offline.landscape import landscape_from_run
 from autotune.study.outcome import StudyResult
 from autotune.study.recorded_run import RecordedRun
@@ -137,7 +138,8 @@ def test_each_point_has_a_plan_file_whose_settings_and_target_make_the_same_plan
         assert simulate(graph, lower(graph, file.plan), costs).peak_bytes == file.estimate.peak_bytes
         planfile.match_plan(path, file, fake.prepare())
         assert file.measurement.step_charged_bytes == point.charged_bytes <= file.budget_bytes
-        assert file.budget_bytes <= point.charged_bytes * 1.01
+        assert file.budget_bytes >= point.charged_bytes + SPREAD_BYTES, "another process may be charged more"
+        assert file.budget_bytes <= (point.charged_bytes + SPREAD_BYTES) * 1.01
         assert file.verified == "bit-equal to eager"
         assert file.floor_bytes == FLOOR_BYTES
 

@@ -86,6 +86,6 @@ def test_a_front_is_searched_and_resumed_and_its_smallest_point_keeps_its_bytes_
     path = files.front / front[0]["file"]
     assert planfile.read(path).verified == "bit-equal to eager"
     measured = json.loads(run("-m", "autotune", "measure", str(path), "--json", here=tmp_path))["measurement"]
-    assert measured["outcome"] == "ok"  # within the charge of the front, rounded up to a thousandth of eager's bytes
+    assert measured["outcome"] == "ok"  # within the charge of the front and its spread
     assert measured["verified"] == "bit-equal to eager"
     run("train.py", str(path), here=tmp_path)

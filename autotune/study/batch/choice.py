@@ -125,7 +125,9 @@ def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed
     assert search.chosen is not None
     left = max(config.time_seconds - elapsed_seconds, STUDY_SHARE * config.time_seconds)
     loop = Loop.parse(search.loop)
-    chosen = config_at_size(config, search.argument, search.chosen, loop, search.limit_bytes)
+    chosen = config_at_size(
+        config, search.argument, search.chosen, loop, budget=search.budget, limit_bytes=search.limit_bytes
+    )
     seed = plan_path(run_dir, search.chosen)
     if config.seed_from is None and seed.exists() and not RunDir(run_dir).trials.exists():
         chosen = chosen.model_copy(update={"seed_from": str(seed)})

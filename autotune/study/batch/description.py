@@ -1,5 +1,6 @@
 """Describe estimated and measured batch sizes as text, for the terminal and for the HTML report."""
 
+from autotune.records.budget import Budget
 from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult
 from autotune.units import fmt_bytes, fmt_seconds, mib
@@ -34,7 +35,13 @@ def describe_search(search: BatchSearch) -> list[str]:
     eager, plan = search.eager_largest, search.plan_largest
     largest = [f"{name} {size.batch}" for name, size in (("plan", plan), ("eager", eager)) if size is not None]
     if largest:
-        lines.append(f"largest {', '.join(largest)}: measured within {fmt_bytes(search.limit_bytes)} of the process")
+        is_of_process = Budget.parse(search.budget).is_of_process
+        limit = (
+            f"{fmt_bytes(search.limit_bytes)} of the process"
+            if is_of_process
+            else f"{fmt_bytes(search.budget_bytes)} of the step"
+        )
+        lines.append(f"largest {', '.join(largest)}: measured within {limit}")
     rates = [
         f"{name} {side.rate} at {measured.size}"
         for name, measured, side in _best_sides(search)

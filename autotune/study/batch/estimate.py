@@ -130,7 +130,7 @@ def estimate_from_steps(
 ) -> BatchEstimate:
     """Estimate the largest batch size from captured steps; see `estimate_batch`."""
     budget = config.parsed_budget
-    floor_bytes = measure_floor(argument) if budget.share is None else None
+    floor_bytes = measure_floor(argument) if budget.is_of_process else None
     eager_bytes = steps.eager_bytes(argument.size)
     budget_bytes = budget.step_bytes(floor_bytes=floor_bytes or 0, baseline_step_bytes=eager_bytes)
     space = space_for_device(config.planners.model_dump(), config.device, {})

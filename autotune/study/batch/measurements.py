@@ -8,6 +8,7 @@ from autotune.errors import CaptureError, ConfigError, InfeasibleError, Numerics
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.records import plan_file as planfile
+from autotune.records.budget import Budget
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir
@@ -24,15 +25,18 @@ _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError)
 """Errors that are recorded as the result of a batch size; at the workload's own size they are raised."""
 
 
-def config_at_size(config: Config, argument: str, size: StepSize, loop: Loop, limit_bytes: int | None) -> Config:
-    """Return the config of a study of one batch size, whose budget is the enforced limit; None keeps the config's budget.
+def config_at_size(
+    config: Config, argument: str, size: StepSize, loop: Loop, *, budget: str, limit_bytes: int | None
+) -> Config:
+    """Return the config of a study of one batch size, with a budget that does not depend on the size.
 
     Args:
         config: Config of the search.
         argument: Argument of the factory that sets the batch size.
         size: Batch size and micro-batches.
         loop: Training loop of the workload, whose number of micro-batches is replaced.
-        limit_bytes: Bytes of the process.
+        budget: Bytes of the process or of the step; at the workload's own size the config's budget.
+        limit_bytes: Bytes of the process; with a margin they are the enforced limit. None for none.
     """
     words = config.loop
     if size.accumulate != loop.accumulate:
@@ -42,11 +46,12 @@ def config_at_size(config: Config, argument: str, size: StepSize, loop: Loop, li
         "batch_argument": argument,
         "loop": words,
         "objective": "time",
+        "budget": budget,
     }
     if limit_bytes is not None:
         enforced_bytes = enforce_beyond(limit_bytes, config.device)
         lowest = min(enforced_bytes, config.limit_bytes or enforced_bytes)
-        changes |= {"budget": f"{limit_bytes}B", "limit": f"{lowest}B"}
+        changes["limit"] = f"{lowest}B"
     return config.model_copy(update=changes)
 
 
@@ -82,7 +87,8 @@ class SizeMeasurer:
         Raises what `prepare` raises: a workload that cannot be captured or trained is an error of the config.
         """
         began, size = time.monotonic(), search.start
-        config = self._config_at(size, self._config.parsed_budget.nbytes)
+        budget = self._config.parsed_budget
+        config = self._config_at(size, budget.text, budget.nbytes)
         with self._open_runner(config) as runner:
             prepared, baseline = runner.prepare(), runner.baseline()
             _, budget_bytes = plan_within_budget(config, prepared, baseline)
@@ -93,7 +99,7 @@ class SizeMeasurer:
         """Measure plain eager alone at a size."""
         began = time.monotonic()
         try:
-            with self._open_runner(self._config_at(size, search.limit_bytes)) as runner:
+            with self._open_runner(self._config_at(size, search.budget, search.limit_bytes)) as runner:
                 eager = _judge_eager(runner.baseline(), search, size)
         except _FAILURES as error:
             eager = _describe_failure(error)
@@ -102,7 +108,7 @@ class SizeMeasurer:
     def measure_plan(self, search: BatchSearch, size: StepSize) -> BatchSearch:
         """Measure the planners' plan for the budget at a size, and eager beside it."""
         began = time.monotonic()
-        config = self._config_at(size, search.limit_bytes)
+        config = self._config_at(size, search.budget, search.limit_bytes)
         try:
             with self._open_runner(config) as runner:
                 measured = self._measure_sides(config, runner, search, size, began)
@@ -110,8 +116,8 @@ class SizeMeasurer:
             measured = MeasuredSize(size, None, _describe_failure(error), seconds=time.monotonic() - began)
         return search.add(measured)
 
-    def _config_at(self, size: StepSize, limit_bytes: int | None) -> Config:
-        return config_at_size(self._config, self._argument, size, self._loop, limit_bytes)
+    def _config_at(self, size: StepSize, budget: str, limit_bytes: int | None) -> Config:
+        return config_at_size(self._config, self._argument, size, self._loop, budget=budget, limit_bytes=limit_bytes)
 
     def _measure_sides(
         self, config: Config, runner: CaptureRunner, search: BatchSearch, size: StepSize, began: float
@@ -171,7 +177,10 @@ def _lower_aim(result: Measurement, aim: float, budget_bytes: int) -> float | No
 
 
 def _judge_eager(baseline: Measurement, search: BatchSearch, size: StepSize) -> SideResult:
-    """Return eager's result: within the budget if its process was charged no more than the limit."""
+    """Return eager's result: within the budget if its process, or its step for a budget of the step, was charged no more."""
+    budget = Budget.parse(search.budget)
+    if not budget.is_of_process:
+        return SideResult.from_measurement(size, apply_budget(baseline, search.budget_bytes, budget.tolerance))
     floor_bytes = search.floor_bytes if baseline.floor_bytes is None else baseline.floor_bytes
     return SideResult.from_measurement(size, apply_budget(baseline, max(search.limit_bytes - floor_bytes, 0)))
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autotune.errors import InfeasibleError
+from autotune.records.budget import STEP_PREFIX
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
 from autotune.study.batch.estimate import BatchEstimate
@@ -42,8 +43,8 @@ def plan_largest(
         arguments = {**config.arguments, estimate.argument: size}
         sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
         surveyed = survey(sized)
-        is_share = estimate.floor_bytes is None  # of eager's peak at the workload's own size
-        budget = f"{surveyed.floor_bytes + estimate.budget_bytes}B" if is_share else config.budget
+        is_of_process = config.parsed_budget.is_of_process
+        budget = config.budget if is_of_process else f"{STEP_PREFIX}{estimate.budget_bytes}B"
         try:
             return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed
         except InfeasibleError:

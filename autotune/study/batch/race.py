@@ -70,7 +70,7 @@ class SizeRace:
             self.record(self.measurer.measure_start(self.search))
             self.announce(self.search.start)
         if self.search.estimate is None:
-            budget = self.config.model_copy(update={"budget": f"{self.search.limit_bytes}B"})
+            budget = self.config.model_copy(update={"budget": self.search.budget})
             floor_bytes = self.search.floor_bytes
             self.notify("estimating the largest sizes; nothing runs")
             estimate = estimate_from_steps(budget, argument, self.steps, lambda _: floor_bytes, time.monotonic())
@@ -148,7 +148,7 @@ class SizeRace:
             between, name = f"between {largest} and {refused}", self.search.argument
             self.unfinished = (
                 f"{count} sizes were measured, the maximum, and none {between}; to go on, tune under another --name with "
-                f"--set {name}={largest} --budget {self.search.limit_bytes}B"
+                f"--set {name}={largest} --budget {self.search.budget}"
                 if count >= MAX_MEASURED
                 else f"time ended before sizes {between} were measured; tune under another --name with a longer --time"
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ConfigError
+from autotune.records.budget import STEP_PREFIX, Budget
 from autotune.records.config import Config
 from autotune.records.json_codec import read_whole, write_whole
 from autotune.records.measurement import Measurement, Outcome
@@ -146,6 +147,12 @@ class BatchSearch:
     def limit_bytes(self) -> int:
         """Bytes of the process within the budget."""
         return self.floor_bytes + self.budget_bytes
+
+    @property
+    def budget(self) -> str:
+        """Budget of a study of another size: the bytes of the process that the config names, else bytes of the step."""
+        requested = Budget.parse(str(self.config["budget"]))
+        return requested.text if requested.is_of_process else f"{STEP_PREFIX}{self.budget_bytes}B"
 
     @property
     def overheads(self) -> list[float]:

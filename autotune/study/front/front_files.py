@@ -24,6 +24,9 @@ from autotune.study.verdicts.front import FrontPoint, FrontStatus, assess_front
 from autotune.study.verdicts.ranking import Rules, plan_hash
 
 SCHEMA = 1
+SPREAD_BYTES = 256 * 2**10
+"""Bytes by which the charge of one plan may differ between processes, whatever the size of its step: other processes on the
+machine changed that of a 9 MiB step by up to 220 KiB."""
 CSV_COLUMNS = (
     "plan", "status", "step_charged_bytes", "step_peak_bytes", "share_of_eager", "time_ratio", "time_ratio_low",
     "time_ratio_high", "step_seconds", "rounds", "rival", "file",
@@ -76,14 +79,15 @@ def write_front(
 def build_point_file(
     config: Config, point: FrontPoint, prepared: PreparedWorkload, rules: Rules, reference_bytes: int
 ) -> PlanFile:
-    """Return the plan file of one point; its budget is the point's charge, as a share of eager's bytes, rounded up.
+    """Return the plan file of one point; its budget is the point's charge and its spread, as a share of eager's bytes, rounded up.
 
     `reference_bytes` are the bytes of eager's step, which a budget in percent refers to.
     """
-    budget = f"{max(1, math.ceil(1000 * point.charged_bytes / max(reference_bytes, 1))) / 10:g}%"
+    charged_bytes = point.charged_bytes + SPREAD_BYTES
+    budget = f"{max(1, math.ceil(1000 * charged_bytes / max(reference_bytes, 1))) / 10:g}%"
     nbytes = Budget.parse(budget).step_bytes(floor_bytes=rules.floor_bytes, baseline_step_bytes=reference_bytes)
     file = build_plan_file(config, prepared.device, rules, point.trial, run="..", loop=prepared.loop)
-    return replace(file, budget=budget, budget_bytes=max(nbytes, point.charged_bytes))
+    return replace(file, budget=budget, budget_bytes=max(nbytes, charged_bytes))
 
 
 def list_front(points: Sequence[FrontPoint], reference_bytes: int | None) -> list[dict[str, Any]]:

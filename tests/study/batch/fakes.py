@@ -45,6 +45,8 @@ class FakeWorkload:
     """Seconds of one update."""
     loop: Loop = field(default_factory=Loop)
     has_updates: bool = True
+    floor_of: Callable[[int], int] = lambda batch: FLOOR_BYTES
+    """Bytes of the idle process that measures a batch size."""
     before_measure: Callable[[StepSize], None] = lambda size: None
     planned: list[StepSize] = field(default_factory=list)
     """Sizes whose plans were measured."""
@@ -76,7 +78,13 @@ class FakeWorkload:
         assert isinstance(batch, int)
         size = StepSize(batch, Loop.parse(config.loop).accumulate if config.loop else self.loop.accumulate)
         yield LimitedRunner(
-            graph=self.graph_of(batch), overhead=self.overhead, spread=0.0, workload=self, size=size, config=config
+            graph=self.graph_of(batch),
+            overhead=self.overhead,
+            spread=0.0,
+            floor_bytes=self.floor_of(batch),
+            workload=self,
+            size=size,
+            config=config,
         )
 
 

@@ -1,11 +1,15 @@
 """Choice of the batch size: the sizes around the answer are measured under the limit, each once, and the study gets the answer."""
 
+import itertools
+import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.errors import ConfigError, InfeasibleError
 from autotune.ir.costs import Costs
@@ -97,8 +101,23 @@ def test_the_study_gets_the_size_the_enforced_limit_and_the_measured_plan_as_its
 def test_a_budget_in_percent_is_a_share_of_eager_s_peak_at_the_workload_s_own_batch(tmp_path: Path):
     workload = FakeWorkload(overhead=0.0)
     chosen = choose(tmp_path, workload, budget="150%")
-    assert chosen.budget == f"{FLOOR_BYTES + int(1.5 * traced_bytes(OWN))}B"
-    assert chosen.limit_bytes == enforce_beyond(int(chosen.budget.removesuffix("B")), "cpu")
+    assert chosen.budget == f"step:{int(1.5 * traced_bytes(OWN))}B"
+    assert chosen.limit_bytes == enforce_beyond(FLOOR_BYTES + int(1.5 * traced_bytes(OWN)), "cpu")
+
+
+@given(st.lists(st.integers(-FLOOR_BYTES // 2, FLOOR_BYTES // 2), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_idle_processes_of_other_sizes_change_no_answer_for_a_budget_in_percent(differences: list[int]):
+    def largest(workload: FakeWorkload) -> tuple[StepSize | None, StepSize | None, str]:
+        with tempfile.TemporaryDirectory() as place:
+            chosen = choose(Path(place), workload, budget="200%")
+            search = recorded(Path(place))
+            return search.plan_largest, search.eager_largest, chosen.budget
+
+    floors = itertools.cycle([FLOOR_BYTES + difference for difference in differences])
+    first = FLOOR_BYTES  # the workload's own size
+    other = FakeWorkload(floor_of=lambda batch: first if batch == OWN else next(floors))
+    assert largest(other) == largest(FakeWorkload())
 
 
 def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path: Path):

@@ -33,13 +33,13 @@ def survey_of(scratch_bytes: int, sizes: list[int]) -> Any:
     return survey
 
 
-def test_the_plan_file_has_the_size_and_the_budget_in_bytes():
+def test_the_plan_file_has_the_size_and_the_budget_in_bytes_of_the_step():
     sizes: list[int] = []
     file, surveyed = plan_largest(CONFIG, ESTIMATE, survey_of(0, sizes))
     assert sizes == [40]
     assert file.workload.arguments == {"batch": 40}
     assert file.graph_digest == surveyed.graph.digest == graph_of(40).digest
-    assert file.budget == f"{FLOOR_BYTES + ESTIMATE.budget_bytes}B"
+    assert file.budget == f"step:{ESTIMATE.budget_bytes}B"
     assert file.estimate.peak_bytes <= file.budget_bytes == ESTIMATE.budget_bytes
 
 
