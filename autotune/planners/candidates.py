@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,9 @@ COMBINED = frozenset({"order", "update", "recompute", "offload"})
 """Planner kinds that `propose` combines exhaustively."""
 LARGE_OPS = 1000
 """Number of ops above which the smallest plan is made with the first in-place planner only. Others repeat all searches."""
+
+FITTING_SECONDS = 20.0
+"""Time after which no other proposal is made where the smallest plan exceeds the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,28 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
             best = min(best, other, key=lambda candidate: (candidate.estimate.peak_bytes, candidate.estimate.seconds))
         names[kind] = str(best.settings[kind]["planner"])
     return best
+
+
+def find_lowest(planning: Planning, budget_bytes: int, seconds: float = FITTING_SECONDS) -> Candidate:
+    """Return the smallest plan, or a proposal for the budget where the smallest plan exceeds it and the proposal does not.
+
+    The smallest plan comes from one pass over the kinds of planners, so a later choice may make an earlier one wrong: early
+    updates, for example, lower the peak of some steps only after recomputation.
+
+    Args:
+        planning: Source of the plans.
+        budget_bytes: Maximum peak bytes.
+        seconds: Time after which no other proposal is made.
+    """
+    lowest, deadline = planning.find_smallest(), time.monotonic() + seconds
+    if lowest.estimate.peak_bytes <= budget_bytes:
+        return lowest
+    for candidate in planning.propose(budget_bytes):
+        if candidate.estimate.peak_bytes < lowest.estimate.peak_bytes:
+            lowest = candidate
+        if lowest.estimate.peak_bytes <= budget_bytes or time.monotonic() > deadline:
+            break
+    return lowest
 
 
 def _evaluate(cache: PlanCache, settings: Settings) -> Candidate:

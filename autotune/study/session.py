@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autotune.errors import InfeasibleError, PlanError, StoreError
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
-from autotune.planners.candidates import Candidate, DevicePlanning, MakePlanning
+from autotune.planners.candidates import Candidate, DevicePlanning, MakePlanning, find_lowest
 from autotune.planners.knobs import Settings
 from autotune.planners.space import space_for_device
 from autotune.predict.bounds import seconds_lower_bound
@@ -187,7 +187,7 @@ class _Session:
         if (error := prove_infeasible(self.config, self.rules, self.graph, self.costs)) is not None:
             raise error
         with self.interrupts.breakable(patient=False):
-            self.lowest = self.planning.find_smallest()
+            self.lowest = find_lowest(self.planning, self.rules.budget_bytes)
         low = self.lowest.estimate
         if low.peak_bytes > self.rules.budget_bytes:
             raise explain_too_small(

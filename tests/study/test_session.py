@@ -16,9 +16,11 @@ import pytest
 
 from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, OutOfTimeError, StoreError
 from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.measure.early_stop import MIN_STEPS
-from autotune.planners.candidates import DevicePlanning
+from autotune.planners.candidates import Candidate, DevicePlanning
 from autotune.predict.bounds import seconds_lower_bound
+from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.budget import PERCENT_TOLERANCE, tolerated_bytes
 from autotune.records.config import Config, load_config
@@ -233,6 +235,23 @@ def test_planners_are_asked_again_where_all_that_they_answered_was_charged_too_m
     first, second = [trial for trial in result.trials if trial.kind == "planner"]
     assert [trial.measurement.outcome for trial in (first, second)] == [Outcome.OVER_BUDGET, Outcome.OK]
     assert second.estimate.peak_bytes < first.estimate.peak_bytes <= result.budget_bytes
+
+
+def test_a_budget_that_another_plan_than_the_smallest_meets_is_tuned_and_one_that_none_meets_is_refused(tmp_path):
+    class Coarse(DevicePlanning):
+        """Its smallest plan changes nothing."""
+
+        def find_smallest(self):
+            plan = Plan.traced(self.graph)
+            return Candidate({}, plan, simulate(self.graph, lower(self.graph, plan), self.costs))
+
+    result = tune(configured(tmp_path, trials=4), FakeRunner(), tmp_path / "run", planning=Coarse, lasting=False)
+    first = result.trials[1]
+    assert first.kind == "smallest"
+    assert first.plan != Plan.traced(FakeRunner().graph)
+    assert first.estimate.peak_bytes <= result.budget_bytes
+    with pytest.raises(InfeasibleError, match="with the smallest plan"):
+        tune(configured(tmp_path, budget="20%"), FakeRunner(), tmp_path / "low", planning=Coarse, lasting=False)
 
 
 def test_answers_that_cannot_be_laid_out_are_measured_only_where_none_can(tmp_path):
