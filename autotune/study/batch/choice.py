@@ -24,6 +24,8 @@ SEARCH_SHARE = 0.6
 """Share of the study's time after which no other batch size is measured; the rest is for the study of the chosen one."""
 STUDY_SHARE = 0.25
 """Least share of the time for the study of the chosen batch size."""
+STUDY_FACTOR = 3
+"""Least time for the study, as a multiple of the time that its size took before: capture, eager and one plan."""
 _FREE_KEYS = frozenset(
     (
         "time",
@@ -123,7 +125,9 @@ def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed_seconds: float) -> Config:
     assert search.chosen is not None
-    left = max(config.time_seconds - elapsed_seconds, STUDY_SHARE * config.time_seconds)
+    measured = search.find(search.chosen)
+    least = max(STUDY_SHARE * config.time_seconds, STUDY_FACTOR * (measured.seconds if measured is not None else 0.0))
+    left = max(config.time_seconds - elapsed_seconds, least)
     loop = Loop.parse(search.loop)
     chosen = config_at_size(
         config, search.argument, search.chosen, loop, budget=search.budget, limit_bytes=search.limit_bytes

@@ -19,9 +19,9 @@ from autotune.planners.space import space_for_device
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.run_dir import RunDir
-from autotune.study.batch.choice import choose_batch
+from autotune.study.batch.choice import STUDY_FACTOR, choose_batch
 from autotune.study.batch.measurements import enforce_beyond
-from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
+from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search, write_batch_search
 from autotune.testing.fake_runner import FLOOR_BYTES
 from autotune.workloads.loop import Loop
 
@@ -96,6 +96,16 @@ def test_the_study_gets_the_size_the_enforced_limit_and_the_measured_plan_as_its
     assert seed.workload.arguments["batch"] == chosen.arguments["batch"]
     assert seed.graph_digest == graph_of(seed.workload.arguments["batch"]).digest
     assert 25 <= chosen.time_seconds <= 100
+
+
+def test_the_study_of_a_size_that_took_long_to_measure_gets_time_to_measure_it_again(tmp_path: Path):
+    chosen = choose(tmp_path, FakeWorkload(), time="100s")
+    size, search = StepSize(chosen.arguments["batch"]), recorded(tmp_path)
+    measured = search.find(size)
+    assert measured is not None
+    write_batch_search(tmp_path / "run", search.add(replace(measured, seconds=50.0)))
+    again = choose(tmp_path, FakeWorkload(), time="100s")
+    assert again.time_seconds >= STUDY_FACTOR * 50
 
 
 def test_a_budget_in_percent_is_a_share_of_eager_s_peak_at_the_workload_s_own_batch(tmp_path: Path):
