@@ -23,6 +23,7 @@ from autotune.study.front.budget_levels import BudgetLevels
 from autotune.study.front.budget_scale import BudgetScale
 from autotune.study.front.front_files import write_front
 from autotune.study.interrupts import Interrupts, Stopped
+from autotune.study.move_choice import MoveChooser
 from autotune.study.outcome import (
     StudyResult,
     explain_failure,
@@ -33,7 +34,6 @@ from autotune.study.outcome import (
     summarize,
     write_plan,
 )
-from autotune.study.plan_moves import MoveChooser
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.priors.phase import attach_priors, record_earlier
 from autotune.study.runner import QuietRunner, Runner

@@ -1,17 +1,15 @@
 """Re-measure the best plans: select the next plan to run, and compare each plan with the best one."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import Any
 
-from autotune.ir.plan import Plan
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios
 from autotune.study.verdicts.ranking import (
     NOTABLE_SHARE,
     Rules,
@@ -24,7 +22,6 @@ from autotune.study.verdicts.statistics import (
     Interval,
     RatioInterval,
     block_means,
-    block_ratios,
     compare_ratios,
     median_interval,
 )
@@ -115,7 +112,7 @@ def select_next(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     """
     contenders = select_contenders(trials, rules)
     safe = select_fallback(select_fitting(trials, rules), contenders[0], rules) if contenders else None
-    rounds = Counter(trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run)
+    rounds = count_rounds(trials)
     required = {trial.plan: MIN_ROUNDS for trial in contenders}
     if safe is not None:
         required.setdefault(safe.plan, 1)
@@ -207,10 +204,7 @@ def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPl
 
     Returns the best plan first, then the others by their re-measured times, then the plans that failed.
     """
-    runs: dict[Plan, list[Trial]] = {}
-    for trial in trials:
-        if trial.kind == TrialKind.CONFIRM and trial.plan is not None and trial.was_run:
-            runs.setdefault(trial.plan, []).append(trial)
+    runs = group_runs(trial for trial in trials if trial.kind == TrialKind.CONFIRM)
     fitting = [trial for trial in select_fitting(trials, rules) if trial.plan in runs]
     alive = {trial.plan for trial in fitting}
     failed = [
@@ -221,7 +215,7 @@ def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPl
     best = select_winner(trials, rules)
     if best is None or best.plan is None or best.plan not in alive:
         return failed
-    samples = {plan: _pooled_ratios(repeats) for plan, repeats in runs.items()}
+    samples = {plan: pool_ratios(repeats) for plan, repeats in runs.items()}
     safe = select_fallback(fitting, best, rules)
     compared = []
     for trial in sorted(fitting, key=lambda trial: (trial.plan != best.plan, time_cost(trial, rules))):
@@ -259,11 +253,6 @@ def _classify(versus: RatioInterval | None) -> ConfirmationStatus:
     if versus.low > 1:
         return ConfirmationStatus.SLOWER
     return ConfirmationStatus.TIE if versus.high < 1 + TIE_MARGIN else ConfirmationStatus.INCONCLUSIVE
-
-
-def _pooled_ratios(runs: Sequence[Trial]) -> tuple[float, ...]:
-    """Return the block ratios of all runs; blocks do not span runs, since a run's last block may be a step short."""
-    return tuple(chain.from_iterable(block_ratios(run.measurement) for run in runs if run.measurement is not None))
 
 
 def select_failed_run(runs: Sequence[Trial]) -> Trial:

@@ -3,16 +3,16 @@
 import functools
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.ir.plan import Plan
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, pooled_seconds, select_failed_run
+from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, select_fitting
-from autotune.study.verdicts.statistics import Interval, RatioInterval, block_ratios, compare_ratios
+from autotune.study.verdicts.statistics import Interval, RatioInterval, compare_ratios
 
 FRONT_PLANS = 12
 """Maximum number of plans that are re-measured for the front at one time."""
@@ -97,7 +97,7 @@ def select_front_run(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     Each contender runs `MIN_ROUNDS` times. Then uncertain plans and their rivals run again, up to `MAX_ROUNDS` times.
     """
     contenders = select_front_contenders(trials, rules)
-    rounds = _count_rounds(trials)
+    rounds = count_rounds(trials)
     waiting = [trial for trial in contenders if rounds[trial.plan] < MIN_ROUNDS]
     if not waiting:
         points = assess_front(trials, rules)
@@ -164,35 +164,18 @@ class _Sample:
 
 
 def _pool_samples(trials: Sequence[Trial], rules: Rules) -> list[_Sample]:
-    rounds = _count_rounds(trials)
-    runs = _group_runs(trials)
+    rounds = count_rounds(trials)
+    runs = group_runs(trials)
     samples = []
     for trial in select_fitting(trials, rules):
         assert trial.plan is not None
         same = runs[trial.plan]
-        blocks = _pool_blocks([run for run in same if run.kind == TrialKind.CONFIRM] or same)
+        blocks = pool_ratios([run for run in same if run.kind == TrialKind.CONFIRM] or same)
         if blocks and trial.step_bytes is not None:
             nbytes = trial.step_charged_bytes or trial.step_bytes
             cost = statistics.median(blocks)
             samples.append(_Sample(same[0].number, trial, rounds[trial.plan], nbytes, blocks, cost))
     return samples
-
-
-def _group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
-    runs: dict[Plan, list[Trial]] = {}
-    for trial in trials:
-        if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
-            runs.setdefault(trial.plan, []).append(trial)
-    return runs
-
-
-def _count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:
-    return Counter(trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run)
-
-
-def _pool_blocks(runs: Iterable[Trial]) -> tuple[float, ...]:
-    """Return the blocks of all runs; blocks do not span runs."""
-    return tuple(block for run in runs if run.measurement is not None for block in block_ratios(run.measurement))
 
 
 def _by_bytes(sample: _Sample) -> tuple[int, float, int]:
@@ -237,8 +220,8 @@ def _drop_near_bytes(points: Sequence[FrontPoint]) -> list[FrontPoint]:
 def _list_failed(trials: Sequence[Trial], fitting: set[Plan | None]) -> list[FrontPoint]:
     """Return the re-measured plans of which some run failed or exceeded the limit."""
     failed = []
-    rounds = _count_rounds(trials)
-    for plan, runs in _group_runs(trials).items():
+    rounds = count_rounds(trials)
+    for plan, runs in group_runs(trials).items():
         if plan not in fitting and rounds[plan]:
             failure = select_failed_run([run for run in runs if run.kind == TrialKind.CONFIRM])
             failed.append(FrontPoint(runs[0].number, failure, FrontStatus.FAILED, rounds[plan], ()))

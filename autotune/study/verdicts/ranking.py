@@ -15,6 +15,7 @@ from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.plan_runs import group_runs
 from autotune.units import fmt_bytes
 
 ASSUMED_OVERHEAD = 0.03
@@ -273,10 +274,7 @@ def select_winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
 
 def select_fitting(trials: Iterable[Trial], rules: Rules) -> list[Trial]:
     """Return each verified plan that kept the budget in all of its runs, with these runs pooled."""
-    runs: dict[Plan, list[Trial]] = {}
-    for trial in trials:
-        if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
-            runs.setdefault(trial.plan, []).append(trial)
+    runs = group_runs(trials)
     return [pool_runs(same) for same in runs.values() if all(_is_accepted(trial, rules) for trial in same)]
 
 

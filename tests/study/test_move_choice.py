@@ -19,7 +19,7 @@ from autotune.records.config import Config, load_config
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, load_trials
 from autotune.report.tables import trial_rows
-from autotune.study.plan_moves import MOVES_PER_SEARCH, MoveChooser, compute_move_target, read_measured
+from autotune.study.move_choice import MOVES_PER_SEARCH, MoveChooser, compute_move_target, read_measured
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import compare_confirmed, select_contenders, select_near_miss
 from autotune.study.verdicts.ranking import Rules, compute_target_bytes, estimate_spread, plan_hash

@@ -1,0 +1,28 @@
+"""Group the measured runs of a study by plan."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+
+from autotune.ir.plan import Plan
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.statistics import block_ratios
+
+
+def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
+    """Return the trials that ran a plan, by plan, each in their order; a repeat of a measurement is no run."""
+    runs: dict[Plan, list[Trial]] = {}
+    for trial in trials:
+        if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
+            runs.setdefault(trial.plan, []).append(trial)
+    return runs
+
+
+def count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:
+    """Return the number of times that each plan was re-measured in new processes."""
+    return Counter(trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run)
+
+
+def pool_ratios(runs: Iterable[Trial]) -> tuple[float, ...]:
+    """Return the block ratios of all runs; blocks do not span runs, since a run's last block may be a step short."""
+    return tuple(chain.from_iterable(block_ratios(run.measurement) for run in runs if run.measurement is not None))
