@@ -125,12 +125,17 @@ def _is_close(ours: float, published: float, tolerance: float) -> bool:
     return abs(ours - published) <= tolerance * abs(published)
 
 
-def write(folder: Path, claims: Sequence[Claim]) -> None:
-    """Write the result file of an experiment, figures rounded to four decimals."""
+def write(folder: Path, claims: Sequence[Claim], origins: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write the result file of an experiment, figures rounded to four decimals.
+
+    `origins` has machine, commit, graphs, date and command of each part that was run. Those of other parts stay as stored.
+    """
     rounded = [dataclasses.replace(c, published=_round(c.published), ours=_round(c.ours)) for c in claims]
     path = folder / RESULT
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"claims": [{**to_json(claim), "verdict": claim.verdict.value} for claim in rounded]}
+    merged = {**read_origins(folder), **{part: to_json(dict(facts)) for part, facts in (origins or {}).items()}}
+    document: dict[str, Any] = {"origins": merged} if merged else {}
+    document["claims"] = [{**to_json(claim), "verdict": claim.verdict.value} for claim in rounded]
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -156,6 +161,18 @@ def read(folder: Path) -> tuple[Claim, ...]:
             )
         claims.append(claim)
     return tuple(claims)
+
+
+def read_origins(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return machine, commit, graphs, date and command of each part of an experiment; empty where none are recorded."""
+    path = folder / RESULT
+    if not path.exists():
+        return {}
+    try:
+        origins = json.loads(path.read_text(encoding="utf-8")).get("origins", {})
+    except (ValueError, AttributeError):  # a broken file is replaced
+        return {}
+    return dict(origins)
 
 
 def find_experiments(root: Path) -> dict[str, Path]:

@@ -40,7 +40,9 @@ def write_result(path: Path, document: Mapping[str, Any], graphs: Mapping[str, s
     if missing := [fact for fact in FACTS if fact not in complete]:
         raise ValueError(f"{path.name}: the result lacks {', '.join(missing)}; add the facts of collect_facts()")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(to_json(complete), indent=1) + "\n")
+    # one line for each part: samples are thousands of numbers
+    parts = [f"{json.dumps(key)}: {json.dumps(to_json(part))}" for key, part in complete.items()]
+    write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def capture_digests(workloads: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
@@ -59,9 +61,13 @@ def find_results(folder: Path) -> Iterator[Path]:
 
 
 def missing_facts(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the facts that a result lacks.
+    """Return the names of the facts that a result, or a part of a claim's result, lacks.
 
     >>> missing_facts({"device": {}, "commands": ["python"], "graph": {"digest": "08ff"}})
     ('commit', 'date')
     """
-    return tuple(fact for fact in FACTS if not document.keys() & ({fact} | OLDER_NAMES.get(fact, frozenset())))
+    origins = document.get("origins")
+    parts = [document] if not origins else origins.values()
+    return tuple(
+        fact for fact in FACTS if not all(part.keys() & ({fact} | OLDER_NAMES.get(fact, frozenset())) for part in parts)
+    )
