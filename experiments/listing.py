@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.all_experiments import Experiment
 from experiments.common.facts import ROOT
+from experiments.common.result_file import NOT_RECORDED
 
-NOT_RECORDED = "not recorded"
 HEAD = ("experiment", "times", "expected", "took", "commit", "date", "machine")
 
 

@@ -29,6 +29,27 @@ SOURCES = {
 """Address of each source that names no repository; one that ends with a slash is completed by the number behind the name."""
 
 
+PAPERS = {
+    "Chen et al. 2016": "https://arxiv.org/abs/1604.06174",
+    "Zheng et al. 2020": "https://arxiv.org/abs/1805.08899",
+    "Kirisame et al. 2021": "https://arxiv.org/abs/2006.09616",
+    "Shah et al. 2021": "https://arxiv.org/abs/2010.14501",
+    "Steiner et al. 2023": "https://arxiv.org/abs/2210.12924",
+    "Lyken17/pytorch-memonger": "https://arxiv.org/abs/1604.06174",
+    "apache/mxnet#18228": "https://arxiv.org/abs/1805.08899",
+}
+"""Address of the paper behind a source, by a part of the source's name; issues and commit messages may have none."""
+
+
+def link_paper(source: str) -> str | None:
+    """Return the address of the paper behind a claim's source; None without one.
+
+    >>> link_paper("utsaslab/MONeT, README (Shah et al. 2021)")
+    'https://arxiv.org/abs/2010.14501'
+    """
+    return next((address for name, address in PAPERS.items() if name in source), None)
+
+
 def link_source(source: str) -> str | None:
     """Return the address of a claim's source; None for one without an address.
 

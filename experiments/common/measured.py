@@ -88,7 +88,11 @@ def build_measured_claim(claim: Claim, overhead: MeasuredOverhead) -> Claim:
         f"{overhead.traced_percent:+.1f} %"
     )
     fits = overhead.peak_bytes <= SLACK * overhead.share * overhead.eager_bytes
-    why = "" if fits else f"at this size no plan of ours goes below {overhead.peak_bytes / overhead.eager_bytes:.1%}"
+    # a plan that takes more bytes and more time than the published one is a failure, however small the model
+    is_slower = claim.published is not None and overhead.overhead_percent > claim.published.value
+    lowest = f"at this size no plan of ours goes below {overhead.peak_bytes / overhead.eager_bytes:.1%}"
+    why = "" if fits or is_slower else lowest
+    conditions += "" if fits or not is_slower else f"; {lowest}"
     return replace(
         claim, conditions=conditions, unit="%", ours=Figure(overhead.overhead_percent), tolerance=0.1, sense="at most",
         transferred=True, why_not=why, kind="measured",

@@ -13,6 +13,8 @@ from autotune.records.json_codec import to_json
 from autotune.records.run_dir import write_text
 from autotune.workloads.factory import load_workload
 
+NOT_RECORDED = "not recorded"
+"""Value of a fact that an older result lacks."""
 FACTS = ("machine", "commit", "graphs", "date", "command")
 """Facts of a result: processor and software, commit, digest of each captured graph by its name, date, and command line."""
 OLDER_NAMES: Mapping[str, frozenset[str]] = {
@@ -67,7 +69,10 @@ def missing_facts(document: Mapping[str, Any]) -> tuple[str, ...]:
     ('commit', 'date')
     """
     origins = document.get("origins")
-    parts = [document] if not origins else origins.values()
+    recorded = [
+        {name for name, fact in part.items() if fact != NOT_RECORDED}
+        for part in (origins.values() if origins else [document])
+    ]
     return tuple(
-        fact for fact in FACTS if not all(part.keys() & ({fact} | OLDER_NAMES.get(fact, frozenset())) for part in parts)
+        fact for fact in FACTS if not all(names & ({fact} | OLDER_NAMES.get(fact, frozenset())) for names in recorded)
     )

@@ -49,7 +49,14 @@ def test_what_is_stored_saves_at_least_what_memonger_tells():
 def test_the_committed_claims_are_what_the_stored_numbers_give(tmp_path):
     write(tmp_path, run.claims_of(STORED))
     assert read(tmp_path) == read(CLAIMS / "memonger")
-    assert {claim.verdict for claim in read(tmp_path)} == {ClaimVerdict.BOUND, ClaimVerdict.NOT_COMPARABLE}
+    verdicts = {claim.text: claim.verdict for claim in read(tmp_path)}
+    # by memonger's own rule activations share less than its authors report, and its order saves little on another net
+    lost = [text for text, verdict in verdicts.items() if verdict is ClaimVerdict.NOT_REPRODUCED]
+    assert lost == [
+        "ResNet-50, batch 32, training: with activations shared",
+        "ResNet-50, batch 64, training: with activations shared",
+        "segmentation net, longest path",
+    ]
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ SEGMENTED = 256
 """Side of the segmented image, in pixels."""
 STATES = 10_000
 """Number of partial sharings that the exact search evaluates for the segmentation net."""
+OWN_RULE = "memonger, with sizes"
+"""Way of sharing that memonger's authors used, by which the claims are judged."""
 REPEATS = 5
 """Number of times that sharing is planned; the median counts."""
 
@@ -159,10 +161,10 @@ def sharing_savings(graph_result: dict[str, Any]) -> dict[str, float]:
 def claims_of(results: dict[str, Any]) -> list[Claim]:
     """Return memonger's numbers beside those of the graph with ops in place, as in Caffe2's net."""
     result = results["plans"]["in place"]
-    first, second = (result[what]["ways"]["the better of the two"] for what in PUBLISHED)
+    first, second = (result[what]["ways"][OWN_RULE] for what in PUBLISHED)
     mib = [nbytes / 2**20 for nbytes in (result["unshared_bytes"], first["shared_bytes"], second["shared_bytes"])]
     net = f"ResNet-50, batch {results['batch']}, training"
-    conditions = "every buffer of the step by its shape, ops in place; theirs is what a whole GPU holds"
+    conditions = "every buffer of the step by its shape, ops in place, shared by memonger's own rule; theirs is what a whole GPU holds"
     claims = [
         Claim(
             f"{net}: {what} shared", source, conditions, "MiB", Figure(after, before), Figure(ours, ours_before),
@@ -184,11 +186,11 @@ def claims_of(results: dict[str, Any]) -> list[Claim]:
 def claims_of_larger(results: dict[str, Any]) -> list[Claim]:
     """Return the claim at twice the batch, where memonger's authors report activations alone."""
     result = results["larger"]["plans"]["in place"]
-    before, after = (result[what]["ways"]["the better of the two"]["shared_bytes"] / 2**30 for what in PUBLISHED)
+    before, after = (result[what]["ways"][OWN_RULE]["shared_bytes"] / 2**30 for what in PUBLISHED)
     return [
         Claim(
             f"ResNet-50, batch {results['larger']['batch']}, training: with activations shared", f"{SOURCE}, 2017-04",
-            "every buffer of the step by its shape, ops in place; theirs, Gig, is what a whole GPU holds", "GiB",
+            "every buffer of the step by its shape, ops in place, shared by memonger's own rule; theirs, Gig, is what a whole GPU holds", "GiB",
             Figure(8.5, 9.45), Figure(after, before), sense="at most",
         )
     ]  # fmt: skip
@@ -207,7 +209,10 @@ def claims_of_segmentation(result: dict[str, Any]) -> list[Claim]:
     best = rows["exact, longest path"]
     about = partial(Claim, source=SOURCE, conditions=conditions, why_not=why_not)
     return [
-        about("segmentation net, longest path", unit="MB", published=Figure(14, 21.7), ours=Figure(longest, depth)),
+        Claim(
+            "segmentation net, longest path", SOURCE, f"{conditions}; their net is not published, and on ours this order saves little",
+            "MB", Figure(14, 21.7), Figure(longest, depth), tolerance=0.1, sense="at most",
+        ),
         about(
             "segmentation net, dynamic program against greedy", unit="MB", published=Figure(12.08, 14.96),
             ours=Figure(best["shared_bytes"] / 1e6, longest),
