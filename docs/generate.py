@@ -372,7 +372,7 @@ def claims_page() -> str:
         f"{HEADER}# Published claims",
         "Claims of papers and issues beside our numbers. *Reproduced* means: equal within the tolerance, a tenth for times. "
         "*Ratios reproduced* means: equal within it, but not on their hardware, or counted in another way. *Bound kept* means: "
-        "the published number is a bound, such as a cost, and ours is better than it without being near it. Conditions and tolerances are in "
+        "the published number is a bound, such as a cost, and ours is better than it without being near it. *Not comparable* gives its reason. Conditions and tolerances are in "
         "`experiments/claims/NAME/results/result.json`. `autotune reproduce NAME` regenerates a row. The commit is the "
         "one that recorded the figure.",
         f"{claims.count_verdicts(results)}.",
@@ -394,11 +394,17 @@ def claims_page() -> str:
 def claim_cells(name: str, claim: claims.Claim) -> list[str]:
     """Return the row of one claim: the console's cells, and the origin of the figure."""
     (row,) = claims.claim_rows({name: [claim]})
-    origin = origin_of(EXPERIMENTS / "claims" / name / claims.RESULT)
+    folder = EXPERIMENTS / "claims" / name
+    part = "measured" if claim.kind == "measured" else "simulated"
+    origin = origin_of(folder / claims.RESULT, claims.read_origins(folder).get(part))
     place = re.search(r" on (.{3,40}?), cores", claim.conditions)
     machine = place[1] if place else "not recorded" if claim.kind == "measured" else "any"
-    address = claims.link_source(claim.source)
+    address, paper = claims.link_source(claim.source), claims.link_paper(claim.source)
     source = f"[{claim.source}]({address})" if address else claim.source
+    if paper and paper != address:
+        source += f", [paper]({paper})"
+    if claim.why_not:
+        row = (*row[:-1], f"{row[-1]}: {claim.why_not}")
     return [*row, source, machine, origin.commit, origin.date]
 
 

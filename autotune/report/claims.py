@@ -29,6 +29,27 @@ SOURCES = {
 """Address of each source that names no repository; one that ends with a slash is completed by the number behind the name."""
 
 
+PAPERS = {
+    "Chen et al. 2016": "https://arxiv.org/abs/1604.06174",
+    "Zheng et al. 2020": "https://arxiv.org/abs/1805.08899",
+    "Kirisame et al. 2021": "https://arxiv.org/abs/2006.09616",
+    "Shah et al. 2021": "https://arxiv.org/abs/2010.14501",
+    "Steiner et al. 2023": "https://arxiv.org/abs/2210.12924",
+    "Lyken17/pytorch-memonger": "https://arxiv.org/abs/1604.06174",
+    "apache/mxnet#18228": "https://arxiv.org/abs/1805.08899",
+}
+"""Address of the paper behind a source, by a part of the source's name; issues and commit messages may have none."""
+
+
+def link_paper(source: str) -> str | None:
+    """Return the address of the paper behind a claim's source; None without one.
+
+    >>> link_paper("utsaslab/MONeT, README (Shah et al. 2021)")
+    'https://arxiv.org/abs/2010.14501'
+    """
+    return next((address for name, address in PAPERS.items() if name in source), None)
+
+
 def link_source(source: str) -> str | None:
     """Return the address of a claim's source; None for one without an address.
 
@@ -125,12 +146,17 @@ def _is_close(ours: float, published: float, tolerance: float) -> bool:
     return abs(ours - published) <= tolerance * abs(published)
 
 
-def write(folder: Path, claims: Sequence[Claim]) -> None:
-    """Write the result file of an experiment, figures rounded to four decimals."""
+def write(folder: Path, claims: Sequence[Claim], origins: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write the result file of an experiment, figures rounded to four decimals.
+
+    `origins` has machine, commit, graphs, date and command of each part that was run. Those of other parts stay as stored.
+    """
     rounded = [dataclasses.replace(c, published=_round(c.published), ours=_round(c.ours)) for c in claims]
     path = folder / RESULT
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"claims": [{**to_json(claim), "verdict": claim.verdict.value} for claim in rounded]}
+    merged = {**read_origins(folder), **{part: to_json(dict(facts)) for part, facts in (origins or {}).items()}}
+    document: dict[str, Any] = {"origins": merged} if merged else {}
+    document["claims"] = [{**to_json(claim), "verdict": claim.verdict.value} for claim in rounded]
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -156,6 +182,18 @@ def read(folder: Path) -> tuple[Claim, ...]:
             )
         claims.append(claim)
     return tuple(claims)
+
+
+def read_origins(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return machine, commit, graphs, date and command of each part of an experiment; empty where none are recorded."""
+    path = folder / RESULT
+    if not path.exists():
+        return {}
+    try:
+        origins = json.loads(path.read_text(encoding="utf-8")).get("origins", {})
+    except (ValueError, AttributeError):  # a broken file is replaced
+        return {}
+    return dict(origins)
 
 
 def find_experiments(root: Path) -> dict[str, Path]:

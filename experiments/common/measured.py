@@ -15,7 +15,7 @@ from autotune.measure.spec import Spec
 from autotune.records.measurement import Measurement, Outcome
 from autotune.report.claims import RESULT, Claim, Figure, read, write
 from autotune.workloads.reference import WorkloadRef
-from experiments.common.simulated import plan_for_budget
+from experiments.common.simulated import CAPTURED, collect_origin, plan_for_budget
 
 SAMPLES = 4
 """Measured steps of each variant, in alternating blocks."""
@@ -55,6 +55,7 @@ def measure_plan(reference: str, arguments: dict[str, Any], share: float) -> Mea
         if eager is None:
             raise SystemExit(f"plain eager steps do not run here: {harness.baseline().detail}")
         graph = prepared.graph
+        CAPTURED[f"{reference.rpartition('/')[2]} {arguments}"] = graph.digest
         plan = plan_for_budget(graph, prepared.costs, int(AIM * share * eager))[0]
         measurement, traced = (
             _require_ok(harness.measure(replace(variant, allocator="arena"))) for variant in (plan, Plan.traced(graph))
@@ -87,7 +88,11 @@ def build_measured_claim(claim: Claim, overhead: MeasuredOverhead) -> Claim:
         f"{overhead.traced_percent:+.1f} %"
     )
     fits = overhead.peak_bytes <= SLACK * overhead.share * overhead.eager_bytes
-    why = "" if fits else f"at this size no plan of ours goes below {overhead.peak_bytes / overhead.eager_bytes:.1%}"
+    # a plan that takes more bytes and more time than the published one is a failure, however small the model
+    is_slower = claim.published is not None and overhead.overhead_percent > claim.published.value
+    lowest = f"at this size no plan of ours goes below {overhead.peak_bytes / overhead.eager_bytes:.1%}"
+    why = "" if fits or is_slower else lowest
+    conditions += "" if fits or not is_slower else f"; {lowest}"
     return replace(
         claim, conditions=conditions, unit="%", ours=Figure(overhead.overhead_percent), tolerance=0.1, sense="at most",
         transferred=True, why_not=why, kind="measured",
@@ -110,7 +115,8 @@ def run_parts(
     parts = parser.parse_args().parts
     stored = read(folder) if (folder / RESULT).exists() else ()
     rows = simulated() if "simulated" in parts else [claim for claim in stored if claim.kind != "measured"]
-    write(folder, [*rows, *(claim for claim in stored if claim.kind == "measured")])
+    origins = {"simulated": collect_origin()} if "simulated" in parts else {}
+    write(folder, [*rows, *(claim for claim in stored if claim.kind == "measured")], origins)
     if "measured" in parts:
-        write(folder, [*rows, *measure()])
+        write(folder, [*rows, *measure()], {"measured": collect_origin()})
     draw([claim for claim in read(folder) if claim.kind == "measured"])

@@ -19,10 +19,18 @@ from autotune.planners.auto import best_plan
 from autotune.planners.coordinate_descent import FIRST_PLANNERS
 from autotune.predict.simulate import Estimate, simulate
 from autotune.workloads.workload import Workload
+from experiments.common.facts import collect_facts
 
 GraphAndCosts = tuple[TrainGraph, Costs]
 """Captured graph and the modelled costs of its ops."""
 T = TypeVar("T")
+CAPTURED: dict[str, str] = {}
+"""Digests of the graphs that this process captured, by name: the origin of a claim's figures."""
+
+
+def collect_origin() -> dict[str, Any]:
+    """Return machine, commit, date and command of this run, and the digests of the graphs that it captured."""
+    return collect_facts() | {"graphs": dict(CAPTURED)}
 
 
 def capture_step(make: Callable[[], Workload], name: str) -> GraphAndCosts:
@@ -31,6 +39,7 @@ def capture_step(make: Callable[[], Workload], name: str) -> GraphAndCosts:
     `make` runs under fake tensors: no weight is initialized and no memory is allocated.
     """
     program = capture_on_fake_tensors(make, name)
+    CAPTURED[name] = program.graph.digest
     return program.graph, model_costs(program)
 
 

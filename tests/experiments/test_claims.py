@@ -10,7 +10,7 @@ import torch
 
 from autotune.ir.plan import Plan
 from autotune.predict.simulate import peak_bytes
-from autotune.report.claims import Claim, find_experiments, read, write
+from autotune.report.claims import Claim, find_experiments, link_paper, link_source, read, write
 from experiments.claims.dtr import __main__ as dtr
 from experiments.claims.dtr import models as dtr_models
 from experiments.claims.echo import __main__ as echo
@@ -157,3 +157,11 @@ def test_a_mirrored_cell_keeps_two_feature_maps_for_one():
 def test_a_net_has_the_published_number_of_parameters(make, parameters: int):
     with torch.device("meta"):
         assert sum(parameter.numel() for parameter in make().parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", find_experiments(CLAIMS))
+def test_every_claim_links_its_source_and_one_of_a_paper_the_paper(name: str):
+    for claim in read(CLAIMS / name):
+        assert link_source(claim.source), claim.source
+        is_of_paper = "et al." in claim.source or name in ("echo", "sublinear")
+        assert not is_of_paper or link_paper(claim.source), claim.source

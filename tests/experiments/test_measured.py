@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from autotune.report.claims import Claim, ClaimVerdict, Figure, read, write
+from autotune.report.claims import Claim, ClaimVerdict, Figure, read, read_origins, write
 from experiments.common import measured
 from tests.experiments.paths import CLAIMS
 from tests.measure.harness.test_run import WORKLOADS
@@ -27,6 +27,23 @@ def test_a_share_that_no_plan_keeps_is_not_compared():
     )
     assert claim.verdict is ClaimVerdict.NOT_COMPARABLE
     assert claim.why_not == "at this size no plan of ours goes below 60.0%"
+
+
+def test_a_plan_with_more_bytes_and_more_time_than_published_is_a_failure():
+    slower = measured.MeasuredOverhead(0.5, 1000, 600, 120.0, -20.0, 6, "a processor")
+    claim = measured.build_measured_claim(CLAIM, slower)
+    assert claim.verdict is ClaimVerdict.NOT_REPRODUCED
+    assert "no plan of ours goes below 60.0%" in claim.conditions
+
+
+def test_each_part_keeps_the_origin_of_its_own_run(tmp_path, monkeypatch):
+    old = [CLAIM, measured.build_measured_claim(CLAIM, RATIO)]
+    write(tmp_path, old, {"measured": {"commit": "c0ffee"}})
+    monkeypatch.setattr(sys, "argv", ["run.py", "--parts", "simulated"])
+    measured.run_parts(tmp_path, "", lambda: old[:1], lambda: old[1:], lambda _: None)
+    origins = read_origins(tmp_path)
+    assert origins["measured"] == {"commit": "c0ffee"}
+    assert {"machine", "commit", "graphs", "date", "command"} <= origins["simulated"].keys()
 
 
 @pytest.mark.parametrize("parts", [["simulated"], ["measured"], []])

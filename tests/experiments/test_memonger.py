@@ -41,7 +41,7 @@ def test_at_a_small_size_gradients_save_a_seventh_activations_more_and_an_arena_
 
 def test_what_is_stored_saves_at_least_what_memonger_tells():
     assert (STORED["batch"], STORED["size"]) == (32, 224)
-    for found in STORED["graphs"].values():
+    for found in STORED["plans"].values():
         for what, (before, after) in run.PUBLISHED.items():
             assert run.sharing_savings(found)[what] >= 1 - after / before
 
@@ -49,14 +49,21 @@ def test_what_is_stored_saves_at_least_what_memonger_tells():
 def test_the_committed_claims_are_what_the_stored_numbers_give(tmp_path):
     write(tmp_path, run.claims_of(STORED))
     assert read(tmp_path) == read(CLAIMS / "memonger")
-    assert {claim.verdict for claim in read(tmp_path)} == {ClaimVerdict.BOUND, ClaimVerdict.NOT_COMPARABLE}
+    verdicts = {claim.text: claim.verdict for claim in read(tmp_path)}
+    # by memonger's own rule activations share less than its authors report, and its order saves little on another net
+    lost = [text for text, verdict in verdicts.items() if verdict is ClaimVerdict.NOT_REPRODUCED]
+    assert lost == [
+        "ResNet-50, batch 32, training: with activations shared",
+        "ResNet-50, batch 64, training: with activations shared",
+        "segmentation net, longest path",
+    ]
 
 
 @pytest.mark.slow
 def test_resnet_50_at_batch_32_takes_the_bytes_that_are_stored():
     graph = run.capture_resnet50(batch=32, size=224)
     for name, plan in run.build_plans(graph).items():
-        assert without_seconds(run.measure(graph, plan)) == without_seconds(STORED["graphs"][name])
+        assert without_seconds(run.measure(graph, plan)) == without_seconds(STORED["plans"][name])
     assert without_seconds(run.measure_larger_batch(32, 224)) == without_seconds(STORED["larger"])
 
 

@@ -56,6 +56,10 @@ class Landscape:
     capture_error: float | None
     baseline: Measurement
     points: tuple[LandscapePoint, ...]
+    commit: str = ""
+    date: str = ""
+    command: str = ""
+    """Commit, date and command of the recording; empty in records without them."""
 
     @property
     def best_ratio(self) -> float:

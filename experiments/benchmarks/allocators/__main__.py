@@ -30,7 +30,8 @@ from autotune.predict.simulate import simulate
 from autotune.records.json_codec import to_json
 from autotune.study.verdicts.statistics import CONFIDENCE, Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
-from experiments.common.facts import format_interval
+from experiments.common.facts import collect_facts, format_interval
+from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {
@@ -361,12 +362,12 @@ def main() -> None:
     out = options.out or HERE / ("results/tiny-models" if options.tiny else "results")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "results.json"
-    results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "models": {}}
+    results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "graphs": {}, "models": {}}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["device"] != results["device"] and not options.summary:
             raise SystemExit(f"{path} is of another machine: choose another --out, or take it away")
-        results = stored
+        results = {"graphs": {}} | stored
     for name in () if options.summary else options.models:
         arguments = _tiny(name) if options.tiny else MODELS[name]
         record = measure(name, arguments, options.allocators, options.rounds, options.time)
@@ -377,7 +378,9 @@ def main() -> None:
         }
         command = shlex.join(["python", "-m", "experiments.benchmarks.allocators", *sys.argv[1:]])
         results["commands"] = list(dict.fromkeys([*results["commands"], command]))
-        path.write_text(json.dumps(results) + "\n", encoding="utf-8")
+        results["graphs"] |= capture_digests({name: (name, arguments)})
+        results |= collect_facts()
+        write_result(path, results, results["graphs"])
     text = summary(results)
     (out / "summary.md").write_text(text, encoding="utf-8")
     plot(results, out / "allocators.png")

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import json
 import math
 import os
 import tempfile
@@ -31,6 +30,7 @@ from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef
 from experiments.common.facts import collect_facts, format_interval, format_origin
+from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
 WORKLOADS: Mapping[str, Mapping[str, Any]] = {
@@ -65,10 +65,12 @@ def main() -> None:
     out = options.out or HERE / ("results-tiny" if options.tiny else "results")
     out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**collect_facts(), "budget": BUDGET, "workloads": {}}
+    graphs: dict[str, str] = {}
     for name in names:
         document["workloads"][name] = measure_workload(name, dict(workloads[name]), options.seconds)
         # after each workload: what was measured is kept where a later one fails
-        (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        graphs |= capture_digests({name: (name, workloads[name])})
+        write_result(out / "results.json", document, graphs)
         (out / "summary.md").write_text(summarize(document), encoding="utf-8")
     print(summarize(document))
 

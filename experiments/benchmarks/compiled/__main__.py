@@ -33,6 +33,7 @@ from experiments.benchmarks.compiled.ours import Capture, PlanBench
 from experiments.benchmarks.compiled.summary import summarize
 from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 from experiments.common.turns import describe_failure, remove_paths
 
 HERE = Path(__file__).parent
@@ -184,11 +185,10 @@ class Model:
         return partial(Child.start, spec, log, {"LD_PRELOAD": find_tcmalloc()})
 
     def write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(".draft")
-        parts = [f"{json.dumps(key)}: {json.dumps(to_json(part))}" for key, part in self.record.items()]
-        draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-        draft.replace(self.path)
+        captures = self.record["captures"].items()
+        write_result(
+            self.path, self.record, {name: capture["digest"] for name, capture in captures if "digest" in capture}
+        )
 
 
 def find_tcmalloc() -> str:

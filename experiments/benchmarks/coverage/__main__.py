@@ -27,6 +27,7 @@ from experiments.benchmarks.coverage.subjects import GROUPS, SUBJECTS
 from experiments.benchmarks.coverage.summary import describe, summarize
 from experiments.benchmarks.coverage.trial import try_subject
 from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 CPU_SECONDS = 300
@@ -136,7 +137,8 @@ def _version(library: str) -> str:
 
 
 def _write(out: Path, document: dict[str, Any]) -> None:
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    graphs = {name: record["graph"] for name, record in document["models"].items() if record.get("graph")}
+    write_result(out / "results.json", document, graphs)
     (out / "summary.md").write_text(summarize(document), encoding="utf-8")
 
 

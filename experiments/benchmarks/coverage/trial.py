@@ -57,6 +57,8 @@ class Trial:
     """Planning for `SHARE` of eager's peak."""
     eager_bytes: int | None = None
     """Peak of eager's warm step: weights, optimizer state and batch, and the allocator's peak beyond them."""
+    graph: str = ""
+    """Digest of the captured graph."""
     traced_bytes: int | None = None
     lowest_bytes: int | None = None
     """Predicted peak of the lowest plan."""
@@ -101,7 +103,7 @@ def _try_plans(subject: Subject, trial: Trial, wanted: list[dict[str, Any]], eag
     workload = subject.workload()
     program, trial.capture_seconds = _timed(lambda: capture(workload, subject.name))
     graph, costs = program.graph, profile(program)
-    trial.ops = len(graph.ops)
+    trial.ops, trial.graph = len(graph.ops), graph.digest
     trial.eager_bytes = resident_bytes(graph, lower(graph, Plan.traced(graph)), costs) + eager_peak
     space = build_space(KINDS, costs.stores)
     lowest, trial.lowest_seconds = _timed(lambda: find_smallest(graph, costs, space))

@@ -23,6 +23,7 @@ from autotune.testing.fake_far_end import OPENER
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import make_config
 from experiments.common.facts import collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
@@ -100,7 +101,7 @@ def main() -> None:
             document["engines"][engine] = measure_engine(engine, Path(directory), options.repeats)
             print(engine, json.dumps(document["engines"][engine]), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    write_text(options.out / "overhead.json", json.dumps(document, indent=1) + "\n")
+    write_result(options.out / "overhead.json", document, graphs={})
     write_text(options.out / "summary.md", summarize(document))
 
 

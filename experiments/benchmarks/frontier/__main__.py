@@ -25,6 +25,8 @@ from experiments.benchmarks.frontier.bench import ModelBench, exact_errors
 from experiments.benchmarks.frontier.ours import PlanBench
 from experiments.benchmarks.frontier.peers import PEERS
 from experiments.benchmarks.frontier.summary import summarize
+from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 from experiments.common.turns import describe_failure
 
 HERE = Path(__file__).parent
@@ -55,7 +57,7 @@ class ModelFrontier:
     def __init__(self, name: str, out: Path, options: argparse.Namespace, scratch: Path) -> None:
         self.name, self.options = name, options
         self.path, self.plans_path = out / f"{name}.json", out / f"{name}.plans.json"
-        self.began = time.monotonic()
+        self.began, self.facts = time.monotonic(), collect_facts()
         model, arguments = MODELS[name]
         arguments = _tiny(model, arguments) if options.tiny else arguments
         device = this_device("cpu")
@@ -184,13 +186,13 @@ class ModelFrontier:
         self.write()
 
     def write(self) -> None:
-        for path, content in ((self.plans_path, self.plans), (self.path, self.record)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".draft")
-            # one line for each part: plans are thousands of numbers
-            parts = [f"{json.dumps(key)}: {json.dumps(part)}" for key, part in content.items()]
-            draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-            draft.replace(path)
+        graphs = {self.name: graph["digest"]} if (graph := self.record.get("graph")) else {}
+        write_result(self.path, self.record | self.facts, graphs)
+        draft = self.plans_path.with_suffix(".draft")
+        # one line for each plan: plans are thousands of numbers
+        parts = [f"{json.dumps(key)}: {json.dumps(plan)}" for key, plan in self.plans.items()]
+        draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+        draft.replace(self.plans_path)
 
 
 def drop_results(record: dict[str, Any], parts: Collection[str]) -> None:

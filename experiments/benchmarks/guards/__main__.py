@@ -4,7 +4,6 @@
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,6 +25,7 @@ from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
 from experiments.common.facts import collect_facts, format_interval, format_origin
+from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
 
@@ -59,7 +59,8 @@ def main() -> None:
         print(row(name, document["models"][name]), flush=True)
     out = HERE / "results" / ("tiny-guards" if options.tiny else "")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    graphs = capture_digests({name: (name, models[name]) for name in options.models})
+    write_result(out / "results.json", document, graphs)
     (out / "summary.md").write_text(summary(document), encoding="utf-8")
 
 

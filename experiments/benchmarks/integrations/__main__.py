@@ -17,6 +17,7 @@ import autotune
 from autotune.records import plan_file as planfile
 from experiments.benchmarks.integrations.record import BUDGET, STEPS, Record
 from experiments.common.facts import ROOT, collect_facts, format_origin
+from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
 INTEGRATIONS: dict[str, str] = {
@@ -40,8 +41,8 @@ def main() -> None:
     document: dict[str, Any] = collect_facts() | {"integrations": stored}
     for name in options.only:
         document["integrations"][name] = compare(*measure(name)) | {"origin": format_origin(document)}
-    options.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    graphs = capture_digests({name: (f"{__package__}.{name}:factory", {}) for name in document["integrations"]})
+    write_result(path, document, graphs)
     (options.out / "summary.md").write_text(summary(document["integrations"]), encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.study.verdicts.statistics import median_interval
 from experiments.common.facts import collect_facts, format_interval, format_origin
+from experiments.common.result_file import write_result
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,7 +78,8 @@ def time_model(name: str, sizes: str, blocks: int, seconds: float) -> None:
         eager.optimizer.step()
         eager.optimizer.zero_grad(set_to_none=True)
 
-    plan = Plan(Plan.traced(capture(traced).graph).order, allocator="arena")
+    graph = capture(traced).graph
+    plan = Plan(Plan.traced(graph).order, allocator="arena")
     with TrainStep(traced.model, traced.loss_fn, traced.optimizer, traced.batch, plan) as step:
         sides = {"eager": run_eager, "traced": lambda: step(traced.batch)}
         for run in sides.values():
@@ -97,7 +99,7 @@ def time_model(name: str, sizes: str, blocks: int, seconds: float) -> None:
                     samples.append(time.perf_counter() - start)
                 seconds_by_side[side].append(statistics.median(samples))
             sides_in_order.reverse()
-    print(json.dumps(seconds_by_side))
+    print(json.dumps({**seconds_by_side, "graph": graph.digest}))
 
 
 def main() -> None:
@@ -115,6 +117,7 @@ def main() -> None:
     if library is None:
         sys.exit(f"{TCMALLOC} is missing; install it: apt-get install libtcmalloc-minimal4")
     document = collect_facts() | {"sizes": arguments.sizes, "preloaded": library, "models": {}}
+    graphs: dict[str, str] = {}
     for name in arguments.models:
         command = [
             sys.executable,
@@ -130,11 +133,13 @@ def main() -> None:
         process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if process.returncode:
             sys.exit(f"{name} failed: {process.stderr.strip().splitlines()[-1]}")
-        document["models"][name] = json.loads(process.stdout.strip().splitlines()[-1])
+        record = json.loads(process.stdout.strip().splitlines()[-1])
+        graphs[name] = record.pop("graph")
+        document["models"][name] = record
         print(row(name, document["models"][name]), flush=True)
     out = HERE / "results" / ("tiny-kernels" if arguments.sizes == "tiny" else arguments.sizes)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(out / "results.json", document, graphs)
     (out / "summary.md").write_text(summary(document), encoding="utf-8")
     print((out / "summary.md").read_text(encoding="utf-8").splitlines()[-1])
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import WorkerError
-from autotune.records.run_dir import write_text
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.verdicts.ranking import plan_hash
 from experiments.benchmarks.kills.sessions import TRIALS, WORKERS, import_everything, start_session
 from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 RECORDS = ("trials.jsonl", "history.jsonl")
@@ -161,9 +161,9 @@ def _reap() -> None:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     """Write the results, with the origin of the latest session in front."""
-    origin = {key: document["sessions"][-1][key] for key in ("machine", "commit", "date")}
+    origin = {key: document["sessions"][-1][key] for key in ("machine", "commit", "date", "command")}
     ordered = document | {"by_kind": dict(sorted(document["by_kind"].items()))}
-    write_text(path, json.dumps(origin | ordered, indent=1) + "\n")
+    write_result(path, origin | ordered, graphs={})
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ The device at the far end is simulated; its process, the pipe, the records and t
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -22,12 +21,13 @@ from autotune.fleet import ENGINES
 from autotune.fleet.channel import Reach
 from autotune.fleet.messages import OpenDevice, code_identity
 from autotune.fleet.remote_runner import RemoteRunner
-from autotune.records.run_dir import RunDir, write_text
+from autotune.records.run_dir import RunDir
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.session import tune
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.testing.runner_contract import make_config, wait_for_death
 from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 TRIALS = 12
@@ -138,7 +138,7 @@ def main() -> None:
             print(f"{target}: {text}\n{(root / 'log').read_text(encoding='utf-8')[-1500:]}", flush=True)
         options.out.mkdir(parents=True, exist_ok=True)
         document["attempts"], document["seconds"] = attempt, round(time.monotonic() - began)
-        write_text(options.out / "fleet.json", json.dumps(document, indent=1) + "\n")
+        write_result(options.out / "fleet.json", document, graphs={})
     print(f"{document['kills']}, {document['completed']} studies completed, {len(document['problems'])} problems")
     raise SystemExit(bool(document["problems"]))
 

@@ -31,6 +31,7 @@ from autotune.study.offline import landscape
 from autotune.study.runner import CompleteRunner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import mib
+from experiments.common.facts import collect_facts
 
 HERE = Path(__file__).parent
 FRONTIER = HERE.parent / "frontier" / "results"
@@ -78,6 +79,8 @@ def record(options: argparse.Namespace) -> None:
             raise SystemExit(128 + result.interrupted)
         method = "simulated, with the errors and the noise of experiments/frontier" if options.simulated else "measured"
         recorded = landscape.landscape_from_run(folder / "run", f"{method}: {command}; load {load:.1f} before")
+    facts = collect_facts()
+    recorded = replace(recorded, **{name: facts[name] for name in ("commit", "date", "command")})
     landscape.write_landscape(out, recorded)
     ran = {point.plan for point in recorded.points if point.measurement.step_seconds}
     print(f"{out}: {len(recorded.points)} settings, {len(ran)} plans that ran, the best at {recorded.best_ratio:.3f}x")

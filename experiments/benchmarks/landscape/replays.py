@@ -20,6 +20,7 @@ from autotune.study.offline.landscape import read_landscape
 from autotune.study.offline.replay import PLANNERS_ALONE, replay
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.common.facts import collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 TRIALS = 25
@@ -92,7 +93,7 @@ def run_variant(path: Path, variant: Variant, seeds: int, results: dict[str, Any
         result = replay(landscape, variant.sampler, seed, TRIALS, priors=variant.priors, planners=variant.planners)
         gaps = [round(gap, 5) if math.isfinite(gap) else None for gap in result.fastest_gaps]
         searches.append({"gaps": gaps, "lost": list(result.lost), "requests": result.requests})
-        target.write_text(json.dumps(results, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+        write_result(target, results, {landscape.workload: landscape.graph})
 
 
 def gap_after(search: dict[str, Any], count: int) -> float:

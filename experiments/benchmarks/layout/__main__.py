@@ -5,7 +5,6 @@
 
 import argparse
 import csv
-import json
 import os
 import shlex
 import statistics
@@ -33,6 +32,8 @@ from autotune.runtime.op_profiler import profile
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.facts import collect_facts
+from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {
@@ -179,9 +180,9 @@ def main() -> None:
             rows.append(time_layout("models", name, buffers, None, work=WORK, repeats=options.repeats))
             print(rows[-1], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(
-        json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n", encoding="utf-8"
-    )
+    graphs = capture_digests({name: (name, MODELS[name]) for name in options.models})
+    document = {**collect_facts(), **facts, "rows": [asdict(row) for row in rows]}
+    write_result(options.out / "results.json", document, graphs)
     with (options.out / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(LayoutRow)], lineterminator="\n")
         writer.writeheader()

@@ -17,6 +17,7 @@ from experiments.benchmarks.loops.cases import CASES, GROUPS
 from experiments.benchmarks.loops.summary import summarize
 from experiments.benchmarks.loops.trial import Verdict, try_case
 from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 CPU_SECONDS = 120
@@ -49,7 +50,7 @@ def main() -> None:
         stored[name] = try_in_process(name) | {"commit": facts["commit"], "date": facts["date"]}
         print(f"{name}: {stored[name]['verdict']} {stored[name]['detail']}", flush=True)
         document = {**facts, "loops": {key: stored[key] for key in CASES if key in stored}}
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_result(path, document, graphs={})
         (options.out / "summary.md").write_text(summarize(document), encoding="utf-8")
 
 

@@ -7,6 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
+
 HERE = Path(__file__).parent
 
 
@@ -29,7 +32,8 @@ def main() -> None:
         sys.exit(f"exit {process.returncode}\n{process.stderr[-2000:]}")
     document = json.loads(process.stdout)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "tune.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    graphs = {document["best"]["workload"]: document["best"]["graph_digest"]}
+    write_result(options.out / "tune.json", collect_facts() | document, graphs)
     eager, best = document["baseline"]["measurement"], document["best"]["measurement"]
     (options.out / "summary.md").write_text(
         f"Limit {options.limit} ({best['limit']}), budget {options.budget}.\n\n"

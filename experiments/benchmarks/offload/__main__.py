@@ -42,6 +42,8 @@ from autotune.workloads.factory import load_workload
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.offload.alternate import alternate, summarize_steps
 from experiments.benchmarks.offload.summary import PLANS, plot, summary
+from experiments.common.facts import collect_facts
+from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -295,19 +297,20 @@ def main() -> None:
     results["device"] = to_json(this_device("cpu"))
     arguments = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
     command = shlex.join(["python", "-m", "experiments.benchmarks.offload", *arguments])
+    facts = collect_facts()
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def save() -> None:
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_result(path, {**facts, **results, "command": command}, results["graphs"])
 
     for model in options.models:
         for part in options.parts if options.again else ():
             results["models"].get(model, {}).pop(part, None)
     if any(part not in results["models"].get(model, {}) for model in options.models for part in options.parts):
         results["commands"].append(f"`{command}` ({started}, load {os.getloadavg()[0]:.2f})")
+    results.setdefault("graphs", {})
     for model in options.models:
+        results["graphs"] |= capture_digests({model: MODELS[model]})
         measure(
             model,
             options.parts,

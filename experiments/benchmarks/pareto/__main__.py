@@ -23,6 +23,7 @@ from experiments.benchmarks.pareto.comparison import (
     read_peers,
 )
 from experiments.common.facts import collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 FRONTIER = HERE.parent / "frontier" / "results"
@@ -61,7 +62,7 @@ def main() -> None:
             **summarize_run(document),
             **{name: table[name] for name in ("limit_bytes", "eager_bytes", "plans")},
         }
-        (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_result(out / f"{name}.json", record, {name: document["best"]["graph_digest"]})
     text = summarize(out, frontier)
     (out / "summary.md").write_text(text, encoding="utf-8")
     print(text)

@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments.benchmarks.regions.summary import write_summary
 from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -57,6 +58,7 @@ class ModelRun:
         self.record: dict[str, Any] = {"model": reference, "arguments": arguments, "memory_format": self.memory_format}
         graph = self.program.graph
         self.record |= {
+            "graph": self.aten.graph.digest,
             "ops": len(self.aten.graph.ops),
             "ops_fused": len(graph.ops),
             "regions": sum(op.target == "autotune.kernels.fused" for op in graph.ops),
@@ -231,7 +233,8 @@ def main() -> None:
             cold = ask_child(name, -1, cache, tiny=options.tiny)
             record = ask_child(name, options.blocks, cache, tiny=options.tiny)
         record["cold_seconds"], record["warm_seconds"] = cold["compile_seconds"], record.pop("compile_seconds")
-        (out / f"{name}.json").write_text(json.dumps(facts | record, indent=1) + "\n", encoding="utf-8")
+        graphs = {name: record.pop("graph")}
+        write_result(out / f"{name}.json", facts | record, graphs)
         print(write_summary(out), flush=True)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.facts import ROOT, collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 
@@ -44,7 +45,7 @@ def main() -> None:
         loaded = number >= options.runs - options.loaded
         print(f"run {number}{' beside a job that loads one core' if loaded else ''}", file=sys.stderr, flush=True)
         results["runs"].append(tune(options.config.resolve(), limits, loaded=loaded))
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_result(path, results, {options.config.stem: results["runs"][-1].get("graph", "")})
     (options.out / "summary.md").write_text(summary(results), encoding="utf-8")
     print(summary(results))
 
@@ -71,6 +72,7 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
     measured = [trial for trial in trials if trial["kind"] not in ("baseline", "repeat")]
     row = next((row for row in document["confirmed"] if row["trial"] == best["number"]), None)
     return {
+        "graph": best.get("graph_digest", ""),
         "best": best["number"],
         "kind": best["kind"],
         "is_smallest": best["plan"] == smallest,

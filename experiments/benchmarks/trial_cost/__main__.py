@@ -23,6 +23,7 @@ from autotune.planners.space import space_for_device
 from autotune.predict.simulate import simulate
 from autotune.workloads.reference import WorkloadRef
 from experiments.common.facts import collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 HOPELESS = 0.1
@@ -39,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     document = {**collect_facts(), "workload": options.workload} | measure(options)
-    (options.out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(options.out / "results.json", document, {options.workload: document.pop("graph")})
     (options.out / "summary.md").write_text(summary(document), encoding="utf-8")
     print(summary(document))
 
@@ -76,7 +77,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                         with clock.add("layout"):
                             planning.estimate_layout(candidate)
                         outcomes.append(harness.measure(candidate.plan, beat=beat).outcome.value)
-    return {"eager_seconds": eager, "outcomes": outcomes, "phases": clock.result()}
+    return {"graph": prepared.graph.digest, "eager_seconds": eager, "outcomes": outcomes, "phases": clock.result()}
 
 
 class RequestClock:

@@ -14,6 +14,8 @@ from typing import Any
 
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
+from experiments.common.facts import collect_facts
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 RUNS: dict[str, tuple[str, list[str]]] = {
@@ -58,7 +60,7 @@ def main() -> None:
             "seconds": round(time.perf_counter() - start),
             "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
         }
-        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_result(options.out / f"{name}.json", collect_facts() | record, {model: document["best"]["graph_digest"]})
     (options.out / "summary.md").write_text(summary(options.out), encoding="utf-8")
 
 

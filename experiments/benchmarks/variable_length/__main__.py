@@ -31,6 +31,7 @@ from autotune.runtime.train_step import TrainStep
 from autotune.workloads.reference import WorkloadRef
 from autotune.workloads.workload import Workload
 from experiments.common.facts import collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 
@@ -74,7 +75,7 @@ def main() -> None:
             document["variants"][variant] = json.loads(result.read_text(encoding="utf-8"))
             print(row(variant, document), flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(out / "results.json", document, {"gpt2": document["plan"]["graph"]})
     (out / "summary.md").write_text(summary(document), encoding="utf-8")
 
 

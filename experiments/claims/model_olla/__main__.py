@@ -18,6 +18,7 @@ from autotune.report.claims import Claim, Figure, write
 from experiments.common.simulated import (
     build_graph,
     capture_step,
+    collect_origin,
     image_workload,
     open_figure,
     plan_for_budget,
@@ -151,7 +152,7 @@ def draw(baseline: Estimate, planned: Estimate) -> None:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     baseline, planned = simulate_training()
-    write(HERE, claims_of(baseline, planned))
+    write(HERE, claims_of(baseline, planned), {"simulated": collect_origin()})
     draw(baseline, planned)
 
 

@@ -41,7 +41,8 @@ from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.workloads.factory import load_workload
 from experiments.common.measured import PARTS
-from experiments.common.simulated import build_graph, open_figure
+from experiments.common.result_file import write_result
+from experiments.common.simulated import build_graph, collect_origin, open_figure
 
 HERE = Path(__file__).parent
 THREAD = "nntrainer #789"
@@ -114,6 +115,7 @@ def measure(
                 rows[key].append(seconds)
         return {
             "batch": batch, "size": size, "medium": medium, "overlapped": overlapped, "direct": store.direct,
+            "graph": graph.digest,
             "values": len(offloaded_values(schedule)), "bytes_each_way": step.transfer_bytes // 2, "seconds": rows,
         }  # fmt: skip
 
@@ -301,7 +303,8 @@ def select_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
 def save(results: dict[str, Any], out: Path) -> None:
     """Write every number as JSON and CSV, and the table."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    graphs = {f"batch {run['batch']}, size {run['size']}": run["graph"] for run in results["runs"] if "graph" in run}
+    write_result(out / "results.json", collect_origin() | results, graphs)
     with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*CASE, "bytes_each_way", "key", "iteration", "seconds"])
@@ -331,7 +334,11 @@ def main() -> None:
     updates_claims = options.out / RESULT.name == HERE / RESULT
     if "measured" not in options.parts:
         if updates_claims:
-            write(HERE, [*(claim for claim in read(HERE) if claim.kind == "measured"), *claims_of_window()])
+            write(
+                HERE,
+                [*(claim for claim in read(HERE) if claim.kind == "measured"), *claims_of_window()],
+                {"simulated": collect_origin()},
+            )
         return
     results = measured_before(options.out)
     if cases := select_cases(options):
@@ -350,7 +357,8 @@ def main() -> None:
         results["commands"].append(command)
     save(results, options.out)
     if updates_claims:
-        write(HERE, [*claims_of_table(results), *claims_of_window()])
+        origin = collect_origin()
+        write(HERE, [*claims_of_table(results), *claims_of_window()], {"simulated": origin, "measured": origin})
         draw(results)
     print(summary(results))
 

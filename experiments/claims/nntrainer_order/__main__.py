@@ -29,6 +29,7 @@ from experiments.common.simulated import (
     GraphAndCosts,
     build_graph,
     capture_step,
+    collect_origin,
     open_figure,
     plan_for_budget,
     simulate_traced,
@@ -256,7 +257,7 @@ def draw(profiles: list[list[int]], stages: list[BottleneckPeak], estimates: dic
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     orders, estimates = reorder_bottlenecks(*capture_inference()), simulate_training(*capture_training())
-    write(HERE, claims_of(*orders, estimates))
+    write(HERE, claims_of(*orders, estimates), {"simulated": collect_origin()})
     draw(*orders, estimates)
 
 

@@ -19,7 +19,7 @@ from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.benchmarks.frontier.ours import PlanBench
 from experiments.claims.pytorch_budget.knob import saved_bytes
-from experiments.common.simulated import open_figure, read_rows, write_rows
+from experiments.common.simulated import CAPTURED, collect_origin, open_figure, read_rows, write_rows
 
 HERE = Path(__file__).parent
 SOURCE = "torch._functorch.config.activation_memory_budget, comment"
@@ -84,6 +84,7 @@ def measure_points(name: str, device: str, *, tiny: bool) -> Iterator[BudgetPoin
             )
         with PlanBench(bench, 0.0) as ours:
             static = ours.graph.static_bytes
+            CAPTURED[f"{model} {bench.arguments}"] = ours.graph.digest
             point = partial(BudgetPoint, name, device=device, static_bytes=static)
             yield point(who="eager", setting=None, saved_bytes=None, peak_bytes=eager, gradient_error=0.0, worst="")
             for setting in SETTINGS:
@@ -205,7 +206,7 @@ def main() -> None:
     ]
     for name in options.models:
         points += measure_points(name, device_text, tiny=options.tiny)
-    write(options.out, all_claims(points))
+    write(options.out, all_claims(points), {"measured": collect_origin()})
     write_rows(path, points)
     draw(points, path.with_name("budget.png"))
 

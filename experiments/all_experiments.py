@@ -1,0 +1,94 @@
+"""Table of all benchmarks and claims: command lines, durations, result files, and which of them continue their results."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.common.result_file import PLANS
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One benchmark or claim, run by its own command."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    minutes: float = 10.0
+    """Expected duration of a whole run on two cores, in minutes; a session with less time left starts it later."""
+    times: bool = True
+    """True if it measures seconds, so that nothing may run beside it."""
+    results: str = "results/**/*.json"
+    """Pattern of its result files, below its folder."""
+    resumes: bool = False
+    """True if a second call of its command continues its stored results."""
+    work: str = ""
+    """Folder of interrupted work that its command continues, below the checkout."""
+
+    @property
+    def short_name(self) -> str:
+        """Name without its folder of `experiments/`."""
+        return self.name.partition("/")[2]
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Arguments of Python: its module, then its options."""
+        return ("-m", f"experiments.{self.name.replace('/', '.')}", *self.arguments)
+
+    def find_results(self, root: Path) -> list[Path]:
+        """Return its result files in a checkout, without files of plans."""
+        folder = root / "experiments" / Path(*self.name.split("/")[:2])
+        return sorted(path for path in folder.glob(self.results) if not path.name.endswith(PLANS))
+
+    def find_stored(self, root: Path) -> list[Path]:
+        """Return the files and folders that its command would continue."""
+        results = self.find_results(root)
+        plans = [plan for path in results if (plan := path.with_suffix(PLANS)).exists()]
+        return [*results, *plans, *([root / self.work] if self.work and (root / self.work).exists() else [])]
+
+
+def _benchmark(
+    name: str, *arguments: str, minutes: float, times: bool = True, results: str = "**/*.json", resumes: bool = False, work: str = ""
+) -> Experiment:  # fmt: skip
+    return Experiment(f"benchmarks/{name}", arguments, minutes, times, f"results/{results}", resumes, work)
+
+
+def _claim(name: str, *arguments: str, minutes: float, times: bool = True, resumes: bool = False) -> Experiment:
+    results = "results/results.json" if resumes else "results/result.json"
+    return Experiment(f"claims/{name}", arguments, minutes, times, results, resumes)
+
+
+EXPERIMENTS = (
+    _claim("model_olla", minutes=2, times=False),
+    _claim("nntrainer_order", minutes=5, times=False),
+    _claim("sublinear", minutes=10),
+    _claim("dtr", minutes=10),
+    _claim("echo", minutes=10),
+    _claim("monet", minutes=10),
+    _claim("memonger", minutes=5),
+    _claim("pytorch_budget", minutes=10),
+    _claim("nntrainer_offload", "--full", minutes=30, resumes=True),
+    _benchmark("tuned", minutes=60),
+    _benchmark("no_fit", minutes=6),
+    _benchmark("trial_cost", minutes=3),
+    _benchmark("allocators", minutes=24),
+    _benchmark("kernels", minutes=10),
+    _benchmark("guards", minutes=6),
+    _benchmark("regions", minutes=15),
+    _benchmark("frontier", minutes=120, resumes=True),
+    _benchmark("compiled", minutes=120, resumes=True),
+    _benchmark("pareto", minutes=45),
+    _benchmark("batch_sizes", minutes=15),
+    _benchmark("offload", minutes=30, resumes=True),
+    _benchmark("planning", minutes=60, results="*/results.csv", resumes=True),
+    _benchmark("layout", minutes=10),
+    _benchmark("integrations", minutes=9, times=False),
+    _benchmark("variable_length", minutes=5),
+    _benchmark("fleet", minutes=5),
+    _benchmark("repeated_tunes", minutes=60, resumes=True),
+    _benchmark("landscape/night", minutes=480, results="*.json", resumes=True, work="runs/landscapes"),
+    _benchmark("landscape/replays", minutes=60, times=False, results="replays/*.json", resumes=True),
+    _benchmark("loops", minutes=8, times=False),
+    _benchmark("coverage", minutes=100, times=False, resumes=True),
+    _benchmark("kills", "--kills", "1000", minutes=20, times=False, results="kills.json", resumes=True),
+    _benchmark("kills/fleet", "--kills", "100", minutes=10, times=False, results="fleet.json"),
+)
+"""All experiments in the order in which they run; `pareto` reads the records of `frontier`, replays those of the night."""

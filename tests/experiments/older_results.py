@@ -1,0 +1,64 @@
+"""Committed results that are older than the rules for results: the lists only become shorter, as commands run again."""
+
+EVERYTHING = ("machine", "commit", "graphs", "date", "command")
+LACKING: dict[str, tuple[str, ...]] = {
+    "benchmarks/allocators/results/results.json": ("commit", "graphs", "date"),
+    "benchmarks/coverage/results/results.json": ("graphs",),
+    "benchmarks/fleet/results/overhead.json": ("graphs",),
+    **{
+        f"benchmarks/frontier/results/cpu-amd-epyc-2/{name}.json": ("commit", "date")
+        for name in ("bert", "gpt2", "gpt2-dropout", "lstm", "mobilenet_v2", "resnet152", "resnet50", "vit")
+    },
+    "benchmarks/frontier/results/cpu-intel-xeon-2/gpt2-dropout.json": ("commit", "graphs", "date"),
+    **{
+        f"benchmarks/frontier/results/cpu-intel-xeon-2/{name}.json": ("commit", "date")
+        for name in ("resnet152", "resnet50", "vit")
+    },
+    "benchmarks/guards/results/results.json": ("graphs",),
+    "benchmarks/integrations/results/results.json": ("graphs",),
+    "benchmarks/kernels/results/usual/results.json": ("graphs",),
+    "benchmarks/kills/results/fleet.json": ("graphs",),
+    "benchmarks/kills/results/kills.json": ("graphs",),
+    "benchmarks/landscape/results/replays/resnet18.json": ("graphs",),
+    "benchmarks/landscape/results/resnet18.json": ("commit", "date", "command"),
+    "benchmarks/layout/results/results.json": ("commit", "graphs", "date"),
+    "benchmarks/loops/results/results.json": ("graphs",),
+    "benchmarks/no_fit/results/tune.json": ("machine", "commit", "date", "command"),
+    "benchmarks/offload/results/results.json": ("commit", "graphs", "date"),
+    "benchmarks/regions/results/zoo/gpt2.json": ("graphs",),
+    "benchmarks/regions/results/zoo/lstm.json": ("graphs",),
+    "benchmarks/regions/results/zoo/resnet50.json": ("graphs",),
+    "benchmarks/repeated_tunes/results/results.json": ("graphs",),
+    "benchmarks/trial_cost/results/results.json": ("graphs",),
+    **{
+        f"benchmarks/tuned/results/{name}.json": ("commit", "graphs", "date")
+        for name in ("gpt2", "gpt2-ssd", "lstm", "resnet18", "resnet50")
+    },
+    **{
+        f"claims/{name}/results/result.json": EVERYTHING
+        for name in (
+            "dtr", "model_olla", "monet", "nntrainer_offload", "nntrainer_order", "pytorch_budget", "sublinear"
+        )
+    },
+    "claims/echo/results/result.json": ("machine", "graphs", "command"),
+    "claims/memonger/results/result.json": ("commit", "graphs", "date"),
+    "claims/memonger/results/results.json": ("commit", "graphs", "date"),
+    "claims/nntrainer_offload/results/results.json": ("commit", "graphs", "date"),
+}  # fmt: skip
+"""Facts that a result file lacks, by its path below `experiments/`."""
+
+OF_ANOTHER_GRAPH = frozenset(
+    [
+        "benchmarks/frontier/results/cpu-amd-epyc-2/bert.json",
+        "benchmarks/frontier/results/cpu-amd-epyc-2/gpt2-dropout.json",
+        "benchmarks/frontier/results/cpu-amd-epyc-2/gpt2.json",
+        "benchmarks/frontier/results/cpu-amd-epyc-2/lstm.json",
+        "benchmarks/frontier/results/cpu-amd-epyc-2/resnet50.json",
+        "benchmarks/frontier/results/cpu-amd-epyc-2/vit.json",
+        "benchmarks/frontier/results/cpu-intel-xeon-2/resnet152.json",
+        "benchmarks/frontier/results/cpu-intel-xeon-2/resnet50.json",
+        "benchmarks/frontier/results/cpu-intel-xeon-2/vit.json",
+        "benchmarks/no_fit/results/tune.json",
+    ]
+)
+"""Result files whose step is captured as another graph today: their figures are of older code."""

@@ -1,0 +1,96 @@
+"""Results hold machine, commit, graphs, date and command, and are of the graphs that are captured today."""
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.capture.tracer import capture
+from autotune.workloads.factory import load_workload
+from autotune.workloads.workload import Workload
+from experiments.benchmarks.variable_length import __main__ as variable_length
+from experiments.common.result_file import capture_digests, find_results, missing_facts, write_result
+from tests.experiments.older_results import LACKING, OF_ANOTHER_GRAPH
+from tests.workloads.zoo.tiny import TINY
+
+ROOT = Path(__file__).parents[2] / "experiments"
+SLOW = ("bert", "lstm", "resnet50", "resnet152", "mobilenet_v2")
+"""Workloads whose capture takes more than five seconds."""
+FACTS = {"machine": {"silicon": "a chip"}, "commit": "c0ffee", "date": "2026-11-24", "command": "python -m x"}
+
+
+def read_results() -> dict[str, Any]:
+    return {str(path.relative_to(ROOT)): json.loads(path.read_text()) for path in find_results(ROOT)}
+
+
+def recorded_graphs() -> Iterator[tuple[str, str, dict[str, Any], str]]:
+    """Yield file, workload, arguments and digest of every recorded graph that can be captured again from its record."""
+    for name, document in read_results().items():
+        if "arguments" in document and isinstance(document.get("model"), str):
+            digests = dict(document.get("graphs", {}))
+            if "digest" in document.get("graph", {}):
+                digests["graph"] = document["graph"]["digest"]
+            if "ours aten" in document.get("captures", {}):
+                digests["graph"] = document["captures"]["ours aten"]["digest"]
+            for digest in dict.fromkeys(value for key, value in digests.items() if "inductor" not in key):
+                yield name, document["model"], document["arguments"], digest
+        elif name.startswith("benchmarks/no_fit"):
+            yield name, "resnet18", {"batch": 10, "size": 224}, document["best"]["graph_digest"]
+        elif name.startswith("benchmarks/variable_length"):
+            yield name, "variable_length", document["sizes"], document["plan"]["graph"]
+
+
+@functools.cache
+def todays_digest(model: str, arguments: str) -> str:
+    return capture(make_workload(model, json.loads(arguments)), model).graph.digest
+
+
+def make_workload(model: str, arguments: dict[str, Any]) -> Workload:
+    return variable_length.make_workload(arguments) if model == "variable_length" else load_workload(model, arguments)
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "arguments", "digest"),
+    [
+        pytest.param(*row, id=f"{row[0]}-{row[1]}", marks=[pytest.mark.slow] if row[1] in SLOW else [])
+        for row in recorded_graphs()
+    ],
+)
+def test_a_result_is_of_the_graph_that_is_captured_today(file: str, model: str, arguments: dict[str, Any], digest: str):
+    is_same = todays_digest(model, json.dumps(arguments)) == digest
+    assert is_same == (file not in OF_ANOTHER_GRAPH), (
+        "captured as another graph: run its command again"
+        if not is_same
+        else "is of today's graph: remove it from the list"
+    )
+
+
+def test_results_hold_all_facts_but_for_listed_older_ones():
+    lacking = {name: missing for name, document in read_results().items() if (missing := missing_facts(document))}
+    assert lacking == LACKING, "a new result is written by write_result; a result that is complete leaves the list"
+
+
+def test_a_result_without_a_fact_is_not_written(tmp_path: Path):
+    path = tmp_path / "results" / "result.json"
+    with pytest.raises(ValueError, match=r"result\.json: the result lacks commit"):
+        write_result(path, {name: fact for name, fact in FACTS.items() if name != "commit"}, {})
+    assert not path.exists()
+
+
+def test_a_written_result_has_its_graphs_and_lacks_nothing(tmp_path: Path):
+    path = tmp_path / "results" / "result.json"
+    graphs = capture_digests({"small": ("resnet18", TINY["resnet18"])})
+    write_result(path, FACTS | {"ratio": 0.9}, graphs)
+    document = json.loads(path.read_text())
+    assert document["graphs"] == {"small": todays_digest("resnet18", json.dumps(TINY["resnet18"]))}
+    assert (document["ratio"], missing_facts(document)) == (0.9, ())
+    assert list(find_results(tmp_path)) == [path]
+
+
+def test_plans_beside_a_result_are_no_result(tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "x.plans.json").write_text("{}")
+    assert list(find_results(tmp_path)) == []

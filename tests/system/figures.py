@@ -1,0 +1,78 @@
+"""Figures in the prose of README and docs: those that a result file holds, those that are rules, and older ones without a file."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Figure of a page whose numbers are rounded from numbers in a result."""
+
+    page: str
+    text: str
+    result: str
+    """File below `experiments/benchmarks/`."""
+    recorded: tuple[str, ...]
+    """Numbers as the file has them, one for each number of the text."""
+
+
+KERNELS = "kernels/results/usual/summary.md"
+TRIALS = "trial_cost/results/summary.md"
+TUNED = "tuned/results/summary.md"
+COMPILED = "compiled/results/cpu-amd-epyc-2/summary.md"
+VARIABLE = "variable_length/results/summary.md"
+REPLAYS = "landscape/results/replays/summary.md"
+REGIONS = "regions/results/zoo/summary.md"
+LIMITS, README, DECISIONS = "docs/limits.md", "README.md", "docs/decisions.md"
+
+TIED = (
+    Tied(README, "337 MiB", TUNED, ("336.9",)),
+    Tied(README, "218 MiB", TUNED, ("218.1",)),
+    Tied(README, "1.05x", TUNED, ("1.053x",)),
+    Tied(README, "907 MiB", TUNED, ("906.8",)),
+    Tied(README, "577 MiB", TUNED, ("577.4",)),
+    Tied(README, "1.00x", TUNED, ("0.997x",)),
+    Tied(README, "332 MiB", TUNED, ("331.7",)),
+    Tied(README, "220 MiB", TUNED, ("219.9",)),
+    Tied(README, "1.07x", TUNED, ("1.073x",)),
+    Tied(README, "1119 MiB", TUNED, ("1118.6",)),
+    Tied(README, "655 MiB", TUNED, ("654.8",)),
+    Tied(README, "0.94x", TUNED, ("0.938x",)),
+    Tied(README, "298 MiB", TUNED, ("298.2",)),
+    Tied(README, "1.38x", TUNED, ("1.377x",)),
+    Tied(LIMITS, "1.35 times", VARIABLE, ("1.349",)),
+    Tied(LIMITS, "2.6 s", VARIABLE, ("2.60",)),
+    Tied(LIMITS, "1.06 times", COMPILED, ("1.059",)),
+    Tied(LIMITS, "1.02 times", COMPILED, ("1.017",)),
+    Tied(LIMITS, "0.86 times", COMPILED, ("0.858",)),
+    Tied(LIMITS, "0.6 %", COMPILED, ("-0.58 %",)),
+    Tied(LIMITS, "8 s", TRIALS, ("8.27",)),
+    Tied(LIMITS, "23 s", TRIALS, ("22.58",)),
+    Tied(LIMITS, "67 s", TRIALS, ("67.21",)),
+    Tied(LIMITS, "0.93 to 1.04 times", KERNELS, ("0.928", "1.038")),
+    Tied(DECISIONS, "32 to 79 s", REGIONS, ("32.1", "78.9")),
+    Tied(LIMITS, "2 %", REPLAYS, ("within 2 %",)),
+)
+
+RULES = {
+    "README.md": ("65 %", "80 %", "60 %"),
+    "docs/index.md": ("65 %",),
+    "docs/concepts.md": ("0.5 %", "1 %"),
+    "docs/limits.md": (
+        "10 s", "2 %", "64 MiB", "2 or 20 MiB", "1 MiB", "95 %", "10 %", "5 %", "15 %", "3 %",
+    ),
+    "docs/decisions.md": ("32 x", "96 x", "65 %", "3 %", "1 %", "95 %", "55 %", "20 %", "2 %", "110 %"),
+    "docs/guides/batch-size.md": ("2 %", "60 %"),
+    "docs/guides/new-device.md": ("3 %", "10 %", "15 %", "20 %"),
+    "docs/guides/nightly.md": ("1 %",),
+    "docs/guides/own-model.md": ("8 to 20 minutes",),
+}  # fmt: skip
+"""Budgets, tolerances, limits and defaults by page: chosen, not measured."""
+
+WITHOUT_RESULT = {
+    "docs/decisions.md": (
+        "10 to 36 ms", "898 and 1,610 times", "0.1 %", "0.36 %", "0.17 %", "0.10 %", "8 %", "5.6 %", "2.2 %",
+        "2 to 6 s", "0.8 s", "1.1 times", "2 s", "40 %", "45 %", "5 s", "0.27 s", "4 MiB", "3 to 5 %", "0.4 MiB",
+        "1.5 and 17 %", "86 %", "5 MB", "25 GB/s", "20 times", "240 MB", "11 s",
+    ),
+}  # fmt: skip
+"""Reasons of decisions that were measured once, without a result file. The list only becomes shorter."""
