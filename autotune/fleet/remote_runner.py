@@ -62,6 +62,9 @@ class RemoteRunner:
     """Pause after a failed attempt; `PAUSE_SECONDS` by default."""
     report: Callable[[str], None] = ignore_line
     """Receives lines of progress: of the device's work, and of lost devices."""
+    is_replaced: bool = True
+    """True if another device takes the place of one that is lost in a measurement. False for the further devices of a study,
+    which measures the plan on another one of them."""
     lost: int = 0
     """Number of devices lost so far."""
     facts: NodeFacts | None = None
@@ -70,6 +73,7 @@ class RemoteRunner:
     _prepared: PreparedWorkload | None = None
     _is_prepared_here: bool = False
     """True if the device in use has prepared the workload."""
+    _is_aborted: bool = False
 
     def listen(self, report: Callable[[str], None]) -> None:
         """Report lines of progress to a function."""
@@ -101,8 +105,11 @@ class RemoteRunner:
             try:
                 result = self._ask(call, Measurement)
             except FarEndLostError as error:
-                hosts.append(self._host)
+                hosts.append(host := self._host)
                 self._lose(error)
+                if not self.is_replaced:
+                    text = f"lost {host or 'a device'} of class {self.request.device_class}: {error}"
+                    raise DeviceLostError(text, host or "a device") from None
                 continue
             return replace(result, node=self._host, lost_nodes=tuple(hosts))
         detail = f"{len(hosts)} devices were lost while it ran: {', '.join(hosts)}"
@@ -123,6 +130,11 @@ class RemoteRunner:
         channel, self._channel, self._is_prepared_here, self.facts = self._channel, None, False, None
         if channel is not None:
             channel.close()
+
+    def abort(self) -> None:
+        """End the far end for good, from any thread: a request that waits for its reply fails, and no device is opened again."""
+        self._is_aborted = True
+        self.close()
 
     @property
     def _host(self) -> str:
@@ -201,6 +213,8 @@ class RemoteRunner:
 
     def _open(self) -> None:
         self._channel = self.open_channel(self.report)
+        if self._is_aborted:  # looked at after the channel is there, so that `abort` or this closes it
+            raise DeviceRefusedError("the study needs no further device")
         self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
         check_node(self.request.device_class, self.facts)
 
