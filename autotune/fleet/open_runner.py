@@ -115,7 +115,9 @@ def _make_remote_runner(
         return ENGINES[device_class.engine](reach, report)
 
     class_file = Path(config.runs) / "fleet" / f"{name}.json"
-    return RemoteRunner(open_channel, request, class_file, is_replaced=is_replaced)
+    # a further device of a study that runs already is no wait
+    waits_as = str(log_dir.parent) if is_replaced else ""
+    return RemoteRunner(open_channel, request, class_file, is_replaced=is_replaced, name=waits_as)
 
 
 def to_reach(fleet: FleetConfig, name: str, log_dir: Path) -> Reach:

@@ -6,6 +6,7 @@ which costs the trial in flight and one `prepare`. A plan that takes several dev
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ from autotune.fleet.messages import (
     Renewed,
 )
 from autotune.fleet.node import check_node, check_promise, check_same_device
+from autotune.fleet.waiting import record_wait
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
 from autotune.measure.survey import PreparedWorkload
@@ -65,6 +67,8 @@ class RemoteRunner:
     is_replaced: bool = True
     """True if another device takes the place of one that is lost in a measurement. False for the further devices of a study,
     which measures the plan on another one of them."""
+    name: str = ""
+    """Name of the study in the record of those that wait for a device; empty for none."""
     lost: int = 0
     """Number of devices lost so far."""
     facts: NodeFacts | None = None
@@ -215,8 +219,15 @@ class RemoteRunner:
         self._channel = self.open_channel(self.report)
         if self._is_aborted:  # looked at after the channel is there, so that `abort` or this closes it
             raise DeviceRefusedError("the study needs no further device")
-        self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
+        with self._note_wait():
+            self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
         check_node(self.request.device_class, self.facts)
+
+    def _note_wait(self) -> AbstractContextManager[None]:
+        """Record that the study has no device, until the device answers; without a name nothing is recorded."""
+        if not self.name or self.class_file is None:
+            return nullcontext()
+        return record_wait(self.class_file.parent.parent, self.name, self.request.device_class)
 
     def _expect(self, reply: object, kind: type[ReplyT]) -> ReplyT:
         if isinstance(reply, CallFailed):

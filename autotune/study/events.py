@@ -73,7 +73,8 @@ class Resolved:
 class Measuring:
     """A trial's plan starts to run; the next event follows when it ended, possibly minutes later.
 
-    A search on several devices has several running trials."""
+    A search on several devices has several running trials.
+    """
 
     trial: Trial
 
