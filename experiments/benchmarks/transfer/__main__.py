@@ -28,7 +28,7 @@ TUNINGS = {"source": 1, "unseeded": 2, "seeded": 2}
 TINY = f"""
 workload: {ROOT}/experiments/common/tiny_workload.py:make
 budget: 80%
-time: 40s
+time: 2m
 trials: 8
 samples: 4
 """
