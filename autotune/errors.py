@@ -118,6 +118,11 @@ class DeviceLostError(AutotuneError):
 
     exit_code = 75
 
+    def __init__(self, message: str = "", host: str = "") -> None:
+        super().__init__(message)
+        self.host = host
+        """Host that was lost in a measurement, for a study that has other devices; else empty."""
+
 
 class StudyInterruptedError(AutotuneError):
     """Raised when a signal ends a study. Its records remain, and a later session can resume it.

@@ -1,13 +1,15 @@
 """Describe the devices of a fleet from the records: who measured, who measures now, and what was lost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from autotune.fleet.waiting import Waiting
 from autotune.records.trial import Trial
 from autotune.study.recorded_run import RecordedRun
 
 HEAD = ("class", "chip", "hosts", "studies", "trials", "trials in 24 h", "lost in 24 h", "measures now")
+WAITING_HEAD = ("waits for a device", "class", "since", "minutes")
 DAY_SECONDS = 86_400.0
 
 
@@ -48,6 +50,17 @@ def class_rows(classes: list[ClassRecord]) -> list[tuple[str | int, ...]]:
             ", ".join(record.recent_losses), ", ".join(record.active),
         )
         for record in classes
+    ]  # fmt: skip
+
+
+def waiting_rows(waits: Sequence[Waiting], now: float) -> list[tuple[str | int, ...]]:
+    """Return rows under `WAITING_HEAD`."""
+    return [
+        (
+            wait.name, wait.device_class or "this machine",
+            datetime.fromtimestamp(wait.since).strftime("%H:%M"), int((now - wait.since) // 60),
+        )
+        for wait in waits
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, DeviceLostError, PlanError, StoreError, StudyInterruptedError
 from autotune.fleet.local import open_harness
-from autotune.fleet.open_runner import apply_class, open_runner, refuse_fleet
+from autotune.fleet.open_runner import apply_class, open_parallel_devices, open_runner, refuse_fleet
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
@@ -212,7 +212,8 @@ def run_tracked(
         tracker(event)
 
     try:
-        result = study.tune(config, runner, run_dir, progress=notify, write_report=write_report)
+        with open_parallel_devices(config, runner, RunDir(run_dir).logs) as devices:
+            result = study.tune(config, runner, run_dir, progress=notify, write_report=write_report, devices=devices)
         received = result.interrupted
     except SystemExit as stopped:
         received = int(stopped.code or 130) - 128

@@ -23,6 +23,7 @@ from autotune.cli.options import (
     Objective,
     OnClass,
     OptionalRun,
+    Parallel,
     PlanKernels,
     PlanObjective,
     PlanPath,
@@ -111,6 +112,7 @@ def tune(
     tracking_uri: TrackingUri = None,
     fleet: FleetFile = None,
     on: OnClass = None,
+    parallel: Parallel = None,
     name: RunName = None,
     dry_run: Annotated[
         bool,
@@ -127,7 +129,7 @@ def tune(
         "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective,
         "batch_argument": batch_argument, "micro_batches": micro_batches, "loop": loop,
         "memory_format": memory_format, "kernels": kernels, "exact": exact, "seed_from": seed_from, "tracking_uri": tracking_uri,
-        "fleet": fleet, "on": on,
+        "fleet": fleet, "on": on, "parallel": parallel,
     }  # fmt: skip
     config = load_overridden_config(workload, fields, set_, store)
     if dry_run:
@@ -149,13 +151,16 @@ def resume(
     tracking_uri: TrackingUri = None,
     fleet: FleetFile = None,
     on: OnClass = None,
+    parallel: Parallel = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Continue an interrupted run. --trials counts those of the whole run; --time starts from zero."""
     from autotune.cli.commands.tune import resume as continue_run
 
-    limits = {"time": time, "trials": trials, "tracking_uri": tracking_uri, "fleet": fleet, "on": on}
+    limits = {
+        "time": time, "trials": trials, "tracking_uri": tracking_uri, "fleet": fleet, "on": on, "parallel": parallel,
+    }  # fmt: skip
     continue_run(run, limits, json=json)
 
 

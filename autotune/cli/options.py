@@ -176,6 +176,14 @@ OnClass = Annotated[
         help="Class of the fleet's devices that measures. Without --on and --fleet: this machine. doctor --fleet checks all classes; resume keeps the run's class.",
     ),
 ]
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel",
+        metavar="N",
+        help="Number of devices of the class that measure trials of the search at the same time; 1 by default.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 

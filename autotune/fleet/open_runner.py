@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from autotune.fleet.remote_runner import RemoteRunner
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement
+from autotune.study.runner import ParallelRunner, Runner, SharedRunner
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 FLEET_VARIABLE = "AUTOTUNE_FLEET"
@@ -43,6 +44,8 @@ def find_class(config: Config) -> tuple[FleetConfig, DeviceClass] | None:
     if config.on is None:
         if config.fleet is not None:
             raise ConfigError(f"--fleet {config.fleet}: no class is named; add --on CLASS")
+        if config.parallel > 1:
+            raise ConfigError(f"parallel {config.parallel}: this machine is one device; add --fleet FILE --on CLASS")
         return None
     path = config.fleet or os.environ.get(FLEET_VARIABLE)
     if not path:
@@ -73,7 +76,37 @@ def open_runner(config: Config, log_dir: Path) -> Iterator[StudyRunner]:
         with open_harness(config, log_dir) as harness:
             yield LocalRunner(harness)
         return
-    (fleet, device_class), name = selected, str(config.on)
+    runner = _make_remote_runner(config, *selected, log_dir)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+@contextlib.contextmanager
+def open_parallel_devices(config: Config, runner: Runner, log_dir: Path) -> Iterator[Sequence[ParallelRunner]]:
+    """Open the devices on which a config's search measures at the same time: that of `runner`, then further ones of its class.
+
+    A further device is reached when it prepares the workload. Empty where one device measures alone.
+    """
+    bare = runner.runner if isinstance(runner, SharedRunner) else runner
+    selected = find_class(config)
+    if selected is None or not isinstance(bare, RemoteRunner):
+        yield ()
+        return
+    count = min(config.parallel, selected[1].devices)
+    further = [_make_remote_runner(config, *selected, log_dir, is_replaced=False) for _ in range(1, count)]
+    try:
+        yield [bare, *further] if further else ()
+    finally:
+        for each in further:
+            each.abort()
+
+
+def _make_remote_runner(
+    config: Config, fleet: FleetConfig, device_class: DeviceClass, log_dir: Path, *, is_replaced: bool = True
+) -> RemoteRunner:
+    name = str(config.on)
     reach = to_reach(fleet, name, log_dir)
     document = to_document(device_class.apply(config))
     request = OpenDevice(code_identity(), name, document, device_class.promise, device_class.environment)
@@ -81,11 +114,10 @@ def open_runner(config: Config, log_dir: Path) -> Iterator[StudyRunner]:
     def open_channel(report: Callable[[str], None]) -> Channel:
         return ENGINES[device_class.engine](reach, report)
 
-    runner = RemoteRunner(open_channel, request, Path(config.runs) / "fleet" / f"{name}.json")
-    try:
-        yield runner
-    finally:
-        runner.close()
+    class_file = Path(config.runs) / "fleet" / f"{name}.json"
+    # a further device of a study that runs already is no wait
+    waits_as = str(log_dir.parent) if is_replaced else ""
+    return RemoteRunner(open_channel, request, class_file, is_replaced=is_replaced, name=waits_as)
 
 
 def to_reach(fleet: FleetConfig, name: str, log_dir: Path) -> Reach:

@@ -6,6 +6,7 @@ which costs the trial in flight and one `prepare`. A plan that takes several dev
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ from autotune.fleet.messages import (
     Renewed,
 )
 from autotune.fleet.node import check_node, check_promise, check_same_device
+from autotune.fleet.waiting import record_wait
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
 from autotune.measure.survey import PreparedWorkload
@@ -62,6 +64,11 @@ class RemoteRunner:
     """Pause after a failed attempt; `PAUSE_SECONDS` by default."""
     report: Callable[[str], None] = ignore_line
     """Receives lines of progress: of the device's work, and of lost devices."""
+    is_replaced: bool = True
+    """True if another device takes the place of one that is lost in a measurement. False for the further devices of a study,
+    which measures the plan on another one of them."""
+    name: str = ""
+    """Name of the study in the record of those that wait for a device; empty for none."""
     lost: int = 0
     """Number of devices lost so far."""
     facts: NodeFacts | None = None
@@ -70,6 +77,7 @@ class RemoteRunner:
     _prepared: PreparedWorkload | None = None
     _is_prepared_here: bool = False
     """True if the device in use has prepared the workload."""
+    _is_aborted: bool = False
 
     def listen(self, report: Callable[[str], None]) -> None:
         """Report lines of progress to a function."""
@@ -101,8 +109,11 @@ class RemoteRunner:
             try:
                 result = self._ask(call, Measurement)
             except FarEndLostError as error:
-                hosts.append(self._host)
+                hosts.append(host := self._host)
                 self._lose(error)
+                if not self.is_replaced:
+                    text = f"lost {host or 'a device'} of class {self.request.device_class}: {error}"
+                    raise DeviceLostError(text, host or "a device") from None
                 continue
             return replace(result, node=self._host, lost_nodes=tuple(hosts))
         detail = f"{len(hosts)} devices were lost while it ran: {', '.join(hosts)}"
@@ -123,6 +134,11 @@ class RemoteRunner:
         channel, self._channel, self._is_prepared_here, self.facts = self._channel, None, False, None
         if channel is not None:
             channel.close()
+
+    def abort(self) -> None:
+        """End the far end for good, from any thread: a request that waits for its reply fails, and no device is opened again."""
+        self._is_aborted = True
+        self.close()
 
     @property
     def _host(self) -> str:
@@ -201,8 +217,17 @@ class RemoteRunner:
 
     def _open(self) -> None:
         self._channel = self.open_channel(self.report)
-        self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
+        if self._is_aborted:  # looked at after the channel is there, so that `abort` or this closes it
+            raise DeviceRefusedError("the study needs no further device")
+        with self._note_wait():
+            self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
         check_node(self.request.device_class, self.facts)
+
+    def _note_wait(self) -> AbstractContextManager[None]:
+        """Record that the study has no device, until the device answers; without a name nothing is recorded."""
+        if not self.name or self.class_file is None:
+            return nullcontext()
+        return record_wait(self.class_file.parent.parent, self.name, self.request.device_class)
 
     def _expect(self, reply: object, kind: type[ReplyT]) -> ReplyT:
         if isinstance(reply, CallFailed):

@@ -3,12 +3,13 @@
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ConfigError, LockedError, nearest
 from autotune.fleet.far_end.device_server import DeviceRunner
+from autotune.fleet.waiting import WaitingFile
 from autotune.nightly.config import RESERVED, NightlyConfig, NightlyEntry
 from autotune.nightly.entry import EntrySession, Search
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
@@ -111,7 +112,16 @@ def _run_in_processes(
             job.on_result(night)
 
     entries = [entry for entry in job.options.entries if entry.key in results.left]
-    run_in_parallel(entries, job.devices, deadline, start=job.start_entry, finish=finish, interrupts=interrupts)
+    files = {runs: WaitingFile(Path(runs)) for runs in {entry.runs for entry in entries}}
+
+    def note_waiting(waiting: Sequence[NightlyEntry]) -> None:
+        for runs, file in files.items():
+            file.update((entry.key, entry.on or "") for entry in waiting if entry.runs == runs)
+
+    run_in_parallel(
+        entries, job.devices, deadline,
+        start=job.start_entry, finish=finish, interrupts=interrupts, note_waiting=note_waiting,
+    )  # fmt: skip
     return _write_results(job, name, interrupts.received)
 
 

@@ -51,6 +51,7 @@ def run_in_parallel(
     start: Callable[[NightlyEntry, EntryTime], EntryProcess],
     finish: Callable[[NightlyEntry, int], None],
     interrupts: Interrupts,
+    note_waiting: Callable[[Sequence[NightlyEntry]], None] | None = None,
 ) -> None:
     """Run entries until all have ended, the time is up, or a signal arrived; the signal is passed on to their processes.
 
@@ -61,6 +62,7 @@ def run_in_parallel(
         start: starts the process of an entry.
         finish: receives each entry that has ended, and the exit code of its process.
         interrupts: handlers of the signals.
+        note_waiting: receives the entries that have no device, again and again; none at the end.
     """
     waiting, running = list(entries), dict[str, tuple[NightlyEntry, EntryProcess]]()
     try:
@@ -80,8 +82,12 @@ def run_in_parallel(
                     running[entry.key] = entry, start(entry, EntryTime(share_time(entry, waiting, devices, left), left))
                     waiting.remove(entry)
                     used[entry.on] += 1
+            if note_waiting is not None:
+                note_waiting(waiting)
             time.sleep(POLL_SECONDS)
     finally:
+        if note_waiting is not None:
+            note_waiting([])
         _end(running, finish, interrupts.received)
 
 

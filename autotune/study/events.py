@@ -71,7 +71,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """A trial's plan starts to run; the next event follows when it ended, possibly minutes later."""
+    """A trial's plan starts to run; the next event follows when it ended, possibly minutes later.
+
+    A search on several devices has several running trials.
+    """
 
     trial: Trial
 
@@ -98,12 +101,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The run was logged to a store beside its own records, or could not be; or a line about a batch size."""
+    """The run was logged to a store beside its own records, or could not be; or a line about a batch size or a device."""
 
     message: str
     """Address of the logged run, or the reason for the failure and the next step."""
     store: str = "mlflow"
-    """`mlflow`; `optuna` for a shared database of Optuna; `size` for the search for a batch size."""
+    """`mlflow`; `optuna` for a shared database of Optuna; `size` for the search for a batch size; `device` for a device of a
+    fleet that is lost or not used."""
 
 
 Event = PhaseStarted | Preparing | Ready | Resolved | Measuring | Disturbed | Finished | Logged

@@ -180,8 +180,10 @@ def _gaussian_process(space: Space, seed: int, *, with_budget: bool) -> "BaseSam
 
         def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:  # noqa: ARG002
             view = optuna.create_study(directions=study.directions)
-            complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-            view.add_trials(old for old in complete if search_space.keys() <= old.params.keys())
+            # trials that run on other devices count with values that keep the sampler away from them
+            states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.RUNNING)
+            known = study.get_trials(deepcopy=False, states=states)
+            view.add_trials(old for old in known if search_space.keys() <= old.params.keys())
             view.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
             return super().sample_relative(view, view.trials[-1], search_space)
 

@@ -44,6 +44,17 @@ class Runner(Protocol):
         ...
 
 
+class ParallelRunner(Runner, Protocol):
+    """Runner that may measure in a thread beside other runners of one study.
+
+    `measure` raises DeviceLostError with the host's name where the device is lost and no other one takes its place.
+    """
+
+    def abort(self) -> None:
+        """End all processes for good, from another thread as well; a request that waits for its reply fails."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SharedRunner:
     """Runner that others use afterwards: `close` only renews it. A night shares its runner with a study."""

@@ -4,20 +4,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.errors import InfeasibleError, PlanError, StoreError
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate, DevicePlanning, MakePlanning, find_lowest
-from autotune.planners.knobs import Settings
 from autotune.planners.space import space_for_device
-from autotune.predict.bounds import seconds_lower_bound
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.records.trial import Trial, TrialKind, load_trials
-from autotune.study import optuna_space
 from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
 from autotune.study.front.budget_levels import BudgetLevels
 from autotune.study.front.budget_scale import BudgetScale
@@ -36,31 +32,24 @@ from autotune.study.outcome import (
 )
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
 from autotune.study.priors.phase import attach_priors, record_earlier
-from autotune.study.runner import QuietRunner, Runner
+from autotune.study.runner import ParallelRunner, QuietRunner, Runner
 from autotune.study.seeds import Seeds
-from autotune.study.trial_store import TrialStore, add_plan, make_identity
+from autotune.study.trial_store import TrialStore, make_identity
+from autotune.study.trials.device_pool import DevicePool
+from autotune.study.trials.next_trial import Proposal, TrialMaker
+from autotune.study.trials.parallel_search import ParallelSearch
 from autotune.study.verdicts.confirm import compare_confirmed, to_table
 from autotune.study.verdicts.front import assess_front, extends_front
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
-    TIE_SHARE,
     Rules,
     apply_rules,
-    compute_stop_ratio,
-    compute_target_bytes,
-    estimate_spread,
-    exceeds_budget,
     measured_ratio,
-    reject_by_estimate,
-    reuse_measurement,
     select_by_layout,
     select_leader,
     select_winner,
 )
-
-if TYPE_CHECKING:
-    import optuna
 
 __all__ = ["Runner", "StudyResult", "tune"]
 
@@ -81,6 +70,7 @@ def tune(
     write_report: Callable[[Path], Path] | None = None,
     planning: MakePlanning = DevicePlanning,
     lasting: bool = True,
+    devices: Sequence[ParallelRunner] = (),
 ) -> StudyResult:
     """Tune `config.workload` into `config.budget`, and return the best plan with all trials.
 
@@ -94,6 +84,7 @@ def tune(
         write_report: writes the report of a run directory and returns its path.
         planning: makes the plans. `autotune.study.offline.replay` answers for planner and runner from a record.
         lasting: whether the Optuna study is kept on disk.
+        devices: `runner` and further runners of equal devices; with two or more, the search measures on all of them at once.
 
     Raises:
         InfeasibleError: no plan fits the budget, or none ran to its end.
@@ -113,7 +104,7 @@ def tune(
             seeds = check_inputs(task, trials)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
-            session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds)
+            session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds, devices=devices)
             session.run()
         except Stopped:
             if session is None:
@@ -153,11 +144,13 @@ class _Session:
         *,
         resumed: int,
         seeds: Seeds | None,
+        devices: Sequence[ParallelRunner],
     ) -> None:
         self.config, self.run_dir = task.config, task.run_dir
         self.runner = QuietRunner(task.runner, self.has_time, lambda reason: self.progress(Disturbed(reason)))
         self.progress, self.interrupts = task.progress, task.interrupts
         self.prepared, self.rules, self.trials, self.resumed, self.seeds = prepared, rules, trials, resumed, seeds
+        self.devices = devices
         self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
         self.longest_seconds = 0.0
         """Seconds of the longest trial so far, planning included."""
@@ -168,6 +161,7 @@ class _Session:
         self.moves = MoveChooser(self.planning, rules, is_on=self.config.moves and self.config.objective == "time")
         identity = replace(make_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting)
         self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
+        self.maker = TrialMaker(self.config, prepared, rules, self.planning, self.store)
 
     def run(self) -> None:
         """Run every phase in turn; Stopped where a signal ends the study."""
@@ -196,7 +190,7 @@ class _Session:
         if not any(trial.kind == TrialKind.SMALLEST for trial in self.trials):
             if self.seconds_left <= 0:
                 raise explain_no_time(self.config, self.run_dir)
-            self.evaluate(TrialKind.SMALLEST, self.lowest.settings, candidate=self.lowest)
+            self.evaluate(Proposal(TrialKind.SMALLEST, self.lowest.settings, self.lowest))
 
     def measure_seeds(self) -> None:
         """Measure plans made from the settings of another run: planned for this budget, like any other trial."""
@@ -207,7 +201,7 @@ class _Session:
         measured = self.store.measured_settings
         for settings in self.seeds.adapt(self.costs.stores, self.space):
             if settings not in measured and not self.is_spent():
-                self.suggest_and_evaluate(TrialKind.SEED, settings)
+                self.evaluate(self.maker.suggest(TrialKind.SEED, settings))
 
     def measure_planned(self) -> None:
         """Measure what the planners propose for the budget, and for lower targets while no plan kept the budget."""
@@ -230,7 +224,7 @@ class _Session:
                 proposal = levels.propose_next(self.target_bytes)
             if proposal is None:
                 return
-            self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
+            self.evaluate(self.maker.suggest(TrialKind.PLANNER, proposal.settings, proposal))
 
     def measure_proposals(self, is_new: Callable[[Candidate], bool], most: int = PLANNED) -> None:
         """Measure at most `most` of the planners' proposals for the present target, fastest estimate first."""
@@ -248,7 +242,7 @@ class _Session:
             # the first proposal may use the time that is reserved for the confirmation
             first = self.seconds_left > 0 and not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
             if is_new(proposal) and (first or not self.is_spent()):
-                self.suggest_and_evaluate(TrialKind.PLANNER, proposal.settings, proposal)
+                self.evaluate(self.maker.suggest(TrialKind.PLANNER, proposal.settings, proposal))
 
     def search(self) -> None:
         """Measure moves and the sampler's suggestions until time or trials run out, or no gain is left to expect."""
@@ -256,15 +250,20 @@ class _Session:
             with self.interrupts.breakable(patient=False):
                 attach_priors(self.store, self.planning, self.config, self.target_bytes, self.progress)
         self.progress(PhaseStarted(StudyPhase.SEARCH))
+        if len(self.devices) > 1 and not self.is_spent():
+            pool = DevicePool(self.devices, self.graph.digest, self.has_time)
+            steps = self.has_enough, self.propose, self.record
+            ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
         while not self.is_spent():
             began = time.monotonic()  # choosing a move takes seconds on large graphs
-            with self.interrupts.breakable():
-                move = self.moves.choose(self.trials)
-            if move is None:
-                self.suggest_and_evaluate(TrialKind.SEARCH)
-            else:
-                self.evaluate(TrialKind.MOVE, move.settings, candidate=move)
+            self.evaluate(self.propose())
             self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+
+    def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
+        """Propose the next trial of the search, beside those that are pending: a move, or the sampler's suggestion."""
+        with self.interrupts.breakable():
+            move = self.moves.choose([*self.trials, *pending])
+        return self.maker.suggest(TrialKind.SEARCH) if move is None else Proposal(TrialKind.MOVE, move.settings, move)
 
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up."""
@@ -275,12 +274,19 @@ class _Session:
             if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
             self.runner.renew()
-            self.evaluate(run.kind, run.settings, candidate=run.candidate, target_bytes=run.target_bytes)
+            self.evaluate(Proposal(run.kind, run.settings, run.candidate, target_bytes=run.target_bytes))
 
     def is_spent(self) -> bool:
-        """Return True if the search ends here; the time of one more trial and of the confirmation is reserved."""
+        """Return True if the search ends here; Stopped where a signal ends the study."""
         self.interrupts.check()
-        searched = sum(trial.kind not in NEW_RUNS for trial in self.trials)
+        return self.has_enough()
+
+    def has_enough(self, pending: int = 0) -> bool:
+        """Return True if no trial may begin, beside those that are pending.
+
+        The time of one more trial and of the confirmation is reserved.
+        """
+        searched = pending + sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
         confirming = reserved_seconds(self.config.objective, self.longest_seconds, self.config.time_seconds)
         reserved = self.longest_seconds + max(self.longest_seconds, confirming)
@@ -297,82 +303,39 @@ class _Session:
 
     @property
     def target_bytes(self) -> int:
-        """Peak bytes that planners have to meet now, so that the charge meets the budget."""
-        return compute_target_bytes(self.rules.budget_bytes, self.store.overheads, estimate_spread(self.trials))
+        """Peak bytes that planners have to meet now."""
+        return self.maker.target_bytes
 
-    def suggest_and_evaluate(
-        self, kind: TrialKind, settings: Settings | None = None, candidate: Candidate | None = None
-    ) -> None:
-        """Ask Optuna for a trial, at `settings` if there are any, and evaluate it.
-
-        `candidate` is the plan that was made from these settings already.
-        """
-        fixed, _ = optuna_space.to_parameters(settings, self.space) if settings else ({}, {})
-        request = self.store.ask(fixed, candidate.target_bytes if candidate else None)
-        suggested = optuna_space.suggest_settings(request, self.space)
-        target = self.store.suggest_target(request)
-        # a retry may come before the settings; and the target may be lower than when the plan was made
-        is_valid = (
-            candidate is not None
-            and candidate.settings == suggested
-            and candidate.estimate.peak_bytes <= self.target_bytes
-            and target in (None, candidate.target_bytes)
-        )
-        target = None if target is None else min(target, self.target_bytes)
-        self.evaluate(kind, suggested, candidate=candidate if is_valid else None, request=request, target_bytes=target)
-
-    def evaluate(
-        self,
-        kind: TrialKind,
-        settings: Settings,
-        *,
-        candidate: Candidate | None = None,
-        request: "optuna.Trial | None" = None,
-        target_bytes: int | None = None,
-    ) -> None:
+    def evaluate(self, proposal: Proposal) -> None:
         """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
-        number, began = self.store.next_number() if request is None else request.number, time.monotonic()
-        origin = str(self.config.ref), self.graph.digest
-        trial = Trial(number, kind, *origin, settings, started=time.time(), target_bytes=target_bytes)
+        began, trial = time.monotonic(), self.maker.begin(proposal)
         try:
             with self.interrupts.breakable():
-                candidate = candidate or self.planning.make_candidate(settings, target_bytes or self.target_bytes)
-            # the bound is for the budget: planners meet a lower target, whose bound would be too high
-            bound = seconds_lower_bound(self.graph, self.costs, self.rules.budget_bytes)
-            estimate = replace(self.planning.estimate_layout(candidate), lower_bound_seconds=bound)
-            trial = add_plan(trial, candidate, estimate)
-            trial = reuse_measurement(trial, self.trials) or self.measure(trial, candidate)
+                candidate = self.maker.make_candidate(proposal)
+            trial = self.maker.add_candidate(trial, candidate)
+            trial = self.maker.decide_unmeasured(trial, candidate, self.trials) or self.measure(trial, candidate)
         except (PlanError, InfeasibleError, StoreError) as error:
             trial = replace(trial, measurement=Measurement(Outcome.CRASHED, str(error)))
         except Stopped:
-            if request is not None:
-                self.store.retry(request)
+            if proposal.request is not None:
+                self.store.retry(proposal.request)
             raise
-        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
-        self.store.record(trial, request)
-        self.announce(self.trials)
+        self.record(trial, proposal, began)
 
     def measure(self, trial: Trial, candidate: Candidate) -> Trial:
-        """Return the trial with its measurement; it stops early once the plan cannot win.
-
-        The search rejects a plan by its layout, the other phases by its peak: a planned candidate's charge calibrates
-        the next target. A plan that is re-measured kept the budget before, so nothing rejects it.
-        """
-        estimate = trial.estimate if trial.kind in (TrialKind.SEARCH, TrialKind.MOVE) else candidate.estimate
-        if trial.kind != TrialKind.CONFIRM and estimate is not None and exceeds_budget(estimate, self.rules):
-            return replace(trial, measurement=reject_by_estimate(estimate, self.rules))
+        """Return the trial with its measurement; it stops early once the plan cannot win."""
         self.progress(Measuring(trial))
         with self.interrupts.breakable():
             result = self.runner.measure(
-                candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.stop_ratio(trial.kind)
+                candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.maker.stop_ratio(trial.kind)
             )
         return replace(trial, measurement=apply_rules(result, self.rules))
 
-    def stop_ratio(self, kind: TrialKind) -> float | None:
-        """Return the time ratio above which a plan cannot win; None for re-measured plans, and for all plans of a front."""
-        slowdown = 0.0 if kind == TrialKind.MOVE else TIE_SHARE  # a move is for time alone, so it has to be faster
-        compares = self.config.objective == "time" and kind != TrialKind.CONFIRM
-        return compute_stop_ratio(select_leader(self.trials, self.rules), slowdown) if compares else None
+    def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
+        """Record and report a trial that began at that time of the monotonic clock."""
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+        self.store.record(trial, proposal.request)
+        self.announce(self.trials)
 
     def announce(self, trials: Sequence[Trial], *, resumed: bool = False) -> None:
         """Report the last of these trials, and whether its plan leads now."""

@@ -106,6 +106,15 @@ class TrialStore:
             self.study.enqueue_trial(fixed)
         return self.study.ask()
 
+    def reserve(self) -> "optuna.Trial":
+        """Return a running trial without parameters: the number of a trial of our own, beside others that run."""
+        import optuna
+
+        self.study.add_trial(
+            optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, system_attrs={"fixed_params": {}})
+        )
+        return optuna.trial.Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
+
     def record(self, trial: Trial, request: "optuna.Trial | None" = None) -> TrialScore:
         """Sync a trial to disk, then add it to Optuna: as the result of its `request`, or as a trial of our own."""
         trials_file.append_trial(self._path, trial)
@@ -113,11 +122,12 @@ class TrialStore:
         return self._add_to_optuna(trial, request)
 
     def retry(self, request: "optuna.Trial") -> None:
-        """Fail a trial that a signal ended; the next session starts with its parameters."""
+        """Fail a trial that a signal ended; the next session starts with its parameters, if it has any."""
         import optuna
 
         self.study.tell(request, state=optuna.trial.TrialState.FAIL)
-        self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
+        if request.params:
+            self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
 
     def record_winner(self, best: Trial | None) -> None:
         """Name the winner in the study's user attributes: its best value may be a lucky measurement of another plan."""

@@ -81,6 +81,8 @@ class FakeRunner:
     """Number of calls of `renew`."""
     closed: int = 0
     """Number of calls of `close`."""
+    aborted: int = 0
+    """Number of calls of `abort`."""
 
     @property
     def costs(self) -> Costs:
@@ -125,6 +127,10 @@ class FakeRunner:
     def close(self) -> None:
         """Count the call."""
         self.closed += 1
+
+    def abort(self) -> None:
+        """Count the call."""
+        self.aborted += 1
 
     def conditions(self) -> MachineConditions:
         """Return conditions that never change."""

@@ -4,6 +4,7 @@ import time
 
 import streamlit as st
 
+from autotune.fleet.waiting import read_waiting
 from autotune.records.run_dir import RunDir, find_active_process
 from dashboards import fleet_devices, page
 from dashboards.discovery import Unreadable, relative_name
@@ -18,11 +19,15 @@ active = {
     for path in index.runs
     if find_active_process(path) is not None
 }
+waits = read_waiting(arguments.runs)
 classes = fleet_devices.collect_classes(studies, active, time.time())
-if not classes:
+if not classes and not waits:
     page.show_missing(
         f"No study on a fleet on record in {arguments.runs}.",
         "autotune tune resnet18 --budget 65% --fleet fleet.yaml --on CLASS",
     )
     st.stop()
-page.show_table(fleet_devices.HEAD, fleet_devices.class_rows(classes))
+if classes:
+    page.show_table(fleet_devices.HEAD, fleet_devices.class_rows(classes))
+if waits:
+    page.show_table(fleet_devices.WAITING_HEAD, fleet_devices.waiting_rows(waits, time.time()))

@@ -49,7 +49,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
         "integrations", "testing.store_contract",
         "cli.doctor",  # the check that torch works here, in a process of its own
     ),
-    "optuna": ("study.session", "study.trial_store", "study.optuna_space", "study.shared_study", "study.priors"),
+    "optuna": ("study.trials", "study.trial_store", "study.optuna_space", "study.shared_study", "study.priors"),
     "mlflow": ("report.mlflow_log", "report.mlflow_store"),
     "rich": ("cli",),
     "typer": ("cli",),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def run(
     """Run a new night, or continue the last one, and print its table; then raise the error of its worst entry."""
     options = load_nightly_config(path, fleet=fleet, on=on)
     # a class that the fleet lacks is refused before the night
-    options = options.model_copy(update={"entries": [apply_class(entry) for entry in options.entries]})
+    options = options.model_copy(update={"entries": _share_devices([apply_class(entry) for entry in options.entries])})
     studies = _TrackedStudies()
     if only is not None and NIGHT_VARIABLE in os.environ:  # a process that the night itself has started
         name, seconds, latest, parent = os.environ[NIGHT_VARIABLE].split()
@@ -85,6 +86,17 @@ def _select(options: NightlyConfig, only: str, path: Path) -> NightlyConfig:
     if not entries:
         raise ConfigError(f"--only {only}: {path} has no such entry{nearest(only, [e.key for e in options.entries])}")
     return options.model_copy(update={"entries": entries})
+
+
+def _share_devices(entries: list[NightlyEntry]) -> list[NightlyEntry]:
+    """Return the entries with at most as many devices as each class has for one: `parallel` takes none from another entry."""
+    used = Counter(entry.on for entry in entries)
+    shared = []
+    for entry in entries:
+        selected = find_class(entry)
+        share = 1 if selected is None else max(1, selected[1].devices // used[entry.on])
+        shared.append(entry.model_copy(update={"parallel": min(entry.parallel, share)}))
+    return shared
 
 
 def _count_devices(options: NightlyConfig) -> dict[str | None, int]:

@@ -103,6 +103,8 @@ class PriorSampler(BaseSampler):
         if self._current is not None and self._current[0] == trial.number:
             return self._current[1:]
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        pending = [old for old in running if old.params and old.number != trial.number]
         calibrated = self._calibrate() if trial.number % PLAIN_EVERY else ()
         copy = self._copies.get(bool(calibrated))
         if copy is None or copy.is_outdated(calibrated, done):
@@ -111,7 +113,7 @@ class PriorSampler(BaseSampler):
             )
             params = [old.params for old in done]
             copy.study.add_trials(prior for prior in self.make_observations(calibrated) if prior.params not in params)
-        self._current = trial.number, copy.study, copy.begin_trial(done)
+        self._current = trial.number, copy.study, copy.begin_trial(done, pending)
         return self._current[1:]
 
 
@@ -131,8 +133,8 @@ class _StudyCopy:
         observed = [old.params for old in self.study.get_trials(deepcopy=False)[: len(calibrated)]]
         return any(new.params in observed for new in done if new.number not in self.copied)
 
-    def begin_trial(self, done: Sequence[FrozenTrial]) -> FrozenTrial:
-        """Add the trials that are not copied yet, and return a new running trial.
+    def begin_trial(self, done: Sequence[FrozenTrial], pending: Sequence[FrozenTrial]) -> FrozenTrial:
+        """Add the trials that are not copied yet and those that run, and return a new running trial.
 
         A repeat (a plan that was measured before) gets the highest values of all trials. With the values of its plan, the
         sampler would suggest the same settings again and again.
@@ -148,6 +150,7 @@ class _StudyCopy:
                 is_repeat = new.user_attrs.get("kind") == TrialKind.REPEAT
                 self.study.add_trial(_replace_values(new, slowest) if is_repeat else new)
         self.copied |= {new.number for new in done}
+        self.study.add_trials(_copy_running(old) for old in pending)
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING))
         return self.study.get_trials(deepcopy=False)[-1]
 
@@ -160,3 +163,7 @@ def _replace_values(trial: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
         user_attrs=trial.user_attrs,
         constraints=dict(trial.constraints),
     )
+
+
+def _copy_running(trial: FrozenTrial) -> FrozenTrial:
+    return optuna.trial.create_trial(state=TrialState.RUNNING, params=trial.params, distributions=trial.distributions)

@@ -1,0 +1,106 @@
+"""Measure one plan here and at the far end of each engine in turns, and compare the time ratios to plain eager.
+
+`python -m experiments.benchmarks.fleet.ratios`
+
+The engine `command` runs `autotune serve` on this machine, `ray` an actor of a cluster here. Both should give the ratio of the harness
+in this process within 2 %.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import ConfigError
+from autotune.fleet import ENGINES
+from autotune.fleet.channel import Reach
+from autotune.fleet.local import LocalRunner, open_harness
+from autotune.fleet.messages import DevicePromise, OpenDevice, code_identity
+from autotune.fleet.remote_runner import RemoteRunner
+from autotune.ir.plan import Plan
+from autotune.records.config import Config, load_config
+from autotune.records.run_dir import write_text
+from autotune.study.runner import Runner
+from autotune.study.verdicts.statistics import median_interval
+from experiments.benchmarks.fleet.__main__ import start_cluster
+from experiments.common.facts import collect_facts, format_origin
+
+HERE = Path(__file__).parent
+ACCEPTED = 0.02
+"""Relative difference of the ratios that is accepted."""
+
+
+@contextmanager
+def open_remote(engine: str, config: Config, directory: Path) -> Iterator[Runner]:
+    """Open a runner whose far end is on this machine."""
+    request = OpenDevice(code_identity(), "here", config.model_dump(mode="json"), DevicePromise("cpu"))
+    reach = Reach("here", directory, command=(sys.executable, "-m", "autotune", "serve"), resource="fake")
+    runner = RemoteRunner(lambda report: ENGINES[engine](reach, report), request)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def measure_in_turns(runners: Mapping[str, Runner], rounds: int) -> dict[str, list[float]]:
+    """Measure the traced plan on every runner in each round, in new processes; return the time ratios."""
+    plans = {name: Plan.traced(runner.prepare().graph) for name, runner in runners.items()}
+    ratios: dict[str, list[float]] = {name: [] for name in runners}
+    names = list(runners)
+    for number in range(rounds):
+        # the order changes, so that none always runs first
+        for name in names if number % 2 == 0 else reversed(names):
+            runners[name].renew()
+            result = runners[name].measure(plans[name], budget_bytes=1 << 50)
+            if result.time_ratio is None:
+                raise ConfigError(f"{name}: {result.outcome.value}: {result.detail}; choose a smaller workload")
+            ratios[name].append(result.time_ratio)
+    return ratios
+
+
+def summarize(document: Mapping[str, Any]) -> str:
+    """Format a table of the ratios, and their differences from this process's."""
+    ratios: Mapping[str, Sequence[float]] = document["ratios"]
+    here = median_interval(ratios["here"]).middle
+    lines = ["| measured | time over eager's | difference |", "|---|--:|--:|"]
+    for name, values in ratios.items():
+        interval = median_interval(values)
+        text = f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+        lines.append(f"| {name} | {text} | {100 * (interval.middle / here - 1):+.1f} % |")
+    worst = max(abs(median_interval(values).middle / here - 1) for values in ratios.values())
+    verdict = "All are" if worst <= ACCEPTED else "Not all are"
+    lines += ["", f"{verdict} within {100 * ACCEPTED:.0f} %, in {len(ratios['here'])} rounds.", ""]
+    return "\n".join([*lines, format_origin(dict(document))]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--tiny", action="store_true", help="a small model and two rounds, to test the command")
+    parser.add_argument("--engines", nargs="*", choices=["command", "ray"], default=["command", "ray"])
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "ratios")
+    options = parser.parse_args()
+    arguments = {"batch": 2, "size": 64} if options.tiny else {"batch": 10, "size": 224}
+    document = collect_facts()
+    with tempfile.TemporaryDirectory(prefix="autotune-ratios-") as folder, ExitStack() as stack:
+        directory = Path(folder)
+        overrides = {"arguments": arguments, "samples": 4 if options.tiny else 20, "runs": folder}
+        config = load_config("resnet18", overrides=overrides)
+        if "ray" in options.engines:
+            stack.enter_context(start_cluster())
+        runners: dict[str, Runner] = {"here": LocalRunner(stack.enter_context(open_harness(config, directory)))}
+        for engine in options.engines:
+            runners[engine] = stack.enter_context(open_remote(engine, config, directory))
+        document["ratios"] = measure_in_turns(runners, 2 if options.tiny else options.rounds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_text(options.out / "ratios.json", json.dumps(document, indent=1) + "\n")
+    write_text(options.out / "summary.md", summarize(document))
+    print(summarize(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Run two nights of one config, and record what the second one verifies.
+
+`python -m experiments.benchmarks.nights`
+
+A night that the results do not have is run, or continued where it was interrupted: run it again to go on.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.records.run_dir import write_text
+from experiments.common.facts import ROOT, collect_facts, format_origin
+
+HERE = Path(__file__).parent
+NIGHTS = 2
+TINY = f"""
+time: 2m
+entries:
+  - {{name: tiny, workload: '{ROOT}/experiments/common/tiny_workload.py:make', budget: 80%, time: 110s, trials: 4, samples: 4}}
+"""
+"""Config of the tiny nights."""
+
+RunCommand = Callable[[Sequence[str], Path], tuple[int, str]]
+"""`run(command, directory)`: exit code and standard output of a command."""
+
+
+def run_command(command: Sequence[str], directory: Path) -> tuple[int, str]:
+    """Run a command in a directory; its standard error is shown."""
+    process = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, check=False)
+    return process.returncode, process.stdout
+
+
+def run_nights(
+    config: Path, work: Path, out: Path, facts: Callable[[], dict[str, Any]], run: RunCommand = run_command
+) -> dict[str, Any]:
+    """Run the nights that the results lack, and return all results.
+
+    Args:
+        config: config of the nights.
+        work: directory in which the nights run; its `runs/` keeps champions and histories between two calls.
+        out: directory of the results.
+        facts: collects machine, commit and date, at the first call.
+        run: runs a command.
+    """
+    path, begun = out / "nights.json", work / "begun"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**facts(), "nights": []}
+    for folder in (out, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    for number in range(len(results["nights"]) + 1, NIGHTS + 1):
+        # the marker names the night that was interrupted: another one would not be its continuation
+        is_resumed = begun.exists() and begun.read_text(encoding="utf-8") == str(number)
+        write_text(begun, str(number))
+        command = [
+            sys.executable,
+            "-m",
+            "autotune",
+            "nightly",
+            str(config),
+            *(["--resume"] if is_resumed else []),
+            "--json",
+        ]
+        began = time.monotonic()
+        code, text = run(command, work)
+        document = read_night(text)
+        if document is None or document["interrupted"]:
+            raise SystemExit(f"night {number} ended with exit code {code}; run the command again to continue")
+        seconds = round(time.monotonic() - began)
+        results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document})
+        copy_pages(work, document["night"], out / f"night-{number}")
+        write_text(path, json.dumps(results, indent=1) + "\n")
+    write_text(out / "summary.md", summarize(results))
+    return results
+
+
+def read_night(text: str) -> dict[str, Any] | None:
+    """Return the JSON document of a night; None where the command printed an error instead."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "entries" in document else None
+
+
+def copy_pages(work: Path, night: str, target: Path) -> None:
+    """Copy the pages of a night: table and JUnit file."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("nightly.md", "junit.xml"):
+        for source in work.glob(f"runs/**/nights/{night}/{name}"):
+            shutil.copyfile(source, target / name)
+
+
+def summarize(results: dict[str, Any]) -> str:
+    """Format a table with a row for each entry and night."""
+    champions = {entry["entry"]: entry["champion"] for entry in results["nights"][0]["entries"]}
+    second = results["nights"][-1]["entries"]
+    kept = sum(bool(champions.get(entry["entry"])) and entry["verdict"] in ("same", "promoted") for entry in second)
+    lines = [
+        format_origin(results), "",
+        f"The second night verified the champions of {kept} of {len(second)} entries.", "",
+        "| entry | night | verdict | champion | time over eager's | seconds | detail |", "|---|--:|---|---|--:|--:|---|",
+    ]  # fmt: skip
+    names = [entry["entry"] for entry in second]
+    for name in names:
+        for number, night in enumerate(results["nights"], start=1):
+            for entry in night["entries"]:
+                if entry["entry"] != name:
+                    continue
+                ratio = "-" if entry["ratio"] is None else f"{entry['ratio']:.3f}"
+                detail = entry["detail"].replace("|", "\\|") or "-"
+                lines.append(
+                    f"| {name} | {number} | {entry['verdict']} | {entry['champion'][:8] or '-'} | {ratio} | "
+                    f"{entry['seconds']:.0f} | {detail} |"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "nightly.yaml")
+    parser.add_argument("--tiny", action="store_true", help="two short nights, to test the command")
+    parser.add_argument("--fresh", action="store_true", help="drop the nights that the results have")
+    parser.add_argument("--out", type=Path, help="directory of the results")
+    options = parser.parse_args()
+    work = ROOT / "runs" / ("nights-tiny" if options.tiny else "nights-benchmark")
+    out = options.out or (work / "results" if options.tiny else HERE / "results")
+    if options.fresh:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    config = options.config.resolve()
+    if options.tiny:
+        config = work / "nightly.yaml"
+        write_text(config, TINY)
+    print(summarize(run_nights(config, work, out, collect_facts)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Tune with two threads, seeded by a tuning with one thread and unseeded, and compare how soon both find a good plan.
+
+`python -m experiments.benchmarks.transfer`
+
+Tunings that the results have are not repeated: run it again to continue.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.records.run_dir import write_text
+from autotune.records.trial import load_trials
+from experiments.common.facts import ROOT, collect_facts, format_origin
+
+HERE = Path(__file__).parent
+MARGIN = 0.02
+"""Relative time above the fastest plan at which a tuning has arrived."""
+TUNINGS = {"source": 1, "unseeded": 2, "seeded": 2}
+"""Threads of each tuning, in order."""
+TINY = f"""
+workload: {ROOT}/experiments/common/tiny_workload.py:make
+budget: 80%
+time: 2m
+trials: 8
+samples: 4
+"""
+"""Config of the tiny tunings."""
+
+RunCommand = Callable[[Sequence[str], Path, Mapping[str, str]], tuple[int, str]]
+"""`run(command, directory, environment)`: exit code and standard output of a command."""
+
+
+def run_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command in a directory with additional variables; its standard error is shown."""
+    process = subprocess.run(
+        command, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    return process.returncode, process.stdout
+
+
+def run_tunings(
+    config: Path, work: Path, out: Path, facts: Callable[[], dict[str, Any]], run: RunCommand = run_command
+) -> dict[str, Any]:
+    """Run the tunings that the results lack, and return all results.
+
+    Args:
+        config: config of all three tunings.
+        work: directory in which they run; its `runs/` keeps their records between two calls.
+        out: directory of the results.
+        facts: collects machine, commit and date, at the first call.
+        run: runs a command.
+    """
+    path = out / "transfer.json"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**facts(), "tunings": {}}
+    for folder in (out, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, threads in TUNINGS.items():
+        if name in results["tunings"]:
+            continue
+        shutil.rmtree(work / "runs" / name, ignore_errors=True)  # a continued search would count its time twice
+        command = [sys.executable, "-m", "autotune", "tune", str(config), "--name", name, "--json"]
+        command += ["--seed-from", "runs/source"] if name == "seeded" else []
+        count = str(threads)
+        began = time.monotonic()
+        code, text = run(command, work, {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count})
+        if code:
+            raise SystemExit(f"tuning {name} ended with exit code {code}; run the command again to continue")
+        document = json.loads(text)
+        results["tunings"][name] = {
+            "threads": threads,
+            "seconds": round(time.monotonic() - began),
+            "confirmed": document["confirmed"],
+            "disturbed": document["disturbed"],
+            "trials": read_trials(work / "runs" / name / "trials.jsonl"),
+        }
+        write_text(path, json.dumps(results, indent=1) + "\n")
+    write_text(out / "summary.md", summarize(results))
+    return results
+
+
+def read_trials(path: Path) -> list[dict[str, Any]]:
+    """Return number, kind, outcome, time ratio and seconds since the baseline of each recorded trial, in order.
+
+    A record has the begin of its trial alone: a trial ended when the next one began.
+    """
+    records = load_trials(path)
+    ends = [record.started - records[0].started for record in records[1:]] + [None]
+    return [
+        {
+            "number": record.number,
+            "kind": record.kind.value,
+            "outcome": record.measurement.outcome.value if record.measurement is not None else None,
+            "ratio": record.measurement.time_ratio if record.measurement is not None else None,
+            "seconds": ended,
+        }
+        for record, ended in zip(records, ends, strict=True)
+    ]
+
+
+def find_best(tuning: Mapping[str, Any]) -> float | None:
+    """Return the lowest time ratio of a tuning: of its re-measured plans, or of all where none was re-measured."""
+    good = [trial for trial in tuning["trials"] if is_good(trial)]
+    confirmed = [trial["ratio"] for trial in good if trial["kind"] == "confirm"]
+    return min(confirmed or [trial["ratio"] for trial in good], default=None)
+
+
+def is_good(trial: Mapping[str, Any]) -> bool:
+    """Return True if a trial's plan ran within the budget, and was no repeat of an earlier one."""
+    return trial["outcome"] == "ok" and trial["ratio"] is not None and trial["kind"] not in ("baseline", "repeat")
+
+
+def find_arrival(tuning: Mapping[str, Any], limit: float) -> tuple[int, float | None] | None:
+    """Return trials and seconds until the first plan at most that slow; None without one, and no seconds for the last."""
+    for count, trial in enumerate(tuning["trials"]):
+        if is_good(trial) and trial["ratio"] <= limit:
+            return count, trial["seconds"]
+    return None
+
+
+def summarize(results: Mapping[str, Any]) -> str:
+    """Format a table of both tunings with two threads, and what the seeds saved."""
+    tunings = {name: tuning for name, tuning in results["tunings"].items() if name != "source"}
+    bests = [best for best in map(find_best, tunings.values()) if best is not None]
+    lines = [format_origin(dict(results)), ""]
+    if not bests:
+        return "\n".join([*lines, "No tuning measured a plan within the budget."]) + "\n"
+    best = min(bests)
+    arrivals = {name: find_arrival(tuning, best * (1 + MARGIN)) for name, tuning in tunings.items()}
+    lines += [
+        f"The fastest plan takes {best:.3f} of eager's time; a tuning has arrived at {best * (1 + MARGIN):.3f}.", "",
+        "| tuning | threads | best | trials until within 2 % | seconds until then | trials in all | other work |",
+        "|---|--:|--:|--:|--:|--:|---|",
+    ]  # fmt: skip
+    for name, tuning in results["tunings"].items():
+        arrival, own = arrivals.get(name), find_best(tuning)
+        count, seconds = ("-", "-") if arrival is None else (str(arrival[0]), format_seconds(arrival[1]))
+        lines.append(
+            f"| {name} | {tuning['threads']} | {'-' if own is None else f'{own:.3f}'} | {count} | {seconds} | "
+            f"{len(tuning['trials'])} | {tuning['disturbed'] or '-'} |"
+        )
+    return "\n".join([*lines, "", describe_saving(arrivals["unseeded"], arrivals["seeded"])]) + "\n"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return seconds as a whole number; a dash where the trial was the last."""
+    return "-" if seconds is None else f"{seconds:.0f}"
+
+
+def describe_saving(unseeded: tuple[int, float | None] | None, seeded: tuple[int, float | None] | None) -> str:
+    """Return one sentence about what the seeds saved."""
+    if seeded is None:
+        return "The seeded tuning did not arrive."
+    if unseeded is None:
+        return "Only the seeded tuning arrived."
+    sentence = f"The seeds saved {unseeded[0] - seeded[0]} trials"
+    if unseeded[1] is None or seeded[1] is None:
+        return f"{sentence}."
+    return f"{sentence} and {unseeded[1] - seeded[1]:.0f} s; less than nothing is a loss."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "resnet18.yaml")
+    parser.add_argument("--tiny", action="store_true", help="a small model and short tunings, to test the command")
+    parser.add_argument("--fresh", action="store_true", help="drop the tunings that the results have")
+    parser.add_argument("--out", type=Path, help="directory of the results")
+    options = parser.parse_args()
+    work = ROOT / "runs" / ("transfer-tiny" if options.tiny else "transfer-benchmark")
+    out = options.out or (work / "results" if options.tiny else HERE / "results")
+    if options.fresh:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    config = options.config.resolve()
+    if options.tiny:
+        config = work / "tiny.yaml"
+        write_text(config, TINY)
+    print(summarize(run_tunings(config, work, out, collect_facts)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The benchmark of two nights, with a fake command: what is run, continued and reported."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.nightly.config import load_nightly_config
+from experiments.benchmarks.nights.__main__ import TINY, run_nights
+
+FACTS = {"machine": {"silicon": "Fake 9000"}, "commit": "abc", "date": "2026-11-24", "command": "c", "load_before": 0.5}
+
+
+class Nights:
+    """Fake `autotune nightly`, which may be interrupted in a night."""
+
+    def __init__(self, interrupted: int = 0) -> None:
+        self.interrupted, self.done = interrupted, 0
+        self.commands: list[list[str]] = []
+
+    def run(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
+        self.commands.append(list(command[3:]))
+        name = f"night {self.done + 1}"
+        if self.done + 1 == self.interrupted:
+            self.interrupted = 0
+            return 130, json.dumps({"night": name, "entries": [], "interrupted": 2})
+        self.done += 1
+        pages = directory / "runs" / "nightly" / "nights" / name
+        pages.mkdir(parents=True)
+        (pages / "nightly.md").write_text(name)
+        verdict = "new" if self.done == 1 else "same"
+        entry: dict[str, Any] = {
+            "entry": "lstm", "verdict": verdict, "champion": "0123456789", "ratio": 0.91, "seconds": 60.0, "detail": "a|b",
+        }  # fmt: skip
+        return 0, json.dumps({"night": name, "entries": [entry], "interrupted": 0})
+
+
+def test_two_nights_are_run_and_the_second_verifies(tmp_path: Path):
+    nights = Nights()
+    results = run_nights(tmp_path / "n.yaml", tmp_path / "work", tmp_path / "out", lambda: dict(FACTS), nights.run)
+    assert [night["code"] for night in results["nights"]] == [0, 0]
+    text = (tmp_path / "out" / "summary.md").read_text()
+    assert "verified the champions of 1 of 1 entries" in text
+    assert "| lstm | 2 | same | 01234567 | 0.910 | 60 | a\\|b |" in text
+    assert [(tmp_path / "out" / f"night-{n}" / "nightly.md").read_text() for n in (1, 2)] == ["night 1", "night 2"]
+    # a further call measures nothing
+    run_nights(tmp_path / "n.yaml", tmp_path / "work", tmp_path / "out", dict, nights.run)
+    assert len(nights.commands) == 2
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])
+def test_an_interrupted_night_is_continued(tmp_path: Path, interrupted: int):
+    nights = Nights(interrupted)
+    places = tmp_path / "n.yaml", tmp_path / "work", tmp_path / "out"
+    with pytest.raises(SystemExit, match=f"night {interrupted} ended with exit code 130"):
+        run_nights(*places, lambda: dict(FACTS), nights.run)
+    results = run_nights(*places, lambda: dict(FACTS), nights.run)
+    assert ["--resume" in command for command in nights.commands] == [n == interrupted for n in range(3)]
+    assert [night["resumed"] for night in results["nights"]] == [interrupted == 1, interrupted == 2]
+
+
+def test_the_tiny_config_is_one(tmp_path: Path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    assert len(load_nightly_config(path).entries) == 1

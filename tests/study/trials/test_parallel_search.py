@@ -1,0 +1,218 @@
+"""The search on several devices at once, with fake devices: what runs where, what is recorded, and what a lost one costs."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autotune.errors import DeviceLostError
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind, load_trials
+from autotune.study.session import tune
+from autotune.testing.fake_runner import FakeRunner
+from autotune.testing.graphs import training_chain
+from autotune.testing.runner_contract import make_config, without_times
+
+SEARCHED = (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT)
+
+
+@dataclasses.dataclass
+class Device(FakeRunner):
+    """Fake device whose measurements take some time, and which can be lost."""
+
+    name: str = "n1"
+    seconds: float = 0.02
+    lost_at: Callable[[int], bool] = lambda count: False
+    """True if the device is lost in the measurement of this number, counted from 1."""
+    prepared: int = 0
+    threads: list[str] = dataclasses.field(default_factory=list)
+    spans: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    """Begin and end of each measurement."""
+
+    def prepare(self) -> Any:
+        self.prepared += 1
+        return super().prepare()
+
+    def measure(self, plan: Any, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+        began = time.monotonic()
+        time.sleep(self.seconds)
+        result = dataclasses.replace(super().measure(plan, budget_bytes=budget_bytes, beat=beat), node=self.name)
+        self.threads.append(threading.current_thread().name)
+        self.spans.append((began, time.monotonic()))
+        if self.lost_at(len(self.spans)):
+            raise DeviceLostError(f"lost {self.name}", self.name)
+        return result
+
+
+def run(directory: Path, devices: list[Device], **fields: Any) -> list[Trial]:
+    config = make_config(directory, **{"trials": 16, **fields})
+    tune(config, devices[0], directory / "run", devices=devices)
+    return load_trials(directory / "run" / "trials.jsonl")
+
+
+def written(directory: Path) -> list[str]:
+    return (directory / "run" / "trials.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_study_with_one_device_is_the_same_to_the_bit(tmp_path: Path):
+    config = make_config(tmp_path / "plain", trials=16)
+    tune(config, FakeRunner(), tmp_path / "plain" / "run")
+    plain = load_trials(tmp_path / "plain" / "run" / "trials.jsonl")
+    here = run(tmp_path / "one", [Device(name="", seconds=0.0)])
+    assert [without_times(trial) for trial in here] == [without_times(trial) for trial in plain]
+
+
+def test_the_search_runs_on_all_devices_at_once_and_the_confirmation_on_the_first(tmp_path: Path):
+    devices = [Device(name="n1", seconds=0.4), Device(name="n2", seconds=0.4)]
+    trials = run(tmp_path, devices)
+    searched = [trial for trial in trials if trial.kind in SEARCHED and trial.was_run]
+    assert {trial.measurement.node for trial in searched if trial.measurement} == {"n1", "n2"}
+    others = [trial for trial in trials if trial.kind not in SEARCHED and trial.plan is not None and trial.was_run]
+    assert TrialKind.CONFIRM in {trial.kind for trial in others}
+    assert {trial.measurement.node for trial in others if trial.measurement} == {"n1"}
+    assert any(
+        first[0] < second[1] and second[0] < first[1] for first in devices[0].spans for second in devices[1].spans
+    )
+    assert devices[1].aborted
+    assert not devices[0].aborted
+    assert len([trial for trial in trials if trial.kind != TrialKind.CONFIRM]) == 16
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert len(written(tmp_path)) == len(trials)
+
+
+def test_trials_are_recorded_in_the_order_in_which_they_end(tmp_path: Path):
+    run(tmp_path, [Device(name="slow", seconds=0.6), Device(name="fast", seconds=0.01)])
+    numbers = [json.loads(line)["number"] for line in written(tmp_path)]
+    assert sorted(numbers) == list(range(len(numbers)))
+    assert numbers != sorted(numbers)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+def test_a_plan_that_is_measured_now_is_not_measured_on_another_device(tmp_path: Path, sampler: str):
+    devices = [Device(name=f"n{number}", seconds=0.3) for number in range(3)]
+    trials = run(tmp_path, devices, sampler=sampler)
+    in_search = [plan for device in devices for plan in device.measured]
+    confirmed = sum(trial.kind == TrialKind.CONFIRM for trial in trials)
+    assert len(in_search) - confirmed == len(set(in_search))
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+
+
+def test_pending_suggestions_are_not_suggested_again(tmp_path: Path):
+    devices = [Device(name=f"n{number}", seconds=0.3) for number in range(3)]
+    trials = run(tmp_path, devices, trials=14, moves=False)
+    stored = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'run' / 'optuna.db'}").trials
+    assert [trial.number for trial in stored] == [trial.number for trial in trials]
+    running: list[optuna.trial.FrozenTrial] = []
+    for trial in stored:
+        assert trial.datetime_start is not None
+        running = [old for old in running if old.datetime_complete and old.datetime_complete > trial.datetime_start]
+        if trial.user_attrs["kind"] == TrialKind.SEARCH:
+            assert trial.params not in [old.params for old in running]
+            running.append(trial)
+
+
+def test_a_lost_device_costs_one_trial_and_is_prepared_again(tmp_path: Path):
+    lost = Device(name="n2", lost_at=lambda count: count == 2)
+    first = Device(name="n1", seconds=0.6)
+    trials = run(tmp_path, [first, lost])
+    again = [trial for trial in trials if trial.measurement and trial.measurement.lost_nodes]
+    assert [trial.measurement.lost_nodes for trial in again if trial.measurement] == [("n2",)]
+    assert again[0].was_run
+    assert lost.prepared == 2
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    measured = [
+        trial for trial in trials if trial.plan is not None and trial.was_run and trial.kind != TrialKind.REPEAT
+    ]
+    assert len(first.measured) + len(lost.measured) == len(measured) + 1
+
+
+def test_a_plan_under_which_two_devices_are_lost_has_crashed(tmp_path: Path):
+    victims: list[str] = []
+    devices = [Device(name="n1", seconds=0.4), *(Device(name=f"n{number}", seconds=0.02) for number in (2, 3))]
+
+    def lose(device: FakeRunner) -> None:
+        victims[:] = victims or [device.measured[-1]]
+
+    def is_victim(device: Device, count: int) -> bool:
+        del count
+        return device.measured[-1] == victims[0]
+
+    for device in devices[1:]:
+        device.before_measure = lose
+        device.lost_at = partial(is_victim, device)
+    trials = run(tmp_path, devices)
+    lost = [trial.measurement for trial in trials if trial.measurement and trial.measurement.lost_nodes]
+    assert [result.outcome for result in lost] == [Outcome.CRASHED]
+    assert lost[0].detail.startswith("2 devices were lost while it ran: n")
+
+
+def test_a_device_that_captures_another_graph_is_not_used(tmp_path: Path):
+    other = Device(name="n2", graph=training_chain(30, nbytes=100_000, param_bytes=5_000))
+    lines: list[str] = []
+    config = make_config(tmp_path, trials=16)
+    first = Device(name="n1")
+    tune(
+        config, first, tmp_path / "run", devices=[first, other],
+        progress=lambda event: lines.append(getattr(event, "message", "")),
+    )  # fmt: skip
+    assert not other.measured
+    assert next(line for line in lines if line).startswith("a further device is not used: it captures graph ")
+
+
+def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
+    released = threading.Event()
+
+    class Waiting(Device):
+        def prepare(self) -> Any:
+            released.wait(30)
+            raise DeviceLostError("none is free")
+
+        def abort(self) -> None:
+            released.set()
+
+    began = time.monotonic()
+    trials = run(tmp_path, [Device(name="n1"), Waiting(name="n2")])
+    assert len(trials) >= 16
+    assert time.monotonic() - began < 25
+
+
+def test_one_interrupt_lets_the_running_trials_end_and_resume_goes_on(tmp_path: Path):
+    def interrupt(device: FakeRunner) -> None:
+        if len(device.measured) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    first, second = Device(name="n1"), Device(name="n2", before_measure=interrupt)
+    before = run(tmp_path, [first, second], trials=24)
+    assert len(before) < 24
+    assert len(first.measured) + len(second.measured) == sum(
+        trial.plan is not None and trial.was_run and trial.kind != TrialKind.REPEAT for trial in before
+    )
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=24)
+    assert after[: len(before)] == before
+    assert len({trial.number for trial in after}) == len(written(tmp_path)) == len(after)
+
+
+def test_an_urgent_signal_drops_the_running_trials_alone(tmp_path: Path):
+    def terminate(device: FakeRunner) -> None:
+        if len(device.measured) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+
+    devices = [Device(name="n1", seconds=0.1), Device(name="n2", before_measure=terminate)]
+    before = run(tmp_path, devices, trials=24)
+    assert devices[0].aborted or devices[1].aborted
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=24)
+    assert {trial.number for trial in before} <= {trial.number for trial in after}
+    numbers = [trial.number for trial in after]
+    assert len(set(numbers)) == len(numbers)
+    # suggestions that were dropped come again under a new number
+    assert max(numbers) + 1 - len(numbers) <= len(devices)
