@@ -14,7 +14,7 @@ from autotune.fleet.local import open_harness
 from autotune.fleet.messages import DevicePromise, OpenDevice, code_identity
 from autotune.fleet.remote_runner import RemoteRunner
 from autotune.ir.plan import Plan
-from autotune.records.config import load_config
+from autotune.records.config import Config, load_config
 from autotune.records.measurement import Outcome
 from autotune.testing.runner_contract import wait_for_death
 from tests.measure.harness.test_run import WORKLOADS
@@ -22,8 +22,13 @@ from tests.measure.harness.test_run import WORKLOADS
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 
+def configured(directory: Path) -> Config:
+    """Return the config of a step whose tensors are as large as others', with fewer ops to profile in every process."""
+    return load_config(f"{WORKLOADS}:wide", arguments={"depth": "3"}, overrides={"samples": 2, "runs": str(directory)})
+
+
 def make_runner(engine: str, directory: Path) -> RemoteRunner:
-    config = load_config(f"{WORKLOADS}:wide", overrides={"samples": 2, "runs": str(directory)})
+    config = configured(directory)
     request = OpenDevice(code_identity(), "here", config.model_dump(mode="json"), DevicePromise("cpu"))
     reach = Reach("here", directory, command=(sys.executable, "-m", "autotune", "serve"), resource="fake")
     return RemoteRunner(lambda report: ENGINES[engine](reach, report), request, directory / "class.json")
@@ -31,7 +36,7 @@ def make_runner(engine: str, directory: Path) -> RemoteRunner:
 
 def test_every_engine_measures_what_a_harness_here_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = load_config(f"{WORKLOADS}:wide", overrides={"samples": 2, "runs": str(tmp_path)})
+    config = configured(tmp_path)
     with open_harness(config, tmp_path / "logs") as here:
         prepared = here.prepare()
         plan = Plan.traced(prepared.graph)

@@ -56,7 +56,7 @@ def test_every_trial_of_the_search_is_a_point_and_confirmations_add_no_samples_f
 
 
 def test_a_plan_that_a_move_made_is_no_point_since_its_settings_make_another(tmp_path):
-    moved = [trial for trial in run(tmp_path, trials=14).trials if trial.move]
+    moved = [trial for trial in run(tmp_path, trials=14, moves=True).trials if trial.move]
     assert {trial.kind for trial in moved} == {"move", "confirm"}
     points = landscape_from_run(tmp_path / "run").points
     assert points

@@ -26,7 +26,7 @@ MOST = 6
 def known(tmp_path_factory: pytest.TempPathFactory) -> Landscape:
     directory = tmp_path_factory.mktemp("recorded")
     planners = {kind: names for kind, names in QUICK.items() if kind != "order"}  # every order: plans to choose from
-    run(directory, CompleteRunner(FakeRunner()), trials=24, sampler="random", planners=planners)
+    run(directory, CompleteRunner(FakeRunner()), trials=24, sampler="random", planners=planners, moves=True)
     return landscape_from_run(directory / "run")
 
 

@@ -55,9 +55,9 @@ def run(
     lasting: bool = False,
     **fields: object,
 ) -> StudyResult:
-    """Run a study; without `lasting`, Optuna's part stays in memory: the database takes two thirds of the time."""
+    """Run a study, by default without what takes most of the time: Optuna's database (`lasting`) and moves."""
     listener = (lambda event: None) if events is None else events.append
-    config = configured(directory, **fields)
+    config = configured(directory, **{"moves": False, **fields})
     return tune(config, runner or FakeRunner(), directory / "run", progress=listener, lasting=lasting)
 
 
@@ -70,7 +70,7 @@ def stored(directory: Path) -> optuna.Study:
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FakeRunner, StudyResult, list[Event]]:
     """One whole study, looked at from many sides."""
     directory, runner, events = tmp_path_factory.mktemp("told"), FakeRunner(), list[Event]()
-    return directory, runner, run(directory, runner, events, trials=14, lasting=True), events
+    return directory, runner, run(directory, runner, events, trials=14, lasting=True, moves=True), events
 
 
 def test_baseline_then_smallest_then_planners_then_moves_and_sampler_then_confirmation(told):
@@ -589,10 +589,10 @@ def test_a_seed_that_is_no_run_stops_the_study_in_one_line(tmp_path):
 
 
 def test_a_finished_study_runs_nothing_again(tmp_path):
-    first = run(tmp_path, lasting=True)
+    first = run(tmp_path, lasting=True, moves=True)
     again = FakeRunner()
     events: list[Event] = []
-    second = run(tmp_path, again, events, lasting=True)
+    second = run(tmp_path, again, events, lasting=True, moves=True)
     assert again.measured == []
     assert second == first
     assert all(event.resumed for event in events if isinstance(event, Finished))
@@ -616,8 +616,8 @@ def test_a_plan_that_fails_after_it_was_handed_back_is_taken_back_unless_the_fil
 
 
 def test_more_trials_go_on_where_it_ended(tmp_path):
-    first = run(tmp_path, trials=4, lasting=True)
-    second = run(tmp_path, trials=9, lasting=True)
+    first = run(tmp_path, trials=4, lasting=True, moves=True)
+    second = run(tmp_path, trials=9, lasting=True, moves=True)
     assert second.trials[: len(first.trials)] == first.trials
     assert len(second.trials) > len(first.trials)
     assert len(stored(tmp_path).trials) == len(second.trials)
@@ -625,13 +625,13 @@ def test_more_trials_go_on_where_it_ended(tmp_path):
 
 @pytest.mark.parametrize("damage", ["missing", "torn"])
 def test_optuna_is_rebuilt_from_the_trials_on_disk(tmp_path, damage):
-    first = run(tmp_path, lasting=True)
+    first = run(tmp_path, lasting=True, moves=True)
     database = tmp_path / "run" / "optuna.db"
     if damage == "missing":
         database.unlink()
     else:
         database.write_bytes(b"not a database" * 1000)
-    run(tmp_path, runner := FakeRunner(), lasting=True)
+    run(tmp_path, runner := FakeRunner(), lasting=True, moves=True)
     assert runner.measured == []
     assert [trial.user_attrs["outcome"] for trial in stored(tmp_path).trials] == [
         trial.measurement.outcome for trial in first.trials

@@ -7,6 +7,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+BRIEF = """
+from autotune.study.verdicts import confirm
+confirm.MIN_ROUNDS = confirm.MAX_ROUNDS = 1
+from autotune.study import runner
+runner.MAX_REPEATS = 0
+from autotune.cli.main import main
+main()
+"""
+"""The command line, with each plan measured once and re-measured once.
+
+Beside another test every measurement is disturbed. Repeats, and rounds until a comparison is conclusive, would take all of
+`--time`, however short the rest of a study is.
+"""
+
 
 def environment() -> dict[str, str]:
     """Return the environment of a command that runs this checkout from any directory, on its own records."""

@@ -113,6 +113,8 @@ def test_a_worker_killed_in_a_trial_is_that_trials_outcome_and_the_study_goes_on
 ):
     planners = {"recompute": ["segments"], "order": ["traced"], "reorder": ["keep"]}
     monkeypatch.setattr("autotune.study.runner.MAX_REPEATS", 0)  # on a busy machine the second turn would be a repeat
+    monkeypatch.setattr("autotune.study.verdicts.confirm.MIN_ROUNDS", 1)  # a round takes as long as a trial
+    monkeypatch.setattr("autotune.study.verdicts.confirm.MAX_ROUNDS", 1)
     config = configured(tmp_path, trials=3, budget="95%", samples=2, planners=planners)
     with harness(tmp_path, "wide", {"batch": 1 << 14}) as runner:
         runner.prepare()

@@ -12,7 +12,7 @@ import pytest
 from autotune.records import plan_file as planfile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import load_trials
-from tests.support.checkout import environment
+from tests.support.checkout import BRIEF, environment
 
 MODEL = """
 import torch
@@ -68,7 +68,7 @@ def test_a_study_on_regions_is_interrupted_and_resumed_and_its_plan_trains(tmp_p
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "disk").mkdir()
     trials = RunDir(tmp_path / "runs" / "one").trials
-    command = [sys.executable, "-m", "autotune", "tune", "study.yaml", "--name", "one"]
+    command = [sys.executable, "-c", BRIEF, "tune", "study.yaml", "--name", "one"]
     with (tmp_path / "output.txt").open("w+") as output:
         with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=output, stderr=output) as study:
             while study.poll() is None and (not trials.exists() or len(load_trials(trials)) < 2):
@@ -79,7 +79,7 @@ def test_a_study_on_regions_is_interrupted_and_resumed_and_its_plan_trains(tmp_p
         assert study.returncode == 128 + signal.SIGTERM, output.read()
     before = trials.read_text().splitlines()
 
-    run("-m", "autotune", "resume", "runs/one", "--trials", str(len(before) + 1), "--time", "2m", here=tmp_path)
+    run("-c", BRIEF, "resume", "runs/one", "--trials", str(len(before) + 1), "--time", "2m", here=tmp_path)
     assert trials.read_text().splitlines()[: len(before)] == before
     (path,) = (tmp_path / "plans").glob("*.json")
     plan = planfile.read(path)

@@ -51,8 +51,10 @@ class DeviceTimer:
     def median_seconds(self, work: Callable[[], object], patience: float = 0.5, fewest: int = 5) -> float:
         """Return the median duration of a piece of work, after two unmeasured ones."""
         samples = [self.seconds(work) for _ in range(2 + fewest)][2:]
-        while sum(samples) < patience:
+        total = sum(samples)
+        while total < patience:
             samples.append(self.seconds(work))
+            total += samples[-1]
         return statistics.median(samples)
 
 

@@ -176,7 +176,7 @@ def test_a_users_own_modules_are_found_and_one_named_autotune_shadows_nothing(
 
 @pytest.mark.slow
 def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step_on(tmp_path: Path) -> None:
-    small = {"batch": 768, "depth": 400}  # tensors of 48 KiB, which malloc puts into a heap with holes
+    small = {"batch": 768, "depth": 200}  # tensors of 48 KiB, which malloc puts into a heap with holes
     with harness(tmp_path, "wide", small) as runner:
         prepared = runner.prepare()
         plan = replace(Plan.traced(prepared.graph), allocator="arena")
@@ -190,8 +190,8 @@ def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step
 @pytest.mark.parametrize(
     ("reference", "arguments", "update"),
     [
-        (f"{WORKLOADS}:wide", {"batch": 1024, "width": 1024}, "with_gradient"),
-        ("resnet18", {"batch": 10, "size": 160}, "at_end"),
+        (f"{WORKLOADS}:wide", {"batch": 256, "width": 1024}, "with_gradient"),
+        ("resnet18", {"batch": 4, "size": 128}, "at_end"),
     ],
     ids=["wide", "resnet18"],
 )
