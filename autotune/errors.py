@@ -138,6 +138,10 @@ class StudyInterruptedError(AutotuneError):
         self.exit_code = 128 + signal
 
 
+LISTED_NAMES = 40
+"""Maximum number of names that an error message lists: a package can hold hundreds."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the suffix of an error message about an unknown name: the valid names and the closest of them.
 
@@ -146,8 +150,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
-    # a package can hold hundreds of names: an error is one line
-    listed = f"; known: {', '.join(names) or 'none'}" if len(names) <= 30 or not close else ""
+    listed = f"; known: {', '.join(names) or 'none'}" if len(names) <= LISTED_NAMES or not close else ""
     return listed + (f"; did you mean {close[0]!r}?" if close else "")
 
 

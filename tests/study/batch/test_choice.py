@@ -116,7 +116,7 @@ def test_a_budget_in_percent_is_a_share_of_eager_s_peak_at_the_workload_s_own_ba
 
 
 @given(st.lists(st.integers(-FLOOR_BYTES // 2, FLOOR_BYTES // 2), min_size=1, max_size=5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_idle_processes_of_other_sizes_change_no_answer_for_a_budget_in_percent(differences: list[int]):
     def largest(workload: FakeWorkload) -> tuple[StepSize | None, StepSize | None, str]:
         with tempfile.TemporaryDirectory() as place:
