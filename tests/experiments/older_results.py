@@ -31,10 +31,6 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
     "benchmarks/trial_cost/results/results.json": ("graphs",),
     **{
-        f"benchmarks/tuned/results/{name}.json": ("commit", "graphs", "date")
-        for name in ("gpt2", "gpt2-ssd", "lstm", "resnet18", "resnet50")
-    },
-    **{
         f"claims/{name}/results/result.json": EVERYTHING
         for name in (
             "dtr", "model_olla", "monet", "nntrainer_offload", "nntrainer_order", "pytorch_budget", "sublinear"

@@ -1,6 +1,7 @@
 """README and guides: every code block runs, in the order of its page, and every name and link in them exists."""
 
 import configparser
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from autotune.cli import main as cli
 from autotune.report import charts
 from docs import generate
 from tests.support.checkout import BRIEF
+from tests.system.figures import MEASURED_ROW
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -136,24 +138,33 @@ def test_a_page_of_figures_is_up_to_date_but_for_commits_and_dates(name: str):
     assert figures((ROOT / "docs" / name).read_text()) == figures(generate.PAGES[name]()), "run python -m docs.generate"
 
 
-def test_figures_of_the_readme_are_those_of_the_results():
-    summary = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in (ROOT / "experiments" / "benchmarks" / "tuned" / "results" / "summary.md")
-        .read_text()
-        .splitlines()[2:]
-    ]
-    measured = {name: cells for name, *cells in summary}
-    text = (ROOT / "README.md").read_text()
-    for name, label in (("resnet18", "ResNet-18"), ("resnet50", "ResNet-50"), ("lstm", "LSTM"), ("gpt2-ssd", "GPT-2")):
-        peak, budget, charged, ratio = (
-            *(part.strip(" %") for part in (measured[name][0].split(",")[0], *measured[name][1:3])),
-            measured[name][3],
-        )
-        (row,) = re.findall(rf"^\| {label}.*$", text, re.MULTILINE)
-        assert row.endswith(
-            f"| {float(peak):.0f} MiB | {budget} % | {float(charged):.0f} MiB | {float(ratio.rstrip('x')):.2f}x |"
-        )
+TUNED = ROOT / "experiments" / "benchmarks" / "tuned" / "results"
+README_ROWS = (
+    ("resnet18", "ResNet-18", "best"),
+    ("resnet50", "ResNet-50", "best"),
+    ("lstm", "LSTM", "best"),
+    ("gpt2", "GPT-2", "best"),
+    ("gpt2-ssd", "the same model, smallest plan", "smallest"),
+)
+
+
+@pytest.mark.parametrize(("name", "label", "side"), README_ROWS, ids=[name for name, _, _ in README_ROWS])
+def test_a_row_of_the_readme_is_that_of_its_result(name: str, label: str, side: str):
+    record = json.loads((TUNED / f"{name}.json").read_text())
+    rows = MEASURED_ROW.findall((ROOT / "README.md").read_text())
+    assert len(rows) == len(README_ROWS), "every row has a result"
+    (row,) = (row for row in rows if row.startswith(f"| {label}"))
+    cells = [cell.strip() for cell in row.split("|")[2:-1]]
+    peak = f"{record['eager_peak_bytes'] / 2**20:.0f} MiB"
+    if side == "smallest":
+        small = record["smallest"]
+        charged, time = f"{small['charged_bytes'] / 2**20:.0f} MiB", f"{small['time_ratio']:.2f}x"
+        assert cells == [peak, "none", charged, time]
+        return
+    interval = record["best_time"]
+    time = f"{interval['middle']:.2f}x ({interval['low']:.2f} to {interval['high']:.2f})"
+    budget = record["budget"].replace("%", " %")
+    assert cells == [peak, budget, f"{record['best_charged_bytes'] / 2**20:.0f} MiB", time]
 
 
 def test_the_picture_shows_two_plans_by_role_under_the_budget():
