@@ -139,7 +139,7 @@ class StudyInterruptedError(AutotuneError):
 
 
 LISTED_NAMES = 40
-"""Maximum number of names that an error message lists: a package can hold hundreds."""
+"""Maximum number of names listed beside a suggested name; a package can hold hundreds. Without one, all are listed."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

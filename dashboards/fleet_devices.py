@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from autotune.fleet.waiting import Waiting
+from autotune.fleet.waiting import DeviceWait
 from autotune.records.trial import Trial
 from autotune.study.recorded_run import RecordedRun
 
@@ -53,7 +53,7 @@ def class_rows(classes: list[ClassRecord]) -> list[tuple[str | int, ...]]:
     ]  # fmt: skip
 
 
-def waiting_rows(waits: Sequence[Waiting], now: float) -> list[tuple[str | int, ...]]:
+def waiting_rows(waits: Sequence[DeviceWait], now: float) -> list[tuple[str | int, ...]]:
     """Return rows under `WAITING_HEAD`."""
     return [
         (

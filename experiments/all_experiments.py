@@ -13,9 +13,9 @@ class Experiment:
     name: str
     arguments: tuple[str, ...] = ()
     minutes: float = 10.0
-    """Expected duration of a whole run on two cores, in minutes; a session with less time left starts it later."""
-    times: bool = True
-    """True if it measures seconds, so that nothing may run beside it."""
+    """Expected duration on two cores, in minutes. A session with less time left starts it only if it `resumes`."""
+    is_timed: bool = True
+    """True if the experiment measures seconds, so that nothing may run beside it."""
     results: str = "results/**/*.json"
     """Pattern of its result files, below its folder."""
     resumes: bool = False
@@ -46,19 +46,19 @@ class Experiment:
 
 
 def _benchmark(
-    name: str, *arguments: str, minutes: float, times: bool = True, results: str = "**/*.json", resumes: bool = False, work: str = ""
+    name: str, *arguments: str, minutes: float, is_timed: bool = True, results: str = "**/*.json", resumes: bool = False, work: str = ""
 ) -> Experiment:  # fmt: skip
-    return Experiment(f"benchmarks/{name}", arguments, minutes, times, f"results/{results}", resumes, work)
+    return Experiment(f"benchmarks/{name}", arguments, minutes, is_timed, f"results/{results}", resumes, work)
 
 
-def _claim(name: str, *arguments: str, minutes: float, times: bool = True, resumes: bool = False) -> Experiment:
+def _claim(name: str, *arguments: str, minutes: float, is_timed: bool = True, resumes: bool = False) -> Experiment:
     results = "results/results.json" if resumes else "results/result.json"
-    return Experiment(f"claims/{name}", arguments, minutes, times, results, resumes)
+    return Experiment(f"claims/{name}", arguments, minutes, is_timed, results, resumes)
 
 
 EXPERIMENTS = (
-    _claim("model_olla", minutes=2, times=False),
-    _claim("nntrainer_order", minutes=5, times=False),
+    _claim("model_olla", minutes=2, is_timed=False),
+    _claim("nntrainer_order", minutes=5, is_timed=False),
     _claim("sublinear", minutes=10),
     _claim("dtr", minutes=10),
     _claim("echo", minutes=10),
@@ -80,7 +80,7 @@ EXPERIMENTS = (
     _benchmark("offload", minutes=30, resumes=True),
     _benchmark("planning", minutes=60, results="*/results.csv", resumes=True),
     _benchmark("layout", minutes=10),
-    _benchmark("integrations", minutes=9, times=False),
+    _benchmark("integrations", minutes=9, is_timed=False),
     _benchmark("variable_length", minutes=5),
     _benchmark("fleet", minutes=5, results="*.json"),
     _benchmark("fleet/ratios", minutes=25, results="ratios/*.json"),
@@ -88,10 +88,10 @@ EXPERIMENTS = (
     _benchmark("nights", minutes=120, resumes=True),
     _benchmark("repeated_tunes", minutes=60, resumes=True),
     _benchmark("landscape/night", minutes=480, results="*.json", resumes=True, work="runs/landscapes"),
-    _benchmark("landscape/replays", minutes=60, times=False, results="replays/*.json", resumes=True),
-    _benchmark("loops", minutes=8, times=False),
-    _benchmark("coverage", minutes=100, times=False, resumes=True),
-    _benchmark("kills", "--kills", "1000", minutes=20, times=False, results="kills.json", resumes=True),
-    _benchmark("kills/fleet", "--kills", "100", minutes=10, times=False, results="fleet.json"),
+    _benchmark("landscape/replays", minutes=60, is_timed=False, results="replays/*.json", resumes=True),
+    _benchmark("loops", minutes=8, is_timed=False),
+    _benchmark("coverage", minutes=100, is_timed=False, resumes=True),
+    _benchmark("kills", "--kills", "1000", minutes=20, is_timed=False, results="kills.json", resumes=True),
+    _benchmark("kills/fleet", "--kills", "100", minutes=10, is_timed=False, results="fleet.json"),
 )
-"""All experiments in the order in which they run; `pareto` reads the records of `frontier`, replays those of the night."""
+"""All experiments in execution order. `pareto` reads results of `frontier`, and `landscape/replays` those of `landscape/night`."""

@@ -9,7 +9,7 @@ from experiments.all_experiments import Experiment
 from experiments.common.facts import ROOT
 from experiments.common.result_file import NOT_RECORDED
 
-HEAD = ("experiment", "times", "expected", "took", "commit", "date", "machine")
+HEAD = ("experiment", "timed", "expected", "measured", "commit", "date", "machine")
 
 
 def format_list(experiments: Sequence[Experiment], root: Path = ROOT) -> str:
@@ -27,7 +27,7 @@ def _row(experiment: Experiment, root: Path) -> tuple[str, ...]:
     machine = latest.get("machine") or latest.get("device") or {}
     return (
         experiment.name,
-        "yes" if experiment.times else "no",
+        "yes" if experiment.is_timed else "no",
         f"{experiment.minutes:.0f} min",
         _duration(documents),
         str(latest.get("commit", NOT_RECORDED)),
@@ -48,7 +48,10 @@ def _duration(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a result file, of a claim's the latest part's; empty where the file is no JSON object."""
+    """Return the facts of a result file; empty if the file is no JSON object.
+
+    A claim's result has facts for each of its parts. Those of the part with the latest date are returned.
+    """
     if path.suffix != ".json":
         return {}
     document = json.loads(path.read_text(encoding="utf-8"))

@@ -30,9 +30,9 @@ from experiments.common.facts import ROOT
 from experiments.listing import format_list
 
 STATE = ROOT / "runs" / "run_all.json"
-"""Record of the experiments done, each with its commit."""
+"""File with the latest status and commit of each experiment."""
 CODE = ("autotune", "experiments", "configs", ":(exclude)experiments/**/results/**")
-"""Paths whose last change is the commit of the results; committing results does not change it."""
+"""Paths of the code. Their latest commit identifies it; result files are excluded, so committing them changes nothing."""
 LOOK_SECONDS = 10.0
 """Duration in seconds over which the load of the machine is measured."""
 WAIT_SECONDS = 60.0
@@ -42,7 +42,7 @@ GRACE_SECONDS = 120.0
 
 
 class Status(StrEnum):
-    """End of one experiment."""
+    """Status of one experiment at the end of a session."""
 
     DONE = "done"
     FAILED = "failed"
@@ -68,7 +68,9 @@ class Machine:
     find_busy_reason: Callable[[], str]
     """Function that returns the reason why nothing can be timed now; empty on an idle machine."""
     execute: Callable[[Sequence[str], float | None], int | None]
-    """Function that runs a command line for some seconds and returns its exit status; None if its time ended."""
+    """`execute(command, seconds)`: return the exit status; None if the command was interrupted after `seconds`.
+
+    None for `seconds` sets no limit."""
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -114,7 +116,7 @@ class Session:
         """Run or continue one experiment, and keep its end in the state."""
         if not self.has_time_for(experiment):
             return Status.LATER
-        if experiment.times and (status := self.await_idle_machine()):
+        if experiment.is_timed and (status := self.await_idle_machine()):
             return status
         stored = self.state.get(experiment.name)
         continues = stored is not None and stored.commit == self.commit
@@ -129,12 +131,12 @@ class Session:
         return status
 
     def has_time_for(self, experiment: Experiment) -> bool:
-        """Return True if the experiment ends before the deadline, or continues later where it stopped."""
+        """Return True if the expected duration fits before the deadline, or if time is left and the experiment can resume."""
         left = self.seconds_left
         return left is None or (left > 0 and (experiment.resumes or 60 * experiment.minutes <= left))
 
     def await_idle_machine(self) -> Status | None:
-        """Return None on an idle machine, else why nothing starts; a session that waits looks again until its deadline."""
+        """Return None once the machine is idle, else `BUSY` or `LATER`. With `waits`, check every `WAIT_SECONDS`."""
         while reason := self.machine.find_busy_reason():
             print(f"busy: {reason}", file=sys.stderr, flush=True)
             if not self.waits:
@@ -146,7 +148,7 @@ class Session:
         return None
 
     def set_aside(self, experiment: Experiment) -> None:
-        """Move stored results of another commit beside the state, since the experiment would continue them."""
+        """Move results of another commit to `set_aside/` beside the state file, so that the command does not continue them."""
         for path in experiment.find_stored(self.root):
             target = self.state_path.parent / "set_aside" / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +192,10 @@ def execute(command: Sequence[str], seconds: float | None) -> int | None:
 
 
 def read_commit() -> str:
-    """Return the last commit that changed code; SystemExit with uncommitted changes, which no commit describes."""
+    """Return the short hash of the last commit of `CODE`.
+
+    Raises SystemExit if git fails or `CODE` has uncommitted changes.
+    """
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
     if changed:
         raise SystemExit(
@@ -224,7 +229,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="names of experiments; all by default")
     parser.add_argument(
-        "--list", action="store_true", help="run nothing; print commands, durations, and the age of results"
+        "--list",
+        action="store_true",
+        help="run nothing; print durations, and commit, date and machine of the latest results",
     )
     options = parser.parse_args(arguments)
     experiments = [experiment for experiment in EXPERIMENTS if experiment.short_name in (options.only or names)]

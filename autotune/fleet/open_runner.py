@@ -85,9 +85,9 @@ def open_runner(config: Config, log_dir: Path) -> Iterator[StudyRunner]:
 
 @contextlib.contextmanager
 def open_parallel_devices(config: Config, runner: Runner, log_dir: Path) -> Iterator[Sequence[ParallelRunner]]:
-    """Open the devices on which a config's search measures at the same time: that of `runner`, then further ones of its class.
+    """Open the devices of a parallel search: that of `runner` first, then further devices of its class.
 
-    A further device is reached when it prepares the workload. Empty where one device measures alone.
+    The sequence is empty if only one device measures. A further device is connected when it prepares the workload.
     """
     bare = runner.runner if isinstance(runner, SharedRunner) else runner
     selected = find_class(config)
@@ -95,7 +95,7 @@ def open_parallel_devices(config: Config, runner: Runner, log_dir: Path) -> Iter
         yield ()
         return
     count = min(config.parallel, selected[1].devices)
-    further = [_make_remote_runner(config, *selected, log_dir, is_replaced=False) for _ in range(1, count)]
+    further = [_make_remote_runner(config, *selected, log_dir, replaces_lost_device=False) for _ in range(1, count)]
     try:
         yield [bare, *further] if further else ()
     finally:
@@ -104,7 +104,7 @@ def open_parallel_devices(config: Config, runner: Runner, log_dir: Path) -> Iter
 
 
 def _make_remote_runner(
-    config: Config, fleet: FleetConfig, device_class: DeviceClass, log_dir: Path, *, is_replaced: bool = True
+    config: Config, fleet: FleetConfig, device_class: DeviceClass, log_dir: Path, *, replaces_lost_device: bool = True
 ) -> RemoteRunner:
     name = str(config.on)
     reach = to_reach(fleet, name, log_dir)
@@ -115,9 +115,11 @@ def _make_remote_runner(
         return ENGINES[device_class.engine](reach, report)
 
     class_file = Path(config.runs) / "fleet" / f"{name}.json"
-    # a further device of a study that runs already is no wait
-    waits_as = str(log_dir.parent) if is_replaced else ""
-    return RemoteRunner(open_channel, request, class_file, is_replaced=is_replaced, name=waits_as)
+    # the study runs while further devices start, so only the first device's wait is recorded
+    wait_name = str(log_dir.parent) if replaces_lost_device else ""
+    return RemoteRunner(
+        open_channel, request, class_file, replaces_lost_device=replaces_lost_device, wait_name=wait_name
+    )
 
 
 def to_reach(fleet: FleetConfig, name: str, log_dir: Path) -> Reach:

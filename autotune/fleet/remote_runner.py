@@ -64,11 +64,11 @@ class RemoteRunner:
     """Pause after a failed attempt; `PAUSE_SECONDS` by default."""
     report: Callable[[str], None] = ignore_line
     """Receives lines of progress: of the device's work, and of lost devices."""
-    is_replaced: bool = True
-    """True if another device takes the place of one that is lost in a measurement. False for the further devices of a study,
-    which measures the plan on another one of them."""
-    name: str = ""
-    """Name of the study in the record of those that wait for a device; empty for none."""
+    replaces_lost_device: bool = True
+    """True if `measure` continues on another device after a loss. False for further devices of a study: `measure` raises
+    DeviceLostError, and the study runs the plan on any other device."""
+    wait_name: str = ""
+    """Name under which waits for a device are recorded; empty to record none."""
     lost: int = 0
     """Number of devices lost so far."""
     facts: NodeFacts | None = None
@@ -101,7 +101,10 @@ class RemoteRunner:
         return self._repeat(lambda: self._ask(ConditionsCall(), MachineConditions))
 
     def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
-        """Measure a plan; a device that is lost meanwhile is replaced, a second one makes the plan a crash."""
+        """Measure a plan on this device, or on another one after a loss.
+
+        After a second loss the outcome is a crash. Without `replaces_lost_device`, the first loss raises DeviceLostError.
+        """
         call = MeasureCall(plan, budget_bytes, beat)
         hosts: list[str] = []
         while len(hosts) < MAX_LOSSES:
@@ -111,7 +114,7 @@ class RemoteRunner:
             except FarEndLostError as error:
                 hosts.append(host := self._host)
                 self._lose(error)
-                if not self.is_replaced:
+                if not self.replaces_lost_device:
                     text = f"lost {host or 'a device'} of class {self.request.device_class}: {error}"
                     raise DeviceLostError(text, host or "a device") from None
                 continue
@@ -225,9 +228,9 @@ class RemoteRunner:
 
     def _note_wait(self) -> AbstractContextManager[None]:
         """Record that the study has no device, until the device answers; without a name nothing is recorded."""
-        if not self.name or self.class_file is None:
+        if not self.wait_name or self.class_file is None:
             return nullcontext()
-        return record_wait(self.class_file.parent.parent, self.name, self.request.device_class)
+        return record_wait(self.class_file.parent.parent, self.wait_name, self.request.device_class)
 
     def _expect(self, reply: object, kind: type[ReplyT]) -> ReplyT:
         if isinstance(reply, CallFailed):

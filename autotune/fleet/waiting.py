@@ -1,4 +1,4 @@
-"""Record who waits for a device, in files beside the classes' records: the dashboard reads them, nothing else does."""
+"""Record the studies and entries that wait for a device, in files that only the dashboard reads."""
 
 import contextlib
 import itertools
@@ -13,32 +13,32 @@ from autotune.records.json_codec import from_json, parse_json, to_json
 from autotune.records.run_dir import write_json
 
 FOLDER = "waiting"
-"""Directory below that of the classes' records."""
+"""Name of the directory of these files, below `RUNS/fleet`."""
 _NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class DeviceWait:
     """A study, or an entry of a night, that has no device yet."""
 
     name: str
     device_class: str
     """Class of the fleet; empty for the machine of the study."""
     since: float
-    """Begin of the wait, in seconds since the epoch."""
+    """Start of the wait, in seconds since the epoch."""
 
 
 class WaitingFile:
-    """File with the waits of one process; it is never more than a note, so a disk without room ends no study."""
+    """File with the waits of one process. Errors on writing are ignored, because only the dashboard reads it."""
 
     def __init__(self, runs: Path) -> None:
         self._path = runs / "fleet" / FOLDER / f"{os.getpid()}-{next(_NUMBERS)}.json"
-        self._waits: dict[tuple[str, str], Waiting] = {}
+        self._waits: dict[tuple[str, str], DeviceWait] = {}
 
     def update(self, waits: Iterable[tuple[str, str]]) -> None:
-        """Record the names and classes that wait now; those that waited before keep their begin."""
+        """Replace the recorded waits by these (name, class) pairs. A wait recorded before keeps its start time."""
         now = time.time()
-        current = {wait: self._waits.get(wait) or Waiting(*wait, now) for wait in waits}
+        current = {wait: self._waits.get(wait) or DeviceWait(*wait, now) for wait in waits}
         if current == self._waits:
             return
         self._waits = current
@@ -52,7 +52,13 @@ class WaitingFile:
 
 @contextlib.contextmanager
 def record_wait(runs: Path, name: str, device_class: str) -> Iterator[None]:
-    """Record a wait for the time of a `with` block."""
+    """Record a wait for the time of a `with` block.
+
+    Args:
+        runs: Directory of the runs.
+        name: Directory of the study, or key of the entry.
+        device_class: Class of the fleet.
+    """
     file = WaitingFile(runs)
     file.update([(name, device_class)])
     try:
@@ -61,12 +67,12 @@ def record_wait(runs: Path, name: str, device_class: str) -> Iterator[None]:
         file.update([])
 
 
-def read_waiting(runs: Path) -> list[Waiting]:
-    """Return who waits now, the longest wait first; files of killed processes and damaged ones are left out."""
-    waits: list[Waiting] = []
+def read_waiting(runs: Path) -> list[DeviceWait]:
+    """Return the present waits, the longest first. Damaged files, and files of processes that ended, are skipped."""
+    waits: list[DeviceWait] = []
     for path in (runs / "fleet" / FOLDER).glob("*.json"):
         if not Path(f"/proc/{path.name.partition('-')[0]}").exists():
             continue
         with contextlib.suppress(OSError, ValueError, TypeError, AutotuneError):
-            waits += [from_json(Waiting, document, where=str(path)) for document in parse_json(path.read_bytes())]
+            waits += [from_json(DeviceWait, document, where=str(path)) for document in parse_json(path.read_bytes())]
     return sorted(waits, key=lambda wait: (wait.since, wait.name))

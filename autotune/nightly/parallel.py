@@ -62,7 +62,7 @@ def run_in_parallel(
         start: starts the process of an entry.
         finish: receives each entry that has ended, and the exit code of its process.
         interrupts: handlers of the signals.
-        note_waiting: receives the entries that have no device, again and again; none at the end.
+        note_waiting: receives the entries that wait for a device, every `POLL_SECONDS`; an empty list at the end.
     """
     waiting, running = list(entries), dict[str, tuple[NightlyEntry, EntryProcess]]()
     try:

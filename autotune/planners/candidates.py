@@ -123,15 +123,15 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
 
 
 def find_lowest(planning: Planning, budget_bytes: int, seconds: float = FITTING_SECONDS) -> Candidate:
-    """Return the smallest plan, or a proposal for the budget where the smallest plan exceeds it and the proposal does not.
+    """Return the smallest plan, or a proposal with a lower peak if the smallest plan exceeds the budget.
 
-    The smallest plan comes from one pass over the kinds of planners, so a later choice may make an earlier one wrong: early
+    Proposals are made until one meets the budget or the time is up. The result may still exceed the budget. The smallest plan comes from one pass over the kinds of planners, so a later choice may make an earlier one wrong: early
     updates, for example, lower the peak of some steps only after recomputation.
 
     Args:
         planning: Source of the plans.
-        budget_bytes: Maximum peak bytes.
-        seconds: Time after which no other proposal is made.
+        budget_bytes: Maximum estimated peak bytes.
+        seconds: Time after which no other proposal is made; a slow one is not ended.
     """
     lowest, deadline = planning.find_smallest(), time.monotonic() + seconds
     if lowest.estimate.peak_bytes <= budget_bytes:

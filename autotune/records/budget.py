@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autotune.errors import ConfigError
 from autotune.units import parse_bytes
 
-PERCENT_TOLERANCE = 0.005
+STEP_TOLERANCE = 0.005
 """Share by which the charge may exceed a budget of the step; a budget of the whole process has no tolerance."""
 STEP_PREFIX = "step:"
 """Prefix of a budget in bytes of the step."""
@@ -25,7 +25,7 @@ def tolerated_bytes(budget_bytes: int, tolerance: float) -> int:
 class Budget:
     """Maximum charge: bytes of the process, bytes of the step, or a share of the baseline's step bytes.
 
-    The bytes of the step are those above the idle process, which differ a little from process to process.
+    Bytes of the step are the bytes above the idle process. The idle process itself differs slightly between processes.
 
     >>> Budget.parse("65%").share
     0.65
@@ -40,7 +40,7 @@ class Budget:
     """Bytes of the process."""
     share: float | None = None
     """Share of the baseline's step bytes."""
-    only_step_bytes: int | None = None
+    nbytes_of_step: int | None = None
     """Bytes of the step."""
 
     @classmethod
@@ -60,7 +60,7 @@ class Budget:
                 ) from None
             if nbytes == 0:
                 raise ConfigError(f"budget {text!r} is zero; write 65% or 512MiB")
-            return cls(text.strip(), only_step_bytes=nbytes) if is_of_step else cls(text.strip(), nbytes=nbytes)
+            return cls(text.strip(), nbytes_of_step=nbytes) if is_of_step else cls(text.strip(), nbytes=nbytes)
         share = float(match[1]) / 100
         if not 0 < share <= 10:
             raise ConfigError(f"budget {text!r} must lie above 0% and at most 1000% of the baseline's step bytes")
@@ -73,7 +73,7 @@ class Budget:
         >>> Budget.parse("65%").tolerance, Budget.parse("step:4GiB").tolerance, Budget.parse("6GiB").tolerance
         (0.005, 0.005, 0.0)
         """
-        return 0.0 if self.is_of_process else PERCENT_TOLERANCE
+        return 0.0 if self.is_of_process else STEP_TOLERANCE
 
     @property
     def is_of_process(self) -> bool:
@@ -84,7 +84,7 @@ class Budget:
         """Return the bytes for the training step itself, without the process's floor; may be negative."""
         if self.share is not None:
             return int(self.share * baseline_step_bytes)
-        if self.only_step_bytes is not None:
-            return self.only_step_bytes
+        if self.nbytes_of_step is not None:
+            return self.nbytes_of_step
         assert self.nbytes is not None
         return self.nbytes - floor_bytes

@@ -136,7 +136,7 @@ class Config(Section):
     """Class of the fleet's devices that measures, such as `a100`; this machine by default."""
     parallel: int = Field(1, ge=1)
     """Number of devices of the class that measure trials of the search at the same time, at most its `devices`. In a night an
-    entry uses more than one only where the class has more devices than entries."""
+    entry uses at most the devices of its class divided by the entries on that class, rounded down, and at least one."""
     planners: Planners = Planners()
     sampler: Literal["auto", "gp", "tpe", "cmaes", "random"] = "auto"
     """Search algorithm. `auto` is `gp` (a Gaussian process) for a few knobs, else `tpe` (Parzen estimators). `cmaes` needs the

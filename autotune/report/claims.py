@@ -149,7 +149,8 @@ def _is_close(ours: float, published: float, tolerance: float) -> bool:
 def write(folder: Path, claims: Sequence[Claim], origins: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the result file of an experiment, figures rounded to four decimals.
 
-    `origins` has machine, commit, graphs, date and command of each part that was run. Those of other parts stay as stored.
+    `origins` has the facts of each part (`simulated`, `measured`) that ran now: machine, commit, graphs, date and command.
+    Stored facts of other parts are kept.
     """
     rounded = [dataclasses.replace(c, published=_round(c.published), ours=_round(c.ours)) for c in claims]
     path = folder / RESULT

@@ -71,9 +71,9 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """A trial's plan starts to run; the next event follows when it ended, possibly minutes later.
+    """A trial's plan starts to run. `Finished` follows when the trial ends, possibly minutes later.
 
-    A search on several devices has several running trials.
+    A search on several devices runs several trials, so their events interleave.
     """
 
     trial: Trial

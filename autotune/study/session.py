@@ -84,7 +84,7 @@ def tune(
         write_report: writes the report of a run directory and returns its path.
         planning: makes the plans. `autotune.study.offline.replay` answers for planner and runner from a record.
         lasting: whether the Optuna study is kept on disk.
-        devices: `runner` and further runners of equal devices; with two or more, the search measures on all of them at once.
+        devices: `runner`, then runners of equal devices. With two or more, the search measures on all of them.
 
     Raises:
         InfeasibleError: no plan fits the budget, or none ran to its end.
@@ -260,7 +260,7 @@ class _Session:
             self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
 
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
-        """Propose the next trial of the search, beside those that are pending: a move, or the sampler's suggestion."""
+        """Propose the next trial of the search: a move, or the sampler's suggestion. `pending` are planned, unrecorded trials."""
         with self.interrupts.breakable():
             move = self.moves.choose([*self.trials, *pending])
         return self.maker.suggest(TrialKind.SEARCH) if move is None else Proposal(TrialKind.MOVE, move.settings, move)
@@ -277,14 +277,14 @@ class _Session:
             self.evaluate(Proposal(run.kind, run.settings, run.candidate, target_bytes=run.target_bytes))
 
     def is_spent(self) -> bool:
-        """Return True if the search ends here; Stopped where a signal ends the study."""
+        """Return True if no further trial of the search may start. Raises Stopped if a signal ends the study."""
         self.interrupts.check()
         return self.has_enough()
 
     def has_enough(self, pending: int = 0) -> bool:
-        """Return True if no trial may begin, beside those that are pending.
+        """Return True if no further trial may start: trials, time or patience are used up.
 
-        The time of one more trial and of the confirmation is reserved.
+        `pending` is the number of planned, unrecorded trials. The time of one more trial and of the confirmation is reserved.
         """
         searched = pending + sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
@@ -332,7 +332,7 @@ class _Session:
         return replace(trial, measurement=apply_rules(result, self.rules))
 
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
-        """Record and report a trial that began at that time of the monotonic clock."""
+        """Record and report a trial. `began` is its start in seconds of the monotonic clock."""
         self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
         self.store.record(trial, proposal.request)
         self.announce(self.trials)

@@ -107,7 +107,7 @@ class TrialStore:
         return self.study.ask()
 
     def reserve(self) -> "optuna.Trial":
-        """Return a running trial without parameters: the number of a trial of our own, beside others that run."""
+        """Reserve the number of a trial that Optuna did not suggest: add a running trial without parameters to its study."""
         import optuna
 
         self.study.add_trial(
@@ -122,7 +122,7 @@ class TrialStore:
         return self._add_to_optuna(trial, request)
 
     def retry(self, request: "optuna.Trial") -> None:
-        """Fail a trial that a signal ended; the next session starts with its parameters, if it has any."""
+        """Mark an unfinished trial as failed in Optuna, and enqueue its parameters, if any, for the next session."""
         import optuna
 
         self.study.tell(request, state=optuna.trial.TrialState.FAIL)

@@ -28,9 +28,9 @@ PLANS = ".plans.json"
 
 
 def write_result(path: Path, document: Mapping[str, Any], graphs: Mapping[str, str]) -> None:
-    """Write a result file; ValueError names a fact of `collect_facts` that the document lacks.
+    """Write a result file, with the digests as `graphs` and the age of this process in seconds as `command_seconds`.
 
-    The seconds for which the command has run so far are added.
+    Raises ValueError if the document lacks one of `FACTS`.
 
     Args:
         path: file to replace.
@@ -48,7 +48,7 @@ def write_result(path: Path, document: Mapping[str, Any], graphs: Mapping[str, s
 
 
 def capture_digests(workloads: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Capture workloads, given by reference and arguments, and return the digests of their graphs."""
+    """Capture workloads and return the digest of each graph by name. `workloads` has (reference, arguments) by name."""
     return {
         name: capture(load_workload(reference, dict(arguments)), reference).graph.digest
         for name, (reference, arguments) in workloads.items()

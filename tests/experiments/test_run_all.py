@@ -10,7 +10,7 @@ from experiments import listing, run_all
 from experiments.all_experiments import EXPERIMENTS, Experiment
 from experiments.run_all import Machine, Session, Status
 
-FIRST, SECOND, THIRD = (Experiment(f"benchmarks/{name}", minutes=5, times=name == "b") for name in "abc")
+FIRST, SECOND, THIRD = (Experiment(f"benchmarks/{name}", minutes=5, is_timed=name == "b") for name in "abc")
 
 
 class FakeMachine:

@@ -11,7 +11,7 @@ import pytest
 from autotune.ir.plan import Plan
 from autotune.measure.early_stop import cannot_beat
 from autotune.predict.simulate import Estimate
-from autotune.records.budget import PERCENT_TOLERANCE, Budget
+from autotune.records.budget import STEP_TOLERANCE, Budget
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.ranking import (
@@ -243,7 +243,7 @@ def test_noise_of_equal_samples_is_none_and_grows_with_their_spread():
 
 def test_the_charge_of_a_percentage_budget_has_a_tolerance_and_that_of_an_absolute_one_has_none():
     percent, absolute = Budget.parse("65%"), Budget.parse("6GiB")
-    assert (percent.tolerance, absolute.tolerance) == (PERCENT_TOLERANCE, 0.0)
+    assert (percent.tolerance, absolute.tolerance) == (STEP_TOLERANCE, 0.0)
     charged = replace(seen(), charged_bytes=RULES.floor_bytes + 1004)
     tolerant = replace(RULES, budget_tolerance=percent.tolerance)
     assert apply_rules(charged, tolerant).outcome is Outcome.OK

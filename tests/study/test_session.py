@@ -22,7 +22,7 @@ from autotune.planners.candidates import Candidate, DevicePlanning
 from autotune.predict.bounds import seconds_lower_bound
 from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
-from autotune.records.budget import PERCENT_TOLERANCE, tolerated_bytes
+from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.config import Config, load_config
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import lock_run_dir
@@ -98,7 +98,7 @@ def test_estimates_over_the_budget_never_reach_the_runner(told):
     assert over
     assert not {plan_hash(trial.plan) for trial in over} & set(runner.measured)
     assert all(trial.measurement.outcome is Outcome.OVER_BUDGET for trial in over)
-    assert set(runner.budgets) == {tolerated_bytes(result.budget_bytes, PERCENT_TOLERANCE)}
+    assert set(runner.budgets) == {tolerated_bytes(result.budget_bytes, STEP_TOLERANCE)}
 
 
 def test_no_plan_runs_twice_but_to_be_confirmed(told):
@@ -791,7 +791,7 @@ def test_no_finalist_is_dropped_because_a_new_process_is_charged_a_little_more(t
     assert result.best.measurement.time_ratio < 1.02 * fastest
     assert result.best.plan != result.trials[1].plan
     recorded = json.loads((tmp_path / "run" / "study.json").read_text())
-    assert recorded["budget_tolerance"] == PERCENT_TOLERANCE
+    assert recorded["budget_tolerance"] == STEP_TOLERANCE
     assert 0 < recorded["charge_spread"] <= 0.01
 
 

@@ -89,7 +89,10 @@ def _select(options: NightlyConfig, only: str, path: Path) -> NightlyConfig:
 
 
 def _share_devices(entries: list[NightlyEntry]) -> list[NightlyEntry]:
-    """Return the entries with at most as many devices as each class has for one: `parallel` takes none from another entry."""
+    """Return the entries, with `parallel` limited to each entry's share of the devices of its class, at least one.
+
+    The share is the number of devices divided by the number of entries on that class, rounded down.
+    """
     used = Counter(entry.on for entry in entries)
     shared = []
     for entry in entries:

@@ -25,7 +25,9 @@ SEARCH_SHARE = 0.6
 STUDY_SHARE = 0.25
 """Least share of the time for the study of the chosen batch size."""
 STUDY_FACTOR = 3
-"""Least time for the study, as a multiple of the time that its size took before: capture, eager and one plan."""
+"""Minimum time of the study, as a multiple of the time that the search measured its batch size.
+
+That time contains capture, eager and one plan."""
 _FREE_KEYS = frozenset(
     (
         "time",

@@ -35,8 +35,8 @@ def config_at_size(
         argument: Argument of the factory that sets the batch size.
         size: Batch size and micro-batches.
         loop: Training loop of the workload, whose number of micro-batches is replaced.
-        budget: Bytes of the process or of the step; at the workload's own size the config's budget.
-        limit_bytes: Bytes of the process; with a margin they are the enforced limit. None for none.
+        budget: Budget of the study, such as `6GiB` or `step:6GiB`; at the workload's own size the config's budget.
+        limit_bytes: Bytes of the process, before the margin of `enforce_beyond`. None keeps the config's limit.
     """
     words = config.loop
     if size.accumulate != loop.accumulate:
@@ -177,7 +177,10 @@ def _lower_aim(result: Measurement, aim: float, budget_bytes: int) -> float | No
 
 
 def _judge_eager(baseline: Measurement, search: BatchSearch, size: StepSize) -> SideResult:
-    """Return eager's result: within the budget if its process, or its step for a budget of the step, was charged no more."""
+    """Return eager's result under the budget.
+
+    A budget of the process is compared with the charge of the process, every other budget with the charge of the step.
+    """
     budget = Budget.parse(search.budget)
     if not budget.is_of_process:
         return SideResult.from_measurement(size, apply_budget(baseline, search.budget_bytes, budget.tolerance))

@@ -150,7 +150,7 @@ class BatchSearch:
 
     @property
     def budget(self) -> str:
-        """Budget of a study of another size: the bytes of the process that the config names, else bytes of the step."""
+        """Budget for the study of any other batch size: the config's own if it is of the process, else `budget_bytes` of the step."""
         requested = Budget.parse(str(self.config["budget"]))
         return requested.text if requested.is_of_process else f"{STEP_PREFIX}{self.budget_bytes}B"
 

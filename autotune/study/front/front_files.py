@@ -25,8 +25,7 @@ from autotune.study.verdicts.ranking import Rules, plan_hash
 
 SCHEMA = 1
 SPREAD_BYTES = 256 * 2**10
-"""Bytes by which the charge of one plan may differ between processes, whatever the size of its step: other processes on the
-machine changed that of a 9 MiB step by up to 220 KiB."""
+"""Margin in bytes for the difference of one plan's charge between processes, whatever the size of its step."""
 CSV_COLUMNS = (
     "plan", "status", "step_charged_bytes", "step_peak_bytes", "share_of_eager", "time_ratio", "time_ratio_low",
     "time_ratio_high", "step_seconds", "rounds", "rival", "file",
@@ -79,8 +78,9 @@ def write_front(
 def build_point_file(
     config: Config, point: FrontPoint, prepared: PreparedWorkload, rules: Rules, reference_bytes: int
 ) -> PlanFile:
-    """Return the plan file of one point; its budget is the point's charge and its spread, as a share of eager's bytes, rounded up.
+    """Return the plan file of one point.
 
+    Its budget is the point's charge plus `SPREAD_BYTES`, in percent of eager's bytes, rounded up to 0.1 %.
     `reference_bytes` are the bytes of eager's step, which a budget in percent refers to.
     """
     charged_bytes = point.charged_bytes + SPREAD_BYTES

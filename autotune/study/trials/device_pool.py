@@ -13,7 +13,7 @@ from autotune.records.measurement import Measurement
 from autotune.study.runner import ParallelRunner, QuietRunner
 
 CLOSE_SECONDS = 10.0
-"""Time in which the threads of closed devices may end; they are daemons, so none keeps the study alive."""
+"""Maximum time in seconds that `close` waits for threads. They are daemons, so a late one does not block the exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class MeasureTask:
     number: int
     plan: Plan
     budget_bytes: int
+    """Maximum charge of the step, without the floor."""
     stop_ratio: float | None
+    """Time ratio to eager above which the measurement stops early; None to run to the end."""
 
 
 @dataclass(slots=True)
@@ -67,10 +69,16 @@ class _Device:
 
 
 class DevicePool:
-    """Devices of one study. Its events are read on the study's thread alone.
+    """Pool of the devices of one study. Only the study's thread may call it.
 
-    The first device has prepared the workload and stays in use after the search. The further ones are prepared in the
-    background, and closed at the end. A further device that is lost ends its measurement with an error, and is prepared again.
+    The first device has prepared the workload, and stays open after the search. All others are *further devices*: they are
+    prepared in the background, and closed at the end. If one is lost, its measurement ends with an error, and it is prepared
+    again.
+
+    Args:
+        runners: Runner of each device, the first device first.
+        graph_digest: Digest of the graph that every device must capture.
+        has_time: `has_time(seconds)`: return True if a disturbed measurement of so many seconds may be repeated.
     """
 
     def __init__(self, runners: Sequence[ParallelRunner], graph_digest: str, has_time: Callable[[float], bool]) -> None:
@@ -93,13 +101,13 @@ class DevicePool:
         return any(device.is_free for device in self._devices)
 
     def start(self, task: MeasureTask) -> None:
-        """Begin a measurement on a free device."""
+        """Start a measurement on a free device. Requires `has_free_device`."""
         device = next(device for device in self._devices if device.is_free)
         device.is_free = False
         device.tasks.put(task)
 
     def wait(self) -> PoolEvent:
-        """Return the next event; a signal may raise inside."""
+        """Wait for the next event and return it. It blocks without a limit; a signal handler may raise `Stopped` here."""
         device, event = self._events.get()
         # a further device that failed in a measurement is ready after it has been prepared again
         has_failed = isinstance(event, TrialEnded) and isinstance(event.result, BaseException)
@@ -108,7 +116,7 @@ class DevicePool:
         return event
 
     def close_free(self) -> None:
-        """Close the further devices that measure nothing: another study may need them, or the first one's replacement."""
+        """Close the idle further devices, so that another study, or a replacement of the first device, can use them."""
         for device in self._devices:
             if not device.is_first and device.is_free:
                 device.is_free = False
@@ -116,7 +124,7 @@ class DevicePool:
                 device.runner.abort()
 
     def close(self) -> None:
-        """End all threads and close the further devices, whatever they do; the first one is closed if it measures."""
+        """End all threads. Close the further devices, busy or not, and the first device if it measures."""
         self._is_ended = True
         until = time.monotonic() + CLOSE_SECONDS
         for device in self._devices:
@@ -128,7 +136,7 @@ class DevicePool:
                 device.thread.join(max(0.0, until - time.monotonic()))
 
     def _serve(self, device: _Device) -> None:
-        """Measure on one device, in its thread, until the pool ends or the device is of no use."""
+        """Measure on one device, in its thread, until the pool ends, the device is closed, or its preparation fails."""
 
         def report(reason: str) -> None:
             self._events.put((device, DeviceDisturbed(reason)))

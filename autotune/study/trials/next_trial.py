@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Settings of a trial that has no plan yet, unless `candidate` is its plan."""
+    """Settings of the next trial, and its plan if that is made already (`candidate`)."""
 
     kind: TrialKind
     settings: Settings
     candidate: Candidate | None = None
     request: "optuna.Trial | None" = None
-    """Trial of Optuna that receives the result; None for a trial of our own."""
+    """Optuna trial that receives the result; None if Optuna did not suggest the settings."""
     target_bytes: int | None = None
     """Peak bytes that the planners have to meet; the study's target by default."""
 
@@ -60,9 +60,10 @@ class TrialMaker:
     def suggest(
         self, kind: TrialKind, settings: Settings | None = None, candidate: Candidate | None = None
     ) -> Proposal:
-        """Ask Optuna for a trial, at `settings` if there are any.
+        """Ask Optuna for a trial, and return it as a proposal.
 
-        `candidate` is the plan that was made from these settings already.
+        `settings` are enqueued, but a queued retry may precede them. `candidate` is the plan already made from `settings`.
+        It is dropped if Optuna returns other settings, or if the target is lower now.
         """
         space = self.store.space
         fixed, _ = optuna_space.to_parameters(settings, space) if settings else ({}, {})
@@ -99,7 +100,9 @@ class TrialMaker:
         return add_plan(trial, candidate, estimate)
 
     def decide_unmeasured(self, trial: Trial, candidate: Candidate, trials: Sequence[Trial]) -> Trial | None:
-        """Return the complete trial where its plan was measured before, or is too large; None where it has to run.
+        """Return the complete trial if its plan was measured before (kind REPEAT), or is too large; None if it has to run.
+
+        `trials` are the recorded trials.
 
         The search rejects a plan by its layout, the other phases by its peak: a planned candidate's charge calibrates
         the next target. A plan that is re-measured kept the budget before, so nothing rejects it.

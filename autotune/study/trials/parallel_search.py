@@ -1,7 +1,7 @@
-"""Search with several devices: as many trials at once as there are devices, each recorded when it ends.
+"""Search on several devices: one running trial for each device, recorded when it ends.
 
-Optuna sees the trials that run: `constant_liar` gives them the values of the worst known trials, so that the sampler does not
-suggest them again (Ginsbourger et al. 2010, "Kriging is well-suited to parallelize optimization").
+Optuna stores running trials too. With `constant_liar` the sampler treats them like the worst known trials, so it does not
+suggest their settings again (Ginsbourger et al. 2010, "Kriging is well-suited to parallelize optimization").
 """
 
 import time
@@ -19,7 +19,7 @@ from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.verdicts.ranking import apply_rules
 
 MAX_LOSSES = 2
-"""Number of devices lost under one plan after which the plan counts as crashed."""
+"""Number of devices lost while they run one plan, at which its trial is recorded as crashed."""
 
 
 @dataclass(slots=True)
@@ -30,8 +30,9 @@ class PendingTrial:
     candidate: Candidate
     proposal: Proposal
     planning_seconds: float
+    """Seconds that the proposal and its plan took."""
     began: float = 0.0
-    """Begin of planning on the monotonic clock, as if the measurement had followed at once."""
+    """Start of the measurement less the planning time, in seconds of the monotonic clock."""
     lost_nodes: tuple[str, ...] = ()
     """Hosts that were lost while they measured it."""
 
@@ -44,8 +45,8 @@ class ParallelSearch:
     pool: DevicePool
     interrupts: Interrupts
     progress: Progress
-    is_spent: Callable[[int], bool]
-    """`is_spent(pending)`: return True if no trial may begin, while so many are pending."""
+    has_enough: Callable[[int], bool]
+    """`has_enough(pending)`: return True if no further trial may start. `pending` counts the unrecorded trials."""
     propose: Callable[[Sequence[Trial]], Proposal]
     """Propose the next trial, given those that are pending."""
     record: Callable[[Trial, Proposal, float], None]
@@ -53,7 +54,7 @@ class ParallelSearch:
     running: dict[int, PendingTrial] = field(default_factory=dict)
     """Trials that are measured now, by number."""
     waiting: list[PendingTrial] = field(default_factory=list)
-    """Trials that lost their device, or whose plan is measured now."""
+    """Planned trials that do not run: their device was lost, or another trial runs the same plan."""
 
     def run(self) -> None:
         """Search until time or trials run out; Stopped where a signal ends it before the running trials have ended."""
@@ -80,8 +81,11 @@ class ParallelSearch:
             self.pool.close()
 
     def _is_ending(self) -> bool:
-        """Return True if no further trial is proposed: a first signal lets the running trials end."""
-        return bool(self.interrupts.received) or self.is_spent(len(self.running) + len(self.waiting))
+        """Return True if no further trial is proposed: the search is complete, or a first signal arrived.
+
+        After a first signal the running trials still end.
+        """
+        return bool(self.interrupts.received) or self.has_enough(len(self.running) + len(self.waiting))
 
     def _start_trials(self) -> None:
         """Give each free device a trial."""
@@ -103,7 +107,10 @@ class ParallelSearch:
         self.pool.start(MeasureTask(pending.trial.number, pending.candidate.plan, accepted, ratio))
 
     def _plan_next(self) -> PendingTrial | None:
-        """Plan the next trial; None where it is recorded already, or waits for the measurement of its plan."""
+        """Plan the next trial, and return it if it has to run now.
+
+        Return None if it was recorded without a run, or if it waits because another trial has the same plan.
+        """
         began = time.monotonic()
         known = [pending.trial for pending in [*self.running.values(), *self.waiting]]
         proposal = self._reserve(self.propose(known))
@@ -128,13 +135,16 @@ class ParallelSearch:
         return pending
 
     def _reserve(self, proposal: Proposal) -> Proposal:
-        """Return a proposal with a trial of Optuna, which keeps its number until it ends."""
+        """Return the proposal with an Optuna trial, which reserves its number."""
         if proposal.request is not None:
             return proposal
         return replace(proposal, request=self.maker.store.reserve())
 
     def _take_waiting(self) -> PendingTrial | None:
-        """Return a waiting trial whose plan is not measured at the moment; one that was measured meanwhile is recorded."""
+        """Remove and return the first waiting trial whose plan does not run now; None without one.
+
+        A waiting trial whose plan was measured in the meantime is recorded instead.
+        """
         plans = [pending.trial.plan for pending in self.running.values()]
         for pending in list(self.waiting):
             if pending.trial.plan in plans:
@@ -151,8 +161,10 @@ class ParallelSearch:
         match result:
             case DeviceLostError() if result.host:
                 pending.lost_nodes += (result.host,)
-                self.progress(Logged(f"{result}; trial {pending.trial.number} is measured again", "device"))
-                if len(pending.lost_nodes) < MAX_LOSSES:
+                runs_again = len(pending.lost_nodes) < MAX_LOSSES
+                then = "runs again on another device" if runs_again else "is recorded as crashed"
+                self.progress(Logged(f"{result}; trial {pending.trial.number} {then}", "device"))
+                if runs_again:
                     self.waiting.insert(0, pending)
                     return
                 hosts = ", ".join(pending.lost_nodes)
@@ -168,6 +180,6 @@ class ParallelSearch:
         self.record(replace(pending.trial, measurement=measurement), pending.proposal, pending.began)
 
     def _retry(self, proposal: Proposal) -> None:
-        """Let the next session begin with a suggestion that was not measured; a move is chosen again."""
+        """Enqueue an unmeasured suggestion for the next session. The next session chooses moves again."""
         if proposal.request is not None:
             self.maker.store.retry(proposal.request)

@@ -10,7 +10,10 @@ from autotune.study.verdicts.statistics import block_ratios
 
 
 def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
-    """Return the trials that ran a plan, by plan, each in their order; a repeat of a measurement is no run."""
+    """Return the trials that ran a plan, grouped by plan, in the given order.
+
+    Trials of kind REPEAT are left out: they reuse an earlier measurement.
+    """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
@@ -24,5 +27,8 @@ def count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:
 
 
 def pool_ratios(runs: Iterable[Trial]) -> tuple[float, ...]:
-    """Return the block ratios of all runs; blocks do not span runs, since a run's last block may be a step short."""
+    """Return the block ratios of all runs, or seconds where eager did not run; see `block_ratios`.
+
+    Blocks do not span runs, since a run's last block may be a step short.
+    """
     return tuple(chain.from_iterable(block_ratios(run.measurement) for run in runs if run.measurement is not None))

@@ -1,9 +1,9 @@
-"""Measure one plan here and at the far end of each engine in turns, and compare the time ratios to plain eager.
+"""Measure one plan in this process and through each fleet engine, alternately, and compare the time ratios to eager.
 
 `python -m experiments.benchmarks.fleet.ratios`
 
-The engine `command` runs `autotune serve` on this machine, `ray` an actor of a cluster here. Both should give the ratio of the harness
-in this process within 2 %.
+The engine `command` runs `autotune serve` on this machine, `ray` an actor of a local Ray cluster. The ratio of each should differ from
+this process's by at most 2 %.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from experiments.benchmarks.fleet.__main__ import start_cluster
 from experiments.common.facts import collect_facts, format_origin
 
 HERE = Path(__file__).parent
-ACCEPTED = 0.02
-"""Relative difference of the ratios that is accepted."""
+MAX_DIFFERENCE = 0.02
+"""Maximum relative difference between an engine's ratio and this process's."""
 
 
 @contextmanager
@@ -47,7 +47,10 @@ def open_remote(engine: str, config: Config, directory: Path) -> Iterator[Runner
 
 
 def measure_in_turns(runners: Mapping[str, Runner], rounds: int) -> dict[str, list[float]]:
-    """Measure the traced plan on every runner in each round, in new processes; return the time ratios."""
+    """Measure the traced plan on every runner in each round, in new processes.
+
+    Return the time ratios of each runner, one for each round. Raises ConfigError if a measurement has no ratio.
+    """
     plans = {name: Plan.traced(runner.prepare().graph) for name, runner in runners.items()}
     ratios: dict[str, list[float]] = {name: [] for name in runners}
     names = list(runners)
@@ -72,8 +75,8 @@ def summarize(document: Mapping[str, Any]) -> str:
         text = f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f})"
         lines.append(f"| {name} | {text} | {100 * (interval.middle / here - 1):+.1f} % |")
     worst = max(abs(median_interval(values).middle / here - 1) for values in ratios.values())
-    verdict = "All are" if worst <= ACCEPTED else "Not all are"
-    lines += ["", f"{verdict} within {100 * ACCEPTED:.0f} %, in {len(ratios['here'])} rounds.", ""]
+    verdict = "All are" if worst <= MAX_DIFFERENCE else "Not all are"
+    lines += ["", f"{verdict} within {100 * MAX_DIFFERENCE:.0f} %, in {len(ratios['here'])} rounds.", ""]
     return "\n".join([*lines, format_origin(dict(document))]) + "\n"
 
 

@@ -2,10 +2,9 @@
 
 `python -m experiments.benchmarks.nights`
 
-A night that the results do not have is run, or continued where it was interrupted: run it again to go on.
+Recorded nights are not run again. Run the command again to continue an interrupted night.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 from autotune.records.run_dir import write_text
 from experiments.common.facts import ROOT, collect_facts, format_origin
+from experiments.common.long_run import parse_paths
 
 HERE = Path(__file__).parent
 NIGHTS = 2
@@ -122,22 +122,9 @@ def summarize(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "nightly.yaml")
-    parser.add_argument("--tiny", action="store_true", help="two short nights, to test the command")
-    parser.add_argument("--fresh", action="store_true", help="drop the nights that the results have")
-    parser.add_argument("--out", type=Path, help="directory of the results")
-    options = parser.parse_args()
-    work = ROOT / "runs" / ("nights-tiny" if options.tiny else "nights-benchmark")
-    out = options.out or (work / "results" if options.tiny else HERE / "results")
-    if options.fresh:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(out, ignore_errors=True)
-    work.mkdir(parents=True, exist_ok=True)
-    config = options.config.resolve()
-    if options.tiny:
-        config = work / "nightly.yaml"
-        write_text(config, TINY)
+    config, work, out = parse_paths(
+        __doc__ or "", HERE, config="nightly.yaml", tiny=TINY, tiny_help="two short nights, to test the command"
+    )
     print(summarize(run_nights(config, work, out, collect_facts)))
 
 

@@ -2,10 +2,9 @@
 
 `python -m experiments.benchmarks.transfer`
 
-Tunings that the results have are not repeated: run it again to continue.
+Recorded tunings are not run again. Run the command again after an interruption.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -19,10 +18,11 @@ from typing import Any
 from autotune.records.run_dir import write_text
 from autotune.records.trial import load_trials
 from experiments.common.facts import ROOT, collect_facts, format_origin
+from experiments.common.long_run import parse_paths
 
 HERE = Path(__file__).parent
 MARGIN = 0.02
-"""Relative time above the fastest plan at which a tuning has arrived."""
+"""Maximum excess of a good plan's time over the fastest plan's, as a share."""
 TUNINGS = {"source": 1, "unseeded": 2, "seeded": 2}
 """Threads of each tuning, in order."""
 TINY = f"""
@@ -87,9 +87,10 @@ def run_tunings(
 
 
 def read_trials(path: Path) -> list[dict[str, Any]]:
-    """Return number, kind, outcome, time ratio and seconds since the baseline of each recorded trial, in order.
+    """Return number, kind, outcome, time ratio and seconds of each recorded trial, in order.
 
-    A record has the begin of its trial alone: a trial ended when the next one began.
+    `seconds` is the time from the start of the baseline to the end of the trial. A trial's end is the start of the next one,
+    because only starts are recorded. It is None for the last trial.
     """
     records = load_trials(path)
     ends = [record.started - records[0].started for record in records[1:]] + [None]
@@ -117,8 +118,11 @@ def is_good(trial: Mapping[str, Any]) -> bool:
     return trial["outcome"] == "ok" and trial["ratio"] is not None and trial["kind"] not in ("baseline", "repeat")
 
 
-def find_arrival(tuning: Mapping[str, Any], limit: float) -> tuple[int, float | None] | None:
-    """Return trials and seconds until the first plan at most that slow; None without one, and no seconds for the last."""
+def find_first_good(tuning: Mapping[str, Any], limit: float) -> tuple[int, float | None] | None:
+    """Return (trials, seconds) from the baseline to the first plan with a time ratio of at most `limit`.
+
+    The count contains that plan's trial. None if no plan is fast enough. The seconds are None if the trial is the last.
+    """
     for count, trial in enumerate(tuning["trials"]):
         if is_good(trial) and trial["ratio"] <= limit:
             return count, trial["seconds"]
@@ -133,20 +137,20 @@ def summarize(results: Mapping[str, Any]) -> str:
     if not bests:
         return "\n".join([*lines, "No tuning measured a plan within the budget."]) + "\n"
     best = min(bests)
-    arrivals = {name: find_arrival(tuning, best * (1 + MARGIN)) for name, tuning in tunings.items()}
+    firsts = {name: find_first_good(tuning, best * (1 + MARGIN)) for name, tuning in tunings.items()}
     lines += [
-        f"The fastest plan takes {best:.3f} of eager's time; a tuning has arrived at {best * (1 + MARGIN):.3f}.", "",
+        f"The fastest plan takes {best:.3f} of eager's time; a plan within 2 % of it takes at most {best * (1 + MARGIN):.3f}.", "",
         "| tuning | threads | best | trials until within 2 % | seconds until then | trials in all | other work |",
         "|---|--:|--:|--:|--:|--:|---|",
     ]  # fmt: skip
     for name, tuning in results["tunings"].items():
-        arrival, own = arrivals.get(name), find_best(tuning)
-        count, seconds = ("-", "-") if arrival is None else (str(arrival[0]), format_seconds(arrival[1]))
+        first_good, own = firsts.get(name), find_best(tuning)
+        count, seconds = ("-", "-") if first_good is None else (str(first_good[0]), format_seconds(first_good[1]))
         lines.append(
             f"| {name} | {tuning['threads']} | {'-' if own is None else f'{own:.3f}'} | {count} | {seconds} | "
             f"{len(tuning['trials'])} | {tuning['disturbed'] or '-'} |"
         )
-    return "\n".join([*lines, "", describe_saving(arrivals["unseeded"], arrivals["seeded"])]) + "\n"
+    return "\n".join([*lines, "", describe_saving(firsts["unseeded"], firsts["seeded"])]) + "\n"
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -157,32 +161,23 @@ def format_seconds(seconds: float | None) -> str:
 def describe_saving(unseeded: tuple[int, float | None] | None, seeded: tuple[int, float | None] | None) -> str:
     """Return one sentence about what the seeds saved."""
     if seeded is None:
-        return "The seeded tuning did not arrive."
+        return "The seeded tuning did not reach this time."
     if unseeded is None:
-        return "Only the seeded tuning arrived."
+        return "Only the seeded tuning reached this time."
     sentence = f"The seeds saved {unseeded[0] - seeded[0]} trials"
     if unseeded[1] is None or seeded[1] is None:
         return f"{sentence}."
-    return f"{sentence} and {unseeded[1] - seeded[1]:.0f} s; less than nothing is a loss."
+    return f"{sentence} and {unseeded[1] - seeded[1]:.0f} s; a negative number is a loss."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "resnet18.yaml")
-    parser.add_argument("--tiny", action="store_true", help="a small model and short tunings, to test the command")
-    parser.add_argument("--fresh", action="store_true", help="drop the tunings that the results have")
-    parser.add_argument("--out", type=Path, help="directory of the results")
-    options = parser.parse_args()
-    work = ROOT / "runs" / ("transfer-tiny" if options.tiny else "transfer-benchmark")
-    out = options.out or (work / "results" if options.tiny else HERE / "results")
-    if options.fresh:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(out, ignore_errors=True)
-    work.mkdir(parents=True, exist_ok=True)
-    config = options.config.resolve()
-    if options.tiny:
-        config = work / "tiny.yaml"
-        write_text(config, TINY)
+    config, work, out = parse_paths(
+        __doc__ or "",
+        HERE,
+        config="resnet18.yaml",
+        tiny=TINY,
+        tiny_help="a small model and short tunings, to test the command",
+    )
     print(summarize(run_tunings(config, work, out, collect_facts)))
 
 

@@ -142,14 +142,14 @@ def summarize_run(document: dict[str, Any], rows: list[dict[str, Any]]) -> dict[
 
 
 def find_confirmed(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the interval of the best plan's time over eager's, from its re-measurements; None where there is none."""
+    """Return the best plan's time over eager's as a JSON `Interval`, from its re-measurements; None without any."""
     best = (row for row in document["confirmed"] if row["verdict"] == "BEST" and row["time_ratio"])
     interval: dict[str, Any] | None = next((row["time_ratio"] for row in best), None)
     return interval
 
 
 def find_origin(document: dict[str, Any]) -> str:
-    """Return the kind of the trial that measured the best plan first: a planner's answer, a move or the search's own."""
+    """Return the `TrialKind` of the first trial with the best plan, such as `planner` or `move`; `unknown` if none has it."""
     kinds = (trial["kind"] for trial in document["trials"] if trial["plan"] == document["best"]["plan"])
     return str(next(kinds, "unknown"))
 
@@ -164,7 +164,7 @@ def format_time(record: dict[str, Any]) -> str:
 def summary(folder: Path) -> str:
     """Format one table of all runs with a result."""
     lines = [
-        "| run | eager: peak, charged MiB | budget | best: charged MiB | time | first measured as | results | smallest: charged MiB | time "
+        "| run | eager: peak, charged MiB | budget | best: charged MiB | time | kind of its first trial | results | smallest: charged MiB | time "
         "| through the disk, MiB a step | trials that ran | largest error of the predicted peak |",
         "|---|--:|--:|--:|--:|---|---|--:|--:|--:|--:|--:|",
     ]

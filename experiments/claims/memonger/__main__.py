@@ -53,7 +53,7 @@ SEGMENTED = 256
 STATES = 10_000
 """Number of partial sharings that the exact search evaluates for the segmentation net."""
 OWN_RULE = "memonger, with sizes"
-"""Way of sharing that memonger's authors used, by which the claims are judged."""
+"""Name of the sharing rule of memonger's authors. The claims compare its bytes."""
 REPEATS = 5
 """Number of times that sharing is planned; the median counts."""
 

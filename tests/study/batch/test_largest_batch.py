@@ -7,7 +7,7 @@ import pytest
 import autotune
 from autotune.measure.harness import Harness
 from autotune.measure.spec import Spec
-from autotune.records.budget import PERCENT_TOLERANCE, tolerated_bytes
+from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.measurement import Outcome
 from autotune.study.batch.records import read_batch_search
 from autotune.workloads.reference import WorkloadRef
@@ -46,7 +46,7 @@ def test_the_chosen_batch_trains_within_the_limit_and_eager_does_not(tmp_path: P
     assert measured.limit, "the limit was enforced"
     assert measured.charged_bytes is not None
     assert measured.step_charged_bytes is not None
-    assert measured.step_charged_bytes <= tolerated_bytes(search.budget_bytes, PERCENT_TOLERANCE)
+    assert measured.step_charged_bytes <= tolerated_bytes(search.budget_bytes, STEP_TOLERANCE)
     assert search.eager_largest is not None
     assert size > 1.5 * search.eager_largest.batch
     for batch in (size, size + 1):
