@@ -1,5 +1,6 @@
 """Table of all benchmarks and claims: command lines, durations, result files, and which of them continue their results."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,13 @@ class Experiment:
     is_timed: bool = True
     """True if the experiment measures seconds, so that nothing may run beside it."""
     results: str = "results/**/*.json"
-    """Pattern of its result files, below its folder."""
+    """Pattern of its result files, below its folder; `{device}` stands for the key of the device that measured them."""
     resumes: bool = False
     """True if a second call of its command continues its stored results."""
     work: str = ""
     """Folder of interrupted work that its command continues, below the checkout."""
+    needs: tuple[str, ...] = ()
+    """Names of the experiments whose results it reads."""
 
     @property
     def short_name(self) -> str:
@@ -33,27 +36,29 @@ class Experiment:
         """Arguments of Python: its module, then its options."""
         return ("-m", f"experiments.{self.name.replace('/', '.')}", *self.arguments)
 
-    def find_results(self, root: Path) -> list[Path]:
-        """Return its result files in a checkout, without files of plans."""
+    def find_results(self, root: Path, device: str = "*") -> list[Path]:
+        """Return its result files in a checkout, of one device or of all, without files of plans."""
         folder = root / "experiments" / Path(*self.name.split("/")[:2])
-        return sorted(path for path in folder.glob(self.results) if not path.name.endswith(PLANS))
+        pattern = self.results.replace("{device}", device)
+        return sorted(path for path in folder.glob(pattern) if not path.name.endswith(PLANS))
 
-    def find_stored(self, root: Path) -> list[Path]:
-        """Return the files and folders that its command would continue."""
-        results = self.find_results(root)
+    def find_stored(self, root: Path, device: str) -> list[Path]:
+        """Return the files and folders that its command would continue on a device."""
+        results = self.find_results(root, device)
         plans = [plan for path in results if (plan := path.with_suffix(PLANS)).exists()]
         return [*results, *plans, *([root / self.work] if self.work and (root / self.work).exists() else [])]
 
 
 def _benchmark(
-    name: str, *arguments: str, minutes: float, is_timed: bool = True, results: str = "**/*.json", resumes: bool = False, work: str = ""
+    name: str, *arguments: str, minutes: float, is_timed: bool = True, results: str = "**/*.json", resumes: bool = False,
+    work: str = "", needs: Sequence[str] = (),
 ) -> Experiment:  # fmt: skip
-    return Experiment(f"benchmarks/{name}", arguments, minutes, is_timed, f"results/{results}", resumes, work)
+    needed = tuple(f"benchmarks/{other}" for other in needs)
+    return Experiment(f"benchmarks/{name}", arguments, minutes, is_timed, f"results/{results}", resumes, work, needed)
 
 
-def _claim(name: str, *arguments: str, minutes: float, is_timed: bool = True, resumes: bool = False) -> Experiment:
-    results = "results/results.json" if resumes else "results/result.json"
-    return Experiment(f"claims/{name}", arguments, minutes, is_timed, results, resumes)
+def _claim(name: str, *arguments: str, minutes: float, is_timed: bool = True) -> Experiment:
+    return Experiment(f"claims/{name}", arguments, minutes, is_timed, "results/result.json")
 
 
 EXPERIMENTS = (
@@ -65,33 +70,40 @@ EXPERIMENTS = (
     _claim("monet", minutes=10),
     _claim("memonger", minutes=5),
     _claim("pytorch_budget", minutes=10),
-    _claim("nntrainer_offload", "--full", minutes=30, resumes=True),
+    _claim("nntrainer_offload", "--full", minutes=30),
     _benchmark("tuned", minutes=60),
     _benchmark("no_fit", minutes=6),
     _benchmark("trial_cost", minutes=3),
-    _benchmark("allocators", minutes=24),
+    _benchmark("allocators", minutes=24, results="results.json", resumes=True),
     _benchmark("kernels", minutes=10),
     _benchmark("guards", minutes=6),
     _benchmark("regions", minutes=15),
-    _benchmark("frontier", minutes=120, resumes=True),
-    _benchmark("compiled", minutes=120, resumes=True),
-    _benchmark("pareto", minutes=45),
+    _benchmark("frontier", minutes=120, results="{device}/*.json", resumes=True),
+    _benchmark("compiled", minutes=120, results="{device}/*.json", resumes=True),
+    _benchmark("pareto", minutes=45, results="{device}/*.json", needs=["frontier"]),
     _benchmark("batch_sizes", minutes=15),
     _benchmark("offload", minutes=30, resumes=True),
-    _benchmark("planning", minutes=60, results="*/results.csv", resumes=True),
+    _benchmark("planning", minutes=60, results="{device}/results.csv", resumes=True),
     _benchmark("layout", minutes=10),
     _benchmark("integrations", minutes=9, is_timed=False),
     _benchmark("variable_length", minutes=5),
     _benchmark("fleet", minutes=5, results="*.json"),
     _benchmark("fleet/ratios", minutes=25, results="ratios/*.json"),
-    _benchmark("transfer", minutes=30, resumes=True),
-    _benchmark("nights", minutes=120, resumes=True),
+    _benchmark("transfer", minutes=30, resumes=True, work="runs/transfer-benchmark"),
+    _benchmark("nights", minutes=120, resumes=True, work="runs/nights-benchmark"),
     _benchmark("repeated_tunes", minutes=60, resumes=True),
     _benchmark("landscape/night", minutes=480, results="*.json", resumes=True, work="runs/landscapes"),
-    _benchmark("landscape/replays", minutes=60, is_timed=False, results="replays/*.json", resumes=True),
+    _benchmark(
+        "landscape/replays",
+        minutes=60,
+        is_timed=False,
+        results="replays/*.json",
+        resumes=True,
+        needs=["landscape/night"],
+    ),
     _benchmark("loops", minutes=8, is_timed=False),
     _benchmark("coverage", minutes=100, is_timed=False, resumes=True),
     _benchmark("kills", "--kills", "1000", minutes=20, is_timed=False, results="kills.json", resumes=True),
     _benchmark("kills/fleet", "--kills", "100", minutes=10, is_timed=False, results="fleet.json"),
 )
-"""All experiments in execution order. `pareto` reads results of `frontier`, and `landscape/replays` those of `landscape/night`."""
+"""All experiments in execution order: each one after those that it needs."""

@@ -3,7 +3,8 @@
 `python -m experiments.run_all --quiet [--minutes M] [--only NAME...]`, and `--list` to see what is recorded.
 
 An experiment that is done at the commit of the code is not run again. One that times is not started while other programs
-use the machine: it is refused, or waits with `--quiet`. A failed one is reported at the end, and the others run.
+use the machine: it is refused, or waits with `--quiet`. One that needs the results of another is not started before that
+one is done. A failed one is reported at the end, and the others run.
 """
 
 import argparse
@@ -21,24 +22,34 @@ from datetime import date
 from enum import StrEnum
 from pathlib import Path
 
+from autotune.measure.device.this_device import this_device
 from autotune.measure.machine_counters import machine_load, read_counters
 from autotune.records.json_codec import from_json
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.run_dir import write_text
 from experiments.all_experiments import EXPERIMENTS, Experiment
+from experiments.common.commands import UNFINISHED
 from experiments.common.facts import ROOT
 from experiments.listing import format_list
 
 STATE = ROOT / "runs" / "run_all.json"
 """File with the latest status and commit of each experiment."""
-CODE = ("autotune", "experiments", "configs", ":(exclude)experiments/**/results/**")
-"""Paths of the code. Their latest commit identifies it; result files are excluded, so committing them changes nothing."""
+CODE = (
+    "autotune",
+    "experiments",
+    "configs",
+    ":(exclude,glob)experiments/**/results/**",
+    ":(exclude,glob)experiments/**/*.md",
+)
+"""Paths of the code. Their latest commit identifies it; results and pages are excluded, so committing them changes nothing."""
 LOOK_SECONDS = 10.0
 """Duration in seconds over which the load of the machine is measured."""
 WAIT_SECONDS = 60.0
 """Pause in seconds between two looks at a busy machine."""
 GRACE_SECONDS = 120.0
 """Time in seconds that an experiment has to end after an interrupt."""
+LEAST_SECONDS = 300.0
+"""Least time in seconds for which an experiment that resumes is started: less would measure hardly anything."""
 
 
 class Status(StrEnum):
@@ -49,6 +60,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
     BUSY = "not started: machine busy"
     LATER = "not started: no time left"
+    WAITING = "not started: needs others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,10 @@ class Session:
     """True if a busy machine is waited for."""
     deadline: float | None = None
     """End of the session on the machine's clock; None without a limit."""
+    device: str = field(default_factory=lambda: this_device("cpu").key)
+    """Key of the device, which names the folders of its results."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Reason why an experiment was not started, where its status does not state it."""
     state: dict[str, Finished] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,20 +120,29 @@ class Session:
         """Run the experiments that are not done at this commit, and return how each ended."""
         ends = {}
         for experiment in experiments:
-            before = self.state.get(experiment.name)
-            if before is not None and before.commit == self.commit and before.status is Status.DONE:
+            if self.is_done(experiment.name):
                 ends[experiment.name] = Status.DONE
                 continue
             ends[experiment.name] = self.run_one(experiment)
             print(f"{experiment.name}: {ends[experiment.name]}", file=sys.stderr, flush=True)
         return ends
 
+    def is_done(self, name: str) -> bool:
+        """Return True if an experiment is done at this commit."""
+        end = self.state.get(name)
+        return end is not None and end.commit == self.commit and end.status is Status.DONE
+
     def run_one(self, experiment: Experiment) -> Status:
         """Run or continue one experiment, and keep its end in the state."""
+        if missing := [name for name in experiment.needs if not self.is_done(name)]:
+            self.reasons[experiment.name] = f"{' and '.join(missing)} not done at {self.commit}"
+            return Status.WAITING
         if not self.has_time_for(experiment):
             return Status.LATER
         if experiment.is_timed and (status := self.await_idle_machine()):
             return status
+        if not self.has_time_for(experiment):  # waiting may take most of the session
+            return Status.LATER
         stored = self.state.get(experiment.name)
         continues = stored is not None and stored.commit == self.commit
         if experiment.resumes and not continues:
@@ -126,14 +151,15 @@ class Session:
         began = self.machine.now()
         self.keep(experiment, Status.INTERRUPTED, stored.seconds if continues and stored else 0.0)
         code = self.machine.execute([sys.executable, *experiment.command], self.seconds_left)
-        status = Status.INTERRUPTED if code is None else Status.FAILED if code else Status.DONE
+        status = Status.INTERRUPTED if code in (None, UNFINISHED) else Status.FAILED if code else Status.DONE
         self.keep(experiment, status, self.machine.now() - began + self.state[experiment.name].seconds)
         return status
 
     def has_time_for(self, experiment: Experiment) -> bool:
-        """Return True if the expected duration fits before the deadline, or if time is left and the experiment can resume."""
-        left = self.seconds_left
-        return left is None or (left > 0 and (experiment.resumes or 60 * experiment.minutes <= left))
+        """Return True if the expected duration fits before the deadline; `LEAST_SECONDS` suffice for one that resumes."""
+        expected = 60 * experiment.minutes
+        least = min(expected, LEAST_SECONDS) if experiment.resumes else expected
+        return self.seconds_left is None or least <= self.seconds_left
 
     def await_idle_machine(self) -> Status | None:
         """Return None once the machine is idle, else `BUSY` or `LATER`. With `waits`, check every `WAIT_SECONDS`."""
@@ -148,8 +174,11 @@ class Session:
         return None
 
     def set_aside(self, experiment: Experiment) -> None:
-        """Move results of another commit to `set_aside/` beside the state file, so that the command does not continue them."""
-        for path in experiment.find_stored(self.root):
+        """Move this device's results of another commit to `set_aside/` beside the state file.
+
+        The command would continue them otherwise.
+        """
+        for path in experiment.find_stored(self.root, self.device):
             target = self.state_path.parent / "set_aside" / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_dir():
@@ -174,21 +203,31 @@ def find_busy_reason() -> str:
 
 
 def execute(command: Sequence[str], seconds: float | None) -> int | None:
-    """Run a command in the root of the checkout; at the end of its time interrupt it and return None."""
+    """Run a command in the root of the checkout; at the end of its time interrupt it with its children and return None."""
     # in a session of its own, so that Ctrl-C reaches it once, from here, and the end takes its children along
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=_accept_interrupts,  # noqa: PLW1509 - this process has no threads
+    )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _accept_interrupts() -> None:
+    """Let SIGINT end a process; one that a script starts in the background inherits that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_commit() -> str:
@@ -211,9 +250,10 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def summarize(ends: Mapping[str, Status]) -> str:
-    """Return the names of the experiments by their end."""
-    groups = {status: [name for name, end in ends.items() if end is status] for status in Status}
+def summarize(ends: Mapping[str, Status], reasons: Mapping[str, str]) -> str:
+    """Return the names of the experiments by their end, each with the reason if there is one."""
+    texts = {name: f"{name} ({reasons[name]})" if name in reasons else name for name in ends}
+    groups = {status: [texts[name] for name, end in ends.items() if end is status] for status in Status}
     return "\n".join(f"{status} ({len(names)}): {', '.join(names)}" for status, names in groups.items() if names)
 
 
@@ -246,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 128 + signal.SIGINT
-    print(summarize(ends))
+    print(summarize(ends, session.reasons))
     return 0 if all(end is Status.DONE for end in ends.values()) else 1
 
 

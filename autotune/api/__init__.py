@@ -74,7 +74,7 @@ def tune(
 
     Args:
         workload: What to train; see `WorkloadSource`. Child processes import a factory function by its name.
-        budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of the baseline's step bytes ("65%").
+        budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of the baseline's step bytes ("65%").
         time: Time limit of the search in seconds, or as "10m". No trial begins after it; capture, baseline and the running
             trial end first.
         trials: Maximum number of trials.
@@ -189,7 +189,7 @@ def plan(
 
     Args:
         workload: What to train; see `WorkloadSource`.
-        budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of the traced step's bytes ("65%").
+        budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of the traced step's bytes ("65%").
         stores: Directories for offloaded bytes, by the name of the store.
         arguments: Arguments of the factory.
         device: "cpu" or "cuda".
@@ -285,7 +285,7 @@ def estimate_batch(
 
     Args:
         workload: What to train; see `WorkloadSource`.
-        budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of eager's peak at the workload's own batch ("65%").
+        budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of eager's peak at the workload's own batch ("65%").
         batch_argument: Argument of the factory that sets the batch size; by default the first usual name that it takes.
         arguments: Arguments of the factory.
         planners: Names of the planners to choose from for the smallest plan, by kind of decision.

@@ -46,7 +46,7 @@ class AutoPlan:
     step beside the waiting one.
 
     Args:
-        budget: Bytes of the process (6 * 2**30 or "6GiB"), or a share of the baseline's step bytes ("65%").
+        budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of the baseline's step bytes ("65%").
         time: Time limit of the search in seconds, or as "10m". No trial begins after it; capture, baseline and the running
             trial end first. A search four times as long follows where no plan was measured.
         trials: Maximum number of trials.

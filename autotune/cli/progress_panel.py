@@ -99,7 +99,8 @@ class _StudyState:
         self.outcomes: Counter[str] = Counter()
         self.best: Finished | None = None
         self.last: Finished | None = None
-        self.running: Trial | None = None
+        self.running: dict[int, Trial] = {}
+        """Trials that run now, by number: several on several devices."""
         self.warning = ""
         self.activity = ""
         self.lock = threading.Lock()
@@ -107,6 +108,8 @@ class _StudyState:
         self.activity_printed = -LINE_SECONDS
         """Moment of the last line about an activity, in seconds on the monotonic clock."""
         self.disturbed = ""
+        self.device = ""
+        """Last line about further devices of a parallel search."""
         self.logged: list[str] = []
 
     def update(self, event: Event) -> None:
@@ -129,11 +132,11 @@ class _StudyState:
                         "times are wrong; tune under another --name when it is idle"
                     )
             case Measuring(trial):
-                self.running = trial
+                self.running[trial.number] = trial
             case Disturbed(reason):
                 self.disturbed = f"disturbed: {reason}; measuring again"
             case Finished(trial):
-                self.running = None
+                self.running.pop(trial.number, None)
                 self.disturbed = ""
                 self.outcomes[trial_verdict(trial)] += 1
                 self.last = event
@@ -143,6 +146,8 @@ class _StudyState:
                     self.best = event
             case Logged(message, store):
                 self.logged.append(f"{store}  {message}")
+                if store == "device":
+                    self.device = message
                 if store == "size":  # the search for a batch size has no phases: its last line is the activity
                     self.activity, self.activity_printed = message, time.monotonic()
 
@@ -173,8 +178,9 @@ class _StudyState:
         if self.activity:
             lines.append(Text(f"  now    {self.activity}"))
         lines += [Text(f"  {warning}", style="yellow") for warning in (self.warning, self.disturbed) if warning]
-        if self.running is not None:
-            lines.append(Text(f"  now    {_format_running(self.running)}"))
+        lines += [Text(f"  now    {_format_running(trial)}") for trial in self.running.values()]
+        if self.device:
+            lines.append(Text(f"  device {self.device}"))
         if self.best is not None:
             lines.append(Text(f"  best   {_format_finished(self.best)}", style="green"))
         if self.last is not None:

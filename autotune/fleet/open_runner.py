@@ -45,7 +45,9 @@ def find_class(config: Config) -> tuple[FleetConfig, DeviceClass] | None:
         if config.fleet is not None:
             raise ConfigError(f"--fleet {config.fleet}: no class is named; add --on CLASS")
         if config.parallel > 1:
-            raise ConfigError(f"parallel {config.parallel}: this machine is one device; add --fleet FILE --on CLASS")
+            raise ConfigError(
+                f"{config.ref}: parallel {config.parallel}: this machine is one device; add --fleet FILE --on CLASS"
+            )
         return None
     path = config.fleet or os.environ.get(FLEET_VARIABLE)
     if not path:

@@ -33,11 +33,10 @@ from autotune.measure.device.conditions import MachineConditions
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.device import Device
 from autotune.records.json_codec import read_optional, write_whole
-from autotune.records.measurement import Measurement, Outcome
+from autotune.records.measurement import Measurement
 from autotune.records.run_dir import lock_file
+from autotune.study.runner import MAX_LOSSES, make_lost_measurement
 
-MAX_LOSSES = 2
-"""Number of devices lost under one plan after which the plan counts as crashed."""
 ATTEMPTS = 4
 """Number of successive attempts to reach a device, after which there is none."""
 PAUSE_SECONDS = 1.0
@@ -112,6 +111,7 @@ class RemoteRunner:
             try:
                 result = self._ask(call, Measurement)
             except FarEndLostError as error:
+                self._refuse_if_aborted()
                 hosts.append(host := self._host)
                 self._lose(error)
                 if not self.replaces_lost_device:
@@ -119,9 +119,7 @@ class RemoteRunner:
                     raise DeviceLostError(text, host or "a device") from None
                 continue
             return replace(result, node=self._host, lost_nodes=tuple(hosts))
-        detail = f"{len(hosts)} devices were lost while it ran: {', '.join(hosts)}"
-        device = self._prepared.device if self._prepared is not None else None
-        return Measurement(Outcome.CRASHED, detail, device=device, lost_nodes=tuple(hosts))
+        return make_lost_measurement(hosts, self._prepared.device if self._prepared is not None else None)
 
     def renew(self) -> None:
         """Use new processes for the next measurement; a device that is gone uses new ones anyway."""
@@ -154,6 +152,7 @@ class RemoteRunner:
             try:
                 return ask()
             except FarEndLostError as error:
+                self._refuse_if_aborted()
                 self._lose(error)
                 if attempt == ATTEMPTS:
                     raise DeviceLostError(
@@ -219,12 +218,16 @@ class RemoteRunner:
         return self._expect(reply, kind)
 
     def _open(self) -> None:
+        self._refuse_if_aborted()
         self._channel = self.open_channel(self.report)
-        if self._is_aborted:  # looked at after the channel is there, so that `abort` or this closes it
-            raise DeviceRefusedError("the study needs no further device")
+        self._refuse_if_aborted()  # once more with the channel there, so that `abort` or this closes it
         with self._note_wait():
             self.facts = self._expect(self._channel.ask(self.request, self.report), NodeFacts)
         check_node(self.request.device_class, self.facts)
+
+    def _refuse_if_aborted(self) -> None:
+        if self._is_aborted:
+            raise DeviceRefusedError("the study needs no further device")
 
     def _note_wait(self) -> AbstractContextManager[None]:
         """Record that the study has no device, until the device answers; without a name nothing is recorded."""

@@ -3,10 +3,13 @@
 import contextlib
 import itertools
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from autotune.errors import AutotuneError
 from autotune.records.json_codec import from_json, parse_json, to_json
@@ -32,7 +35,8 @@ class WaitingFile:
     """File with the waits of one process. Errors on writing are ignored, because only the dashboard reads it."""
 
     def __init__(self, runs: Path) -> None:
-        self._path = runs / "fleet" / FOLDER / f"{os.getpid()}-{next(_NUMBERS)}.json"
+        process = f"{os.getpid()}-{round(psutil.Process().create_time())}"
+        self._path = runs / "fleet" / FOLDER / f"{socket.gethostname()}~{process}-{next(_NUMBERS)}.json"
         self._waits: dict[tuple[str, str], DeviceWait] = {}
 
     def update(self, waits: Iterable[tuple[str, str]]) -> None:
@@ -68,11 +72,28 @@ def record_wait(runs: Path, name: str, device_class: str) -> Iterator[None]:
 
 
 def read_waiting(runs: Path) -> list[DeviceWait]:
-    """Return the present waits, the longest first. Damaged files, and files of processes that ended, are skipped."""
+    """Return the present waits, the longest first.
+
+    Damaged files are skipped. Files of this machine's processes that ended are deleted; those of other machines count.
+    """
     waits: list[DeviceWait] = []
     for path in (runs / "fleet" / FOLDER).glob("*.json"):
-        if not Path(f"/proc/{path.name.partition('-')[0]}").exists():
+        if _has_ended(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
             continue
         with contextlib.suppress(OSError, ValueError, TypeError, AutotuneError):
             waits += [from_json(DeviceWait, document, where=str(path)) for document in parse_json(path.read_bytes())]
     return sorted(waits, key=lambda wait: (wait.since, wait.name))
+
+
+def _has_ended(path: Path) -> bool:
+    """Return True if a file is of a process of this machine that does not run any more."""
+    host, _, process = path.stem.rpartition("~")
+    if host and host != socket.gethostname():
+        return False
+    try:
+        pid, begin, _ = map(int, process.split("-"))
+        return round(psutil.Process(pid).create_time()) != begin
+    except (ValueError, psutil.NoSuchProcess):
+        return True

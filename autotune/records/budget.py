@@ -12,6 +12,15 @@ STEP_PREFIX = "step:"
 """Prefix of a budget in bytes of the step."""
 
 
+def format_step_budget(nbytes: int) -> str:
+    """Return the budget of a step with these bytes, rounded down to KiB.
+
+    >>> format_step_budget(8_342_592)
+    'step:8147KiB'
+    """
+    return f"{STEP_PREFIX}{nbytes // 1024}KiB"
+
+
 def tolerated_bytes(budget_bytes: int, tolerance: float) -> int:
     """Return the highest charge that a budget with this tolerance accepts.
 

@@ -1,13 +1,23 @@
 """Define the protocol of a runner, which executes steps on a device, and runners that wrap another one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
+from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
+
+MAX_LOSSES = 2
+"""Number of devices lost while they run one plan, at which its trial is recorded as crashed."""
+
+
+def make_lost_measurement(hosts: Sequence[str], device: Device | None) -> Measurement:
+    """Return the measurement of a plan under which these hosts were lost."""
+    detail = f"{len(hosts)} devices were lost while it ran: {', '.join(hosts)}"
+    return Measurement(Outcome.CRASHED, detail, device=device, lost_nodes=tuple(hosts))
 
 
 class Runner(Protocol):

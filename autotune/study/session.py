@@ -252,7 +252,7 @@ class _Session:
         self.progress(PhaseStarted(StudyPhase.SEARCH))
         if len(self.devices) > 1 and not self.is_spent():
             pool = DevicePool(self.devices, self.graph.digest, self.has_time)
-            steps = self.has_enough, self.propose, self.record
+            steps = self.has_enough, self.is_used_up, self.propose, self.record
             ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
         while not self.is_spent():
             began = time.monotonic()  # choosing a move takes seconds on large graphs
@@ -284,13 +284,17 @@ class _Session:
     def has_enough(self, pending: int = 0) -> bool:
         """Return True if no further trial may start: trials, time or patience are used up.
 
-        `pending` is the number of planned, unrecorded trials. The time of one more trial and of the confirmation is reserved.
+        `pending` is the number of planned, unrecorded trials.
         """
+        return self.is_used_up(pending) or self.trials_without_gain >= self.config.patience
+
+    def is_used_up(self, pending: int = 0) -> bool:
+        """Return True if trials or time are used up. The time of one more trial and of the confirmation is reserved."""
         searched = pending + sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
         confirming = reserved_seconds(self.config.objective, self.longest_seconds, self.config.time_seconds)
         reserved = self.longest_seconds + max(self.longest_seconds, confirming)
-        return enough or self.seconds_left <= reserved or self.trials_without_gain >= self.config.patience
+        return enough or self.seconds_left <= reserved
 
     @property
     def seconds_left(self) -> float:

@@ -1,8 +1,10 @@
 """Origin of a benchmark's figures, and a median with its interval as text."""
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ from autotune.records.json_codec import to_json
 from autotune.study.verdicts.statistics import Interval
 
 ROOT = Path(__file__).parents[2]
+SAME_MACHINE = ("kind", "silicon", "cores", "torch", "processors")
+"""Facts of a machine that change times. A record of the device alone has no `processors`."""
+MEMORY_TOLERANCE = 0.01
+"""Relative difference of the memory of one machine: its kernel reserves another amount at each start."""
 
 
 def collect_facts() -> dict[str, Any]:
@@ -28,6 +34,22 @@ def collect_facts() -> dict[str, Any]:
         "command": " ".join(["python", "-m", module, *sys.argv[1:]]),
         "load_before": os.getloadavg()[0],
     }
+
+
+def is_same_machine(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Return True if results of two recorded machines belong together.
+
+    The release of the kernel and the exact size of the memory may differ, since a restart changes both.
+
+    >>> machine = {"silicon": "a chip", "torch": "2.13.0", "memory_bytes": 25_276_502_016, "driver": "Linux 6.18.44"}
+    >>> is_same_machine(machine, machine | {"memory_bytes": 25_276_514_304, "driver": "Linux 6.18.45"})
+    True
+    >>> is_same_machine(machine, machine | {"torch": "2.14.0"})
+    False
+    """
+    return all(stored.get(fact) == current.get(fact) for fact in SAME_MACHINE) and math.isclose(
+        stored["memory_bytes"], current["memory_bytes"], rel_tol=MEMORY_TOLERANCE
+    )
 
 
 def format_origin(document: dict[str, Any]) -> str:

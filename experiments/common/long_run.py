@@ -11,7 +11,8 @@ from experiments.common.facts import ROOT
 def parse_paths(description: str, folder: Path, *, config: str, tiny: str, tiny_help: str) -> tuple[Path, Path, Path]:
     """Parse the command line; return the config, the directory of the runs, and that of the results.
 
-    `--tiny` writes its config into the directory of the runs, and its results beside it. `--fresh` deletes both directories.
+    `--tiny` writes its config into the directory of the runs, and its results beside it. `--fresh` deletes the directory of the
+    runs, and the benchmark's own files in that of the results: `NAME.json` and `summary.md`.
 
     Args:
         description: Text of `--help`.
@@ -30,7 +31,9 @@ def parse_paths(description: str, folder: Path, *, config: str, tiny: str, tiny_
     out: Path = options.out or (work / "results" if options.tiny else folder / "results")
     if options.fresh:
         shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(out, ignore_errors=True)
+        # `--out` may name a directory with other files
+        for name in (f"{folder.name}.json", "summary.md"):
+            (out / name).unlink(missing_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     if not options.tiny:
         return options.config.resolve(), work, out

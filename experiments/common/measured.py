@@ -15,6 +15,7 @@ from autotune.measure.spec import Spec
 from autotune.records.measurement import Measurement, Outcome
 from autotune.report.claims import RESULT, Claim, Figure, read, write
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.facts import collect_facts
 from experiments.common.simulated import CAPTURED, collect_origin, plan_for_budget
 
 SAMPLES = 4
@@ -118,5 +119,6 @@ def run_parts(
     origins = {"simulated": collect_origin()} if "simulated" in parts else {}
     write(folder, [*rows, *(claim for claim in stored if claim.kind == "measured")], origins)
     if "measured" in parts:
-        write(folder, [*rows, *measure()], {"measured": collect_origin()})
+        facts = collect_facts()
+        write(folder, [*rows, *measure()], {"measured": collect_origin(facts)})
     draw([claim for claim in read(folder) if claim.kind == "measured"])

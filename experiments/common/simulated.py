@@ -28,9 +28,12 @@ CAPTURED: dict[str, str] = {}
 """Digests of the graphs that this process captured, by name: the origin of a claim's figures."""
 
 
-def collect_origin() -> dict[str, Any]:
-    """Return machine, commit, date and command of this run, and the digests of the graphs that it captured."""
-    return collect_facts() | {"graphs": dict(CAPTURED)}
+def collect_origin(facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return machine, commit, date and command of this run, and the digests of the graphs that it captured.
+
+    `facts` were collected before a measurement, so that they have the load before it.
+    """
+    return {**(collect_facts() if facts is None else facts), "graphs": dict(CAPTURED)}
 
 
 def capture_step(make: Callable[[], Workload], name: str) -> GraphAndCosts:

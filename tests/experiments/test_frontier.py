@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from autotune.testing.graphs import training_chain
 from autotune.workloads.zoo import ZOO
 from experiments.benchmarks.frontier import __main__ as run
 from experiments.benchmarks.frontier import bench, peers, summary
+from experiments.common.commands import UNFINISHED
 from tests.workloads.zoo.tiny import TINY
 
 
@@ -208,6 +210,72 @@ def test_of_three_parts_only_those_that_are_asked_for_are_measured(
     frontier.record["peers"] |= {"eager": seen, "checkpoint": seen}
     frontier.run()
     assert did == [part]
+
+
+def make_options(**others: Any) -> argparse.Namespace:
+    names = {"peers": ["selective", "checkpoint"], "parts": list(run.PARTS)}
+    return argparse.Namespace(**{"tiny": False, "again": [], "time": 900.0, "planning": 1.0, **names, **others})
+
+
+def test_what_time_was_short_for_is_named_and_what_memory_is_short_for_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    frontier = run.ModelFrontier("resnet50", tmp_path, make_options(), tmp_path)
+    frontier.record["peers"] |= {"eager": {"step_peak_bytes": 2**30}, "selective": {"step_peak_bytes": 2**29}}
+    left = frontier.find_unmeasured()
+    assert left[:3] == ["checkpoint", "traced", "lowest"]
+    assert left[3:] == [f"plan for {budget / 2**20:.3f} MiB" for budget in frontier.missing_budgets()]
+    frontier.record["peers"]["checkpoint"] = {"failed": "no"}
+    frontier.record["ours"] |= {"traced": {}, "lowest": {"step_peak_bytes": 2**30}}
+    assert frontier.find_unmeasured() == []
+    monkeypatch.setattr(run.ModelFrontier, "time_share", 1.0)
+    assert frontier.find_unmeasured() == [f"seconds of {name}" for name in ("selective", "traced", "lowest")]
+
+
+@pytest.mark.parametrize(("left", "code"), [([], None), (["checkpoint"], UNFINISHED)])
+def test_a_run_whose_time_ended_before_its_work_ends_unfinished(
+    left: list[str],
+    code: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(run.ModelFrontier, "run", lambda self: left)
+    monkeypatch.setattr(run, "summarize", lambda out: "")
+    monkeypatch.setattr("sys.argv", [run.__file__, "--models", "lstm", "--out", str(tmp_path)])
+    if code is None:
+        run.main()
+        return
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == code
+    assert "lstm: checkpoint" in capsys.readouterr().err
+
+
+def test_results_are_continued_after_a_restart_and_refused_on_another_machine(tmp_path: Path):
+    frontier = run.ModelFrontier("resnet50", tmp_path, make_options(), tmp_path)
+    frontier.record["peers"]["eager"] = {"step_peak_bytes": 1}
+    frontier.write()
+    machine = frontier.facts["machine"]
+    stored = json.loads(frontier.path.read_text())
+    frontier.path.write_text(json.dumps(stored | {"machine": machine | {"driver": "Linux 0.0.1"}}))
+    again = run.ModelFrontier("resnet50", tmp_path, make_options(), tmp_path)
+    assert again.record["peers"] == frontier.record["peers"]
+    frontier.path.write_text(json.dumps(stored | {"machine": machine | {"torch": "1.0"}}))
+    with pytest.raises(SystemExit, match="is of another machine"):
+        run.ModelFrontier("resnet50", tmp_path, make_options(), tmp_path)
+
+
+def test_a_crash_between_the_two_files_leaves_no_result_without_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    frontier = run.ModelFrontier("resnet50", tmp_path, make_options(), tmp_path)
+    frontier.plans["lowest"] = {}
+    monkeypatch.setattr(run, "write_result", lambda *_: pytest.fail("crash"))
+    with pytest.raises(pytest.fail.Exception):
+        frontier.write()
+    assert not frontier.path.exists()
+    assert json.loads(frontier.plans_path.read_text()) == {"lowest": {}}
 
 
 def test_only_what_compiles_may_wait_for_another_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

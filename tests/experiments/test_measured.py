@@ -46,6 +46,15 @@ def test_each_part_keeps_the_origin_of_its_own_run(tmp_path, monkeypatch):
     assert {"machine", "commit", "graphs", "date", "command"} <= origins["simulated"].keys()
 
 
+def test_the_facts_of_a_measured_part_are_collected_before_it(tmp_path, monkeypatch):
+    did: list[str] = []
+    monkeypatch.setattr(measured, "collect_facts", lambda: did.append("facts") or {"commit": "c0ffee"})
+    monkeypatch.setattr(sys, "argv", ["run.py", "--parts", "measured"])
+    measured.run_parts(tmp_path, "", list, lambda: did.append("measured") or [], lambda _: None)
+    assert did == ["facts", "measured"]
+    assert read_origins(tmp_path)["measured"]["commit"] == "c0ffee"
+
+
 @pytest.mark.parametrize("parts", [["simulated"], ["measured"], []])
 def test_a_part_that_is_not_made_again_keeps_its_claims(parts: list[str], tmp_path, monkeypatch):
     old = [CLAIM, measured.build_measured_claim(CLAIM, RATIO)]

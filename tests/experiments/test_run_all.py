@@ -1,6 +1,8 @@
 """All experiments in sessions that resume: what is run, what waits, and what a session leaves for the next one."""
 
 import json
+import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from experiments import listing, run_all
 from experiments.all_experiments import EXPERIMENTS, Experiment
+from experiments.common.commands import UNFINISHED
 from experiments.run_all import Machine, Session, Status
 
 FIRST, SECOND, THIRD = (Experiment(f"benchmarks/{name}", minutes=5, is_timed=name == "b") for name in "abc")
@@ -33,7 +36,14 @@ class FakeMachine:
     ) -> Session:
         machine = Machine(lambda: self.busy.pop(0) if self.busy else "", self.execute, lambda: self.seconds, self.sleep)
         deadline = None if minutes is None else self.seconds + 60 * minutes
-        return Session(commit, machine, folder / "runs" / "state.json", folder, waits=waits, deadline=deadline)
+        state = folder / "runs" / "state.json"
+        return Session(commit, machine, state, folder, waits=waits, deadline=deadline, device="cpu-chip-2")
+
+
+def write_file(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def test_what_is_done_at_this_commit_is_not_run_again(tmp_path: Path):
@@ -56,7 +66,7 @@ def test_a_failed_experiment_does_not_end_the_session_and_runs_again_in_the_next
     machine = FakeMachine(codes={"a": 3})
     ends = machine.session(tmp_path).run([FIRST, SECOND])
     assert ends == {FIRST.name: Status.FAILED, SECOND.name: Status.DONE}
-    assert run_all.summarize(ends) == "done (1): benchmarks/b\nfailed (1): benchmarks/a"
+    assert run_all.summarize(ends, {}) == "done (1): benchmarks/b\nfailed (1): benchmarks/a"
     machine.codes = {}
     assert machine.session(tmp_path).run([FIRST, SECOND])[FIRST.name] is Status.DONE
     assert machine.ran == ["a", "b", "a"]
@@ -101,10 +111,127 @@ def test_one_that_resumes_starts_anyway_and_goes_on_at_the_same_commit(tmp_path:
     assert (tmp_path / "runs" / "set_aside" / result.relative_to(tmp_path)).read_text() == "of another commit"
 
 
+def test_one_that_ends_unfinished_is_continued_in_the_next_session(tmp_path: Path):
+    long = Experiment("benchmarks/a", resumes=True)
+    machine = FakeMachine(codes={"a": UNFINISHED})
+    assert machine.session(tmp_path).run([long]) == {long.name: Status.INTERRUPTED}
+    part = write_file(tmp_path / "experiments/benchmarks/a/results/results.json")
+    machine.codes = {}
+    assert machine.session(tmp_path).run([long]) == {long.name: Status.DONE}
+    assert part.exists()
+
+
+@pytest.mark.parametrize("code", [1, UNFINISHED])
+def test_what_needs_another_waits_until_that_is_done_at_this_commit(tmp_path: Path, code: int):
+    reader = Experiment("benchmarks/c", needs=(FIRST.name,), is_timed=False)
+    machine = FakeMachine()
+    machine.session(tmp_path, commit="facade").run([FIRST])
+    machine.codes = {"a": code}
+    session = machine.session(tmp_path)
+    ends = session.run([FIRST, reader])
+    assert ends[reader.name] is Status.WAITING
+    assert "benchmarks/c (benchmarks/a not done at c0ffee)" in run_all.summarize(ends, session.reasons)
+    machine.codes = {}
+    assert set(machine.session(tmp_path).run([FIRST, reader]).values()) == {Status.DONE}
+    assert machine.ran == ["a", "a", "a", "c"]
+
+
+def test_results_of_other_devices_stay(tmp_path: Path):
+    long = Experiment("benchmarks/a", results="results/{device}/*.json", resumes=True)
+    names = ("net.json", "net.plans.json")
+    here, there = (
+        [write_file(tmp_path / "experiments/benchmarks/a/results" / device / name) for name in names]
+        for device in ("cpu-chip-2", "cpu-chip-4")
+    )
+    assert long.find_results(tmp_path) == [here[0], there[0]]
+    FakeMachine().session(tmp_path).run([long])
+    assert not any(path.exists() for path in here)
+    assert all(path.exists() for path in there)
+
+
+@pytest.mark.parametrize("busy", [0, 5])
+def test_nothing_is_set_aside_for_a_session_that_is_nearly_over(tmp_path: Path, busy: int):
+    long = Experiment("benchmarks/a", minutes=60, resumes=True)
+    result = write_file(tmp_path / "experiments/benchmarks/a/results/results.json")
+    machine = FakeMachine(busy=["another job"] * busy)
+    session = machine.session(tmp_path, waits=True, minutes=4 + busy)
+    assert session.run([long]) == {long.name: Status.LATER}
+    assert result.exists()
+
+
+def test_results_of_allocators_on_another_machine_are_set_aside_and_old_champions_with_the_nights(tmp_path: Path):
+    table = {experiment.short_name: experiment for experiment in EXPERIMENTS}
+    moved = [write_file(tmp_path / "experiments/benchmarks/allocators/results/results.json")]
+    moved += [write_file(tmp_path / f"runs/{name}-benchmark/begun", "2") for name in ("nights", "transfer")]
+    FakeMachine().session(tmp_path).run([table[name] for name in ("allocators", "nights", "transfer")])
+    assert not any(path.exists() for path in moved)
+    assert all((tmp_path / "runs/set_aside" / path.relative_to(tmp_path)).exists() for path in moved)
+
+
 def test_a_command_that_outlasts_its_seconds_is_interrupted():
     python = [run_all.sys.executable, "-c"]
     assert run_all.execute([*python, "raise SystemExit(3)"], 60.0) == 3
     assert run_all.execute([*python, "import time; time.sleep(600)"], 0.5) is None
+
+
+PATIENT = """
+import signal, sys, time
+from pathlib import Path
+def end(number, frame):
+    time.sleep(1.0)  # longer than subprocess.run waits for a command after an interrupt
+    Path(sys.argv[1]).touch()
+    sys.exit(130)
+signal.signal(signal.SIGINT, end)
+time.sleep(600)
+"""
+LEADER = """
+import sys
+from experiments.common.commands import run_to_end
+run_to_end([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+"""
+
+
+def test_an_interrupt_reaches_the_command_below_an_experiment_which_has_time_to_end(tmp_path: Path):
+    ended = tmp_path / "ended"
+    assert run_all.execute([run_all.sys.executable, "-c", LEADER, PATIENT, str(ended)], 3.0) is None
+    assert ended.exists()
+
+
+def test_an_interrupt_ends_an_experiment_also_where_run_all_ignores_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_all, "GRACE_SECONDS", 20.0)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    began = run_all.time.monotonic()
+    try:
+        assert run_all.execute([run_all.sys.executable, "-c", "import time; time.sleep(600)"], 0.5) is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert run_all.time.monotonic() - began < 15
+
+
+def test_pages_and_results_do_not_change_the_commit_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+
+    def commit(*names: str) -> str:
+        for name in names:
+            with write_file(tmp_path / name, "").open("a") as file:
+                file.write(f"{name} {len(hashes)}")
+        for arguments in (["add", "."], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"]):
+            subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+        hashes.append(run_all.read_commit())
+        return hashes[-1]
+
+    hashes: list[str] = []
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    code = commit("experiments/benchmarks/a/__main__.py", "autotune/x.py", "configs/x.yaml")
+    others = (
+        "experiments/README.md",
+        "experiments/benchmarks/a/README.md",
+        "experiments/benchmarks/a/results/b/c.json",
+    )
+    assert [commit(name) for name in others] == [code] * 3
+    (tmp_path / others[0]).write_text("not committed")
+    assert run_all.read_commit() == code
+    assert commit("experiments/benchmarks/a/__main__.py") != code
 
 
 def test_the_list_says_what_results_record_and_what_they_do_not(tmp_path: Path):
@@ -135,6 +262,13 @@ def test_the_table_names_every_benchmark_and_claim():
     for experiment in EXPERIMENTS:
         module = folder / experiment.name
         assert (module / "__main__.py").exists() or module.with_suffix(".py").exists()
+
+
+def test_what_an_experiment_needs_comes_before_it():
+    names = [experiment.name for experiment in EXPERIMENTS]
+    for position, experiment in enumerate(EXPERIMENTS):
+        assert set(experiment.needs) <= set(names[:position])
+    assert {experiment.short_name for experiment in EXPERIMENTS if experiment.needs} == {"pareto", "landscape/replays"}
 
 
 def test_the_list_runs_nothing_and_names_of_nothing_are_refused(capsys: pytest.CaptureFixture[str]):

@@ -80,6 +80,29 @@ def test_of_two_studies_that_begin_at_once_on_unequal_devices_one_is_refused(
     assert refusals[0].endswith(f"; after an upgrade of all nodes delete {tmp_path / 'fleet' / 'fake.json'}")
 
 
+def test_an_aborted_runner_opens_no_other_device_and_reports_no_loss(tmp_path: Path):
+    opened, lines = [], list[str]()
+
+    class Ended(Far):
+        def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+            if type(call) is PrepareCall:
+                runner.abort()
+                raise FarEndLostError("gone")
+            return super().ask(call, report)
+
+    def open_channel(report: Any) -> Far:
+        opened.append(1)
+        return Ended()
+
+    runner = dataclasses.replace(make_runner(tmp_path, open_channel), report=lines.append)
+    for _ in range(2):
+        with pytest.raises(DeviceRefusedError, match="the study needs no further device"):
+            runner.prepare()
+    assert len(opened) == 1
+    assert runner.lost == 0
+    assert lines == []
+
+
 def test_a_device_in_the_place_of_a_lost_one_is_checked_before_it_measures_the_baseline(tmp_path: Path):
     equal, unequal = Far(), Far(dataclasses.replace(DEVICE, silicon="Fake 8000"))
     for second, refused in ((equal, False), (unequal, True)):

@@ -1,7 +1,6 @@
 """Who waits for a device: recorded as long as it waits, by a study as by a night."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from autotune.fleet.waiting import WaitingFile, read_waiting, record_wait
@@ -33,12 +32,21 @@ def test_a_wait_keeps_its_begin_while_others_come_and_go(tmp_path: Path):
     assert read_waiting(tmp_path) == []
 
 
-def test_waits_of_killed_processes_and_damaged_files_are_left_out(tmp_path: Path):
-    folder = tmp_path / "fleet" / "waiting"
-    folder.mkdir(parents=True)
-    (folder / "999999999-1.json").write_text('[{"name": "x", "device_class": "l4", "since": 1.0}]')
-    (folder / f"{os.getpid()}-900.json").write_text('[{"name": ')
-    assert read_waiting(tmp_path) == []
+def test_waits_of_ended_processes_are_deleted_and_those_of_other_machines_kept(tmp_path: Path):
+    with record_wait(tmp_path, "runs/one", "a100"):
+        (own,) = (tmp_path / "fleet" / "waiting").glob("*.json")
+        host, process = own.stem.split("~")
+        pid, begin, _ = process.split("-")
+        killed = own.with_name(f"{host}~999999999-{begin}-1.json")
+        reused = own.with_name(f"{host}~{pid}-{int(begin) - 60}-1.json")  # another process has the number now
+        elsewhere = own.with_name(f"{host}x~{pid}-1-1.json")
+        for path, name in ((killed, "killed"), (reused, "reused"), (elsewhere, "elsewhere")):
+            path.write_text(f'[{{"name": "{name}", "device_class": "l4", "since": 1.0}}]')
+        own.with_name(f"{host}~{pid}-{begin}-900.json").write_text('[{"name": ')  # damaged
+        assert [wait.name for wait in read_waiting(tmp_path)] == ["elsewhere", "runs/one"]
+        assert not killed.exists()
+        assert not reused.exists()
+        assert elsewhere.exists()
 
 
 def test_a_study_waits_until_its_device_answers(tmp_path: Path):
@@ -49,7 +57,7 @@ def test_a_study_waits_until_its_device_answers(tmp_path: Path):
             waits.append([wait.name for wait in read_waiting(tmp_path)])
             return super().ask(call, report)
 
-    runner = dataclasses.replace(make_runner(tmp_path, lambda report: Watching()), name="runs/one")
+    runner = dataclasses.replace(make_runner(tmp_path, lambda report: Watching()), wait_name="runs/one")
     runner.prepare()
     assert waits == [["runs/one"], []]
 

@@ -63,9 +63,10 @@ def test_kernels_that_round_differently_pass_on_nets_of_batch_norm_and_relu(seed
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_kernels")
-def test_kernels_of_inductor_pass_on_a_net_of_batch_norm_and_relu():
-    compile_regions(fuse(capture(draw_norm_net(2))))
-    check_net(2)
+@pytest.mark.parametrize("seed", [2, 7])
+def test_kernels_of_inductor_pass_on_nets_of_batch_norm_and_relu(seed: int):
+    compile_regions(fuse(capture(draw_norm_net(seed))))
+    check_net(seed)
 
 
 def test_regions_run_one_by_one_have_the_bits_of_the_captured_step():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError
-from autotune.records.config import BATCH_OBJECTIVES, Config
+from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
 from autotune.records.run_dir import RunDir, lock_run_dir
 from autotune.study.batch.measurements import SizeMeasurer, config_at_size, plan_path
 from autotune.study.batch.race import CaptureSteps, SizeRace
@@ -41,6 +41,7 @@ _FREE_KEYS = frozenset(
         "sampler",
         "fleet",
         "on",
+        "parallel",
     )
 )
 """Keys of a config that may differ where a search is continued."""
@@ -121,8 +122,12 @@ def _refuse_other_request(config: Config, search: BatchSearch, run_dir: Path) ->
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a search depends on: all keys but limits of time, and places of files."""
-    return {key: value for key, value in config.items() if key not in _FREE_KEYS}
+    """Return what a search depends on: all keys but limits of time, places of files, and devices.
+
+    A key that an earlier version did not have has its default.
+    """
+    defaults = Config.model_validate({"workload": config["workload"]}).model_dump(mode="json")
+    return {key: value for key, value in {**defaults, **config}.items() if key not in _FREE_KEYS}
 
 
 def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed_seconds: float) -> Config:
@@ -134,6 +139,9 @@ def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed
     chosen = config_at_size(
         config, search.argument, search.chosen, loop, budget=search.budget, limit_bytes=search.limit_bytes
     )
+    if (recorded := RunDir(run_dir).config).exists():  # a study that goes on keeps its budget
+        earlier = load_config(str(recorded))
+        chosen = chosen.model_copy(update={"budget": earlier.budget, "limit": earlier.limit})
     seed = plan_path(run_dir, search.chosen)
     if config.seed_from is None and seed.exists() and not RunDir(run_dir).trials.exists():
         chosen = chosen.model_copy(update={"seed_from": str(seed)})

@@ -8,7 +8,7 @@ from autotune.errors import CaptureError, ConfigError, InfeasibleError, Numerics
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.records import plan_file as planfile
-from autotune.records.budget import Budget
+from autotune.records.budget import Budget, format_step_budget
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir
@@ -49,22 +49,24 @@ def config_at_size(
         "budget": budget,
     }
     if limit_bytes is not None:
-        enforced_bytes = enforce_beyond(limit_bytes, config.device)
+        is_of_process = Budget.parse(budget).is_of_process
+        enforced_bytes = enforce_beyond(limit_bytes, config.device, is_of_process=is_of_process)
         lowest = min(enforced_bytes, config.limit_bytes or enforced_bytes)
         changes["limit"] = f"{lowest}B"
     return config.model_copy(update=changes)
 
 
-def enforce_beyond(budget_bytes: int, device_kind: str) -> int:
+def enforce_beyond(budget_bytes: int, device_kind: str, *, is_of_process: bool = True) -> int:
     """Return the limit to enforce for a budget of the process.
 
     On a CPU a limit also counts page cache, of libraries and of recorded results, which is no charge of the step. At a limit
-    without room for it the kernel drops and reads those pages again and again.
+    without room for it the kernel drops and reads those pages again and again. A budget of the step has the same margin on
+    every device, because the idle process may be larger in the process that measures a step.
 
     >>> enforce_beyond(2**30, "cpu") - 2**30 == 2**26, enforce_beyond(2**30, "cuda") == 2**30
     (True, True)
     """
-    if device_kind != "cpu":
+    if device_kind != "cpu" and is_of_process:
         return budget_bytes
     return budget_bytes + max(CACHE_BYTES, int(CACHE_SHARE * budget_bytes))
 
@@ -92,7 +94,12 @@ class SizeMeasurer:
         with self._open_runner(config) as runner:
             prepared, baseline = runner.prepare(), runner.baseline()
             _, budget_bytes = plan_within_budget(config, prepared, baseline)
-            search = replace(search, floor_bytes=prepared.floor_bytes, budget_bytes=max(budget_bytes, 0))
+            budget_bytes = max(budget_bytes, 0)
+            if budget.share is not None:  # what `BatchSearch.budget` names
+                budget_bytes = Budget.parse(format_step_budget(budget_bytes)).step_bytes(
+                    floor_bytes=prepared.floor_bytes, baseline_step_bytes=0
+                )
+            search = replace(search, floor_bytes=prepared.floor_bytes, budget_bytes=budget_bytes)
             return search.add(self._measure_sides(config, runner, search, size, began))
 
     def measure_eager(self, search: BatchSearch, size: StepSize) -> BatchSearch:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autotune.errors import InfeasibleError
-from autotune.records.budget import STEP_PREFIX
+from autotune.records.budget import format_step_budget
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
 from autotune.study.batch.estimate import BatchEstimate
@@ -43,8 +43,7 @@ def plan_largest(
         arguments = {**config.arguments, estimate.argument: size}
         sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
         surveyed = survey(sized)
-        is_of_process = config.parsed_budget.is_of_process
-        budget = config.budget if is_of_process else f"{STEP_PREFIX}{estimate.budget_bytes}B"
+        budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)
         try:
             return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed
         except InfeasibleError:

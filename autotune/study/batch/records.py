@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ConfigError
-from autotune.records.budget import STEP_PREFIX, Budget
+from autotune.records.budget import Budget, format_step_budget, tolerated_bytes
 from autotune.records.config import Config
 from autotune.records.json_codec import read_whole, write_whole
 from autotune.records.measurement import Measurement, Outcome
@@ -145,14 +145,15 @@ class BatchSearch:
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes of the process within the budget."""
-        return self.floor_bytes + self.budget_bytes
+        """Bytes of the process within the budget and its tolerance."""
+        tolerance = Budget.parse(str(self.config["budget"])).tolerance
+        return self.floor_bytes + tolerated_bytes(self.budget_bytes, tolerance)
 
     @property
     def budget(self) -> str:
-        """Budget for the study of any other batch size: the config's own if it is of the process, else `budget_bytes` of the step."""
+        """Budget for the study of any other batch size: the config's own, or `budget_bytes` of the step for a share."""
         requested = Budget.parse(str(self.config["budget"]))
-        return requested.text if requested.is_of_process else f"{STEP_PREFIX}{self.budget_bytes}B"
+        return requested.text if requested.share is None else format_step_budget(self.budget_bytes)
 
     @property
     def overheads(self) -> list[float]:

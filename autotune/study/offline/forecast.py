@@ -82,7 +82,8 @@ def forecast_frontier(
     lowest = low.estimate.peak_bytes
     steps = range(BUDGETS) if high > lowest else range(1)
     budgets = {lowest + (high - lowest) * step // (BUDGETS - 1) for step in steps}
-    budgets |= {budget for budget in extra_budgets if lowest < budget < high}
+    # a budget below the smallest plan is planned for, too: the planners may reach it, see `find_lowest`
+    budgets |= {budget for budget in extra_budgets if 0 < budget < high}
     patience = PLANNING_SECONDS / len(budgets)
     candidates = [low, *(best_plan(graph, costs, budget, searched, seconds=patience) for budget in sorted(budgets))]
     front: list[Candidate] = []

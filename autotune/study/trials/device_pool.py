@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.errors import AutotuneError, DeviceRefusedError
+from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.measurement import Measurement
@@ -65,6 +65,8 @@ class _Device:
     is_first: bool
     tasks: "queue.SimpleQueue[MeasureTask | None]" = field(default_factory=queue.SimpleQueue)
     is_free: bool = False
+    is_out: bool = False
+    """True if the search does not use the device any more."""
     thread: threading.Thread | None = None
 
 
@@ -100,6 +102,11 @@ class DevicePool:
         """True if a measurement can begin now."""
         return any(device.is_free for device in self._devices)
 
+    @property
+    def has_device(self) -> bool:
+        """True if a device measures, is free, or is being prepared."""
+        return not all(device.is_out for device in self._devices)
+
     def start(self, task: MeasureTask) -> None:
         """Start a measurement on a free device. Requires `has_free_device`."""
         device = next(device for device in self._devices if device.is_free)
@@ -109,6 +116,11 @@ class DevicePool:
     def wait(self) -> PoolEvent:
         """Wait for the next event and return it. It blocks without a limit; a signal handler may raise `Stopped` here."""
         device, event = self._events.get()
+        # without a host no device of the class is left: the first one stays out of use until the search ends
+        is_gone = isinstance(event, TrialEnded) and isinstance(event.result, DeviceLostError) and not event.result.host
+        device.is_out = isinstance(event, DeviceFailed) or (is_gone and device.is_first)
+        if device.is_out:
+            return event
         # a further device that failed in a measurement is ready after it has been prepared again
         has_failed = isinstance(event, TrialEnded) and isinstance(event.result, BaseException)
         if isinstance(event, DeviceReady) or (isinstance(event, TrialEnded) and (device.is_first or not has_failed)):
@@ -119,7 +131,7 @@ class DevicePool:
         """Close the idle further devices, so that another study, or a replacement of the first device, can use them."""
         for device in self._devices:
             if not device.is_first and device.is_free:
-                device.is_free = False
+                device.is_free, device.is_out = False, True
                 device.tasks.put(None)
                 device.runner.abort()
 
@@ -129,7 +141,7 @@ class DevicePool:
         until = time.monotonic() + CLOSE_SECONDS
         for device in self._devices:
             device.tasks.put(None)
-            if not device.is_first or not device.is_free:
+            if not device.is_first or not (device.is_free or device.is_out):
                 device.runner.abort()
         for device in self._devices:
             if device.thread is not None:

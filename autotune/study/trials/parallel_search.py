@@ -14,12 +14,17 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial
 from autotune.study.events import Disturbed, Logged, Measuring, Progress
 from autotune.study.interrupts import Interrupts, Stopped
-from autotune.study.trials.device_pool import DeviceDisturbed, DeviceFailed, DevicePool, MeasureTask, TrialEnded
+from autotune.study.runner import MAX_LOSSES, make_lost_measurement
+from autotune.study.trials.device_pool import (
+    DeviceDisturbed,
+    DeviceFailed,
+    DevicePool,
+    DeviceReady,
+    MeasureTask,
+    TrialEnded,
+)
 from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.verdicts.ranking import apply_rules
-
-MAX_LOSSES = 2
-"""Number of devices lost while they run one plan, at which its trial is recorded as crashed."""
 
 
 @dataclass(slots=True)
@@ -47,27 +52,38 @@ class ParallelSearch:
     progress: Progress
     has_enough: Callable[[int], bool]
     """`has_enough(pending)`: return True if no further trial may start. `pending` counts the unrecorded trials."""
+    is_used_up: Callable[[int], bool]
+    """`is_used_up(pending)`: return True if time or trials are used up, whatever the running trials yield."""
     propose: Callable[[Sequence[Trial]], Proposal]
     """Propose the next trial, given those that are pending."""
     record: Callable[[Trial, Proposal, float], None]
     """`record(trial, proposal, began)`: record a trial that ended."""
     running: dict[int, PendingTrial] = field(default_factory=dict)
     """Trials that are measured now, by number."""
+    last_loss: DeviceLostError = field(default_factory=lambda: DeviceLostError("no device is left; start one"))
+    """Reason why the first device is not used any more."""
     waiting: list[PendingTrial] = field(default_factory=list)
     """Planned trials that do not run: their device was lost, or another trial runs the same plan."""
 
     def run(self) -> None:
         """Search until time or trials run out; Stopped where a signal ends it before the running trials have ended."""
+        further = len(self.pool) - 1
+        self.progress(Logged(f"the search prepares {further} further device{'s' if further > 1 else ''}", "device"))
         try:
             self._start_trials()
             while self.running or self.waiting:
-                if self._is_ending():
+                if self.interrupts.received or self.is_used_up(len(self.running) + len(self.waiting)):
                     self.pool.close_free()
+                if not self.running and not self.pool.has_device:
+                    raise self.last_loss
                 with self.interrupts.breakable():
                     event = self.pool.wait()
                 match event:
                     case TrialEnded(number, result):
-                        self._finish(self.running.pop(number), result)
+                        self._finish(self.running[number], result)
+                        del self.running[number]
+                    case DeviceReady():
+                        self.progress(Logged("a further device is ready", "device"))
                     case DeviceDisturbed(reason):
                         self.progress(Disturbed(reason))
                     case DeviceFailed(reason):
@@ -167,9 +183,13 @@ class ParallelSearch:
                 if runs_again:
                     self.waiting.insert(0, pending)
                     return
-                hosts = ", ".join(pending.lost_nodes)
-                detail = f"{len(pending.lost_nodes)} devices were lost while it ran: {hosts}"
-                measurement = Measurement(Outcome.CRASHED, detail, device=self.maker.prepared.device)
+                measurement = make_lost_measurement(pending.lost_nodes, self.maker.prepared.device)
+                pending.lost_nodes = ()  # the measurement has them
+            case DeviceLostError():
+                self.last_loss = result
+                self.progress(Logged(f"{result}; trial {pending.trial.number} waits for a further device", "device"))
+                self.waiting.insert(0, pending)
+                return
             case PlanError() | InfeasibleError() | StoreError():
                 measurement = Measurement(Outcome.CRASHED, str(result))
             case BaseException():

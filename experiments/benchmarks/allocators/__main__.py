@@ -1,6 +1,8 @@
 """One training step under glibc's malloc, jemalloc, tcmalloc and the arena: charged bytes, seconds, page faults, results.
 
 `python -m experiments.benchmarks.allocators [--models NAME...] [--time 300]` measures in alternating blocks and writes `results/`.
+
+Models that the results have are left out, unless `--models` names them: run it again to continue.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from autotune.predict.simulate import simulate
 from autotune.records.json_codec import to_json
 from autotune.study.verdicts.statistics import CONFIDENCE, Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
-from experiments.common.facts import collect_facts, format_interval
+from experiments.common.facts import collect_facts, format_interval, is_same_machine
 from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
@@ -349,7 +351,9 @@ def log(what: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, help="measured, again if they have a result; all without one by default"
+    )
     parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
     parser.add_argument("--rounds", type=int, default=60, help="a block of every allocator each, at most")
     parser.add_argument("--time", type=float, default=300.0, help="seconds of rounds for each model")
@@ -365,10 +369,12 @@ def main() -> None:
     results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "graphs": {}, "models": {}}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["device"] != results["device"] and not options.summary:
+        if not is_same_machine(stored["device"], results["device"]) and not options.summary:
             raise SystemExit(f"{path} is of another machine: choose another --out, or take it away")
         results = {"graphs": {}} | stored
-    for name in () if options.summary else options.models:
+    facts = collect_facts()
+    models = options.models or [name for name in MODELS if name not in results["models"]]
+    for name in () if options.summary else models:
         arguments = _tiny(name) if options.tiny else MODELS[name]
         record = measure(name, arguments, options.allocators, options.rounds, options.time)
         results["models"] = {
@@ -379,7 +385,7 @@ def main() -> None:
         command = shlex.join(["python", "-m", "experiments.benchmarks.allocators", *sys.argv[1:]])
         results["commands"] = list(dict.fromkeys([*results["commands"], command]))
         results["graphs"] |= capture_digests({name: (name, arguments)})
-        results |= collect_facts()
+        results |= facts
         write_result(path, results, results["graphs"])
     text = summary(results)
     (out / "summary.md").write_text(text, encoding="utf-8")

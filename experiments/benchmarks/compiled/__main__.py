@@ -32,7 +32,8 @@ from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.compiled.ours import Capture, PlanBench
 from experiments.benchmarks.compiled.summary import summarize
 from experiments.benchmarks.frontier.bench import ModelBench
-from experiments.common.facts import collect_facts
+from experiments.common.commands import exit_unfinished
+from experiments.common.facts import collect_facts, is_same_machine
 from experiments.common.result_file import write_result
 from experiments.common.turns import describe_failure, remove_paths
 
@@ -71,10 +72,12 @@ class Model:
         }  # fmt: skip
         if self.path.exists():
             stored = json.loads(self.path.read_text(encoding="utf-8"))
-            for key in ("arguments", "machine"):
-                if stored[key] != to_json(self.record[key]):
-                    raise SystemExit(f"{self.path} is of another {key}: choose another --out, or take it away")
-            self.record = stored | {key: self.record[key] for key in ("commit", "date", "command", "load_before")}
+            if stored["arguments"] != to_json(self.record["arguments"]):
+                raise SystemExit(f"{self.path} is of other arguments: choose another --out, or take it away")
+            if not is_same_machine(stored["machine"], self.record["machine"]):
+                raise SystemExit(f"{self.path} is of another machine: choose another --out, or take it away")
+            facts = ("machine", "commit", "date", "command", "load_before")
+            self.record = stored | {key: self.record[key] for key in facts}
         for part in options.again:
             self.forget(part)
 
@@ -200,10 +203,10 @@ def find_tcmalloc() -> str:
 
 
 def refuse_busy_machine(*, anyway: bool) -> None:
-    """Raise SystemExit while other programs use the CPU."""
+    """Raise SystemExit with `UNFINISHED` while other programs use the CPU."""
     used = psutil.cpu_percent(interval=5.0)
     if used > IDLE_PERCENT and not anyway:
-        raise SystemExit(f"other programs use {used:.0f} % of the CPUs: end them and run the command again")
+        exit_unfinished(f"other programs use {used:.0f} % of the CPUs: end them and run the command again")
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 `python -m experiments.benchmarks.frontier [--models NAME...] [--peers NAME...] [--parts peers plans seconds] [--rounds 6] [--time 900] [--again plans]`
 
-Measures what the results do not have yet, and writes after every number: run it again until nothing is missing.
+Measures what the results do not have yet, and writes after every number: run it again until nothing is missing. The exit
+status is 75 if time ended before that.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from experiments.benchmarks.frontier.bench import ModelBench, exact_errors
 from experiments.benchmarks.frontier.ours import PlanBench
 from experiments.benchmarks.frontier.peers import PEERS
 from experiments.benchmarks.frontier.summary import summarize
-from experiments.common.facts import collect_facts
+from experiments.common.commands import exit_unfinished
+from experiments.common.facts import collect_facts, is_same_machine
 from experiments.common.result_file import write_result
 from experiments.common.turns import describe_failure
 
@@ -73,15 +75,19 @@ class ModelFrontier:
         self.plans: dict[str, Any] = {}
         if self.path.exists():
             stored = json.loads(self.path.read_text(encoding="utf-8"))
-            for key in ("arguments", "machine"):
-                if stored[key] != self.record[key]:
-                    raise SystemExit(f"{self.path} is of another {key}: choose another --out, or take it away")
+            if stored["arguments"] != self.record["arguments"]:
+                raise SystemExit(f"{self.path} is of other arguments: choose another --out, or take it away")
+            if not is_same_machine(stored["machine"], self.record["machine"]):
+                raise SystemExit(f"{self.path} is of another machine: choose another --out, or take it away")
             self.record, self.plans = stored, json.loads(self.plans_path.read_text(encoding="utf-8"))
             drop_results(self.record, options.again)
         self.bench = ModelBench(name, model, arguments, scratch)
 
-    def run(self) -> None:
-        """Measure the bytes of every peer, then ours at the same bytes, then seconds of all, interleaved."""
+    def run(self) -> list[str]:
+        """Measure the bytes of every peer, then ours at the same bytes, then seconds of all, interleaved.
+
+        Return the names of what is left for a further run, because the time of this one ended.
+        """
         command = shlex.join(["python", "-m", "experiments.benchmarks.frontier", *sys.argv[1:]])
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.record["commands"].append({"command": command, "started": started, "load": os.getloadavg()})
@@ -109,6 +115,22 @@ class ModelFrontier:
                 break
             self.time_session(missing)
             tried = missing
+        return self.find_unmeasured()
+
+    def find_unmeasured(self) -> list[str]:
+        """Return the names of missing peers, plans and seconds.
+
+        Before the time ends, only variants that lack memory have no seconds. They are not returned.
+        """
+        parts, records, names = self.options.parts, self.record["ours"], list[str]()
+        if "peers" in parts:
+            names += [name for name in self.options.peers if name not in self.record["peers"]]
+        if "plans" in parts:
+            names += [name for name in ("traced", "lowest") if name not in records]
+            names += [f"plan for {budget / 2**20:.3f} MiB" for budget in self.unplanned_budgets()]
+        if "seconds" in parts and self.time_share >= 1:
+            names += [f"seconds of {name}" for name in self.untimed()]
+        return names
 
     @property
     def time_share(self) -> float:
@@ -127,13 +149,17 @@ class ModelFrontier:
         lowest: int = self.record["ours"].get("lowest", {}).get("step_peak_bytes", 0)
         return lowest
 
+    def unplanned_budgets(self) -> list[int]:
+        """Return the budgets without a plan that is tried, the highest first."""
+        budgets = [record["budget_bytes"] for record in self.record["ours"].values() if "budget_bytes" in record]
+        todo = [b for b in self.missing_budgets() if not any(b / (1 + MERGED) <= k <= b for k in budgets)]
+        # what a budget got that cannot be kept is the lowest
+        return [budget for budget in todo if budget > self.lowest_bytes]
+
     def measure_plans(self) -> None:
         """Measure our plan for every budget that it can reach, and the lowest."""
         records = self.record["ours"]
-        budgets = [record["budget_bytes"] for record in records.values() if "budget_bytes" in record]
-        todo = [b for b in self.missing_budgets() if not any(b / (1 + MERGED) <= k <= b for k in budgets)]
-        # what a budget got that cannot be kept is the lowest
-        todo = [budget for budget in todo if budget > self.lowest_bytes]
+        todo = self.unplanned_budgets()
         if not todo and "lowest" in records and "traced" in records:
             return
         with PlanBench(self.bench, self.options.planning) as ours:
@@ -186,13 +212,15 @@ class ModelFrontier:
         self.write()
 
     def write(self) -> None:
+        """Write plans and results; after a crash in between no result lacks its plan."""
         graphs = {self.name: graph["digest"]} if (graph := self.record.get("graph")) else {}
-        write_result(self.path, self.record | self.facts, graphs)
+        self.plans_path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.plans_path.with_suffix(".draft")
         # one line for each plan: plans are thousands of numbers
         parts = [f"{json.dumps(key)}: {json.dumps(plan)}" for key, plan in self.plans.items()]
         draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
         draft.replace(self.plans_path)
+        write_result(self.path, self.record | self.facts, graphs)
 
 
 def drop_results(record: dict[str, Any], parts: Collection[str]) -> None:
@@ -235,17 +263,21 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="measure nothing, write the tables and plots anew")
     options = parser.parse_args()
     out = HERE / (options.out or f"results/{'tiny-' if options.tiny else ''}{this_device('cpu').key}")
-    failed = []
+    failed, unfinished = [], []
     for name in () if options.summary else options.models:
         with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
             try:
-                ModelFrontier(name, out, options, Path(scratch)).run()
+                missing = ModelFrontier(name, out, options, Path(scratch)).run()
             except ChildError as failure:
                 failed.append(f"{name}: {describe_failure(failure)}")
+            else:
+                unfinished += [f"{name}: {', '.join(missing)}"] if missing else []
         summarize(out)
     print(summarize(out))
     if failed:
         raise SystemExit("\n".join(failed))
+    if unfinished:
+        exit_unfinished("\n".join(["not measured yet; run the command again:", *unfinished]))
 
 
 def _tiny(model: str, arguments: dict[str, Any]) -> dict[str, Any]:

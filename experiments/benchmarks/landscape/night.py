@@ -9,7 +9,6 @@ Run it again to continue: landscapes with a file are skipped, and an interrupted
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def main() -> None:
             continue
         if name in options.fresh:
             shutil.rmtree(options.work / name, ignore_errors=True)
-        code = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
+        code = run_to_end([sys.executable, *command], cwd=ROOT).returncode
         if code > 128 or code < 0:  # a signal ends the night
             raise SystemExit(code if code > 128 else 128 - code)
         if code:

@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     arguments = ["DIR" if part in {str(options.minimalloc), str(options.out)} else part for part in sys.argv[1:]]
-    facts = {
+    facts = collect_facts() | {
         "command": shlex.join(["python", "-m", "experiments.benchmarks.layout", *arguments]),
         "device": to_json(this_device("cpu")),
         "load": os.getloadavg()[0],
@@ -181,7 +181,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     graphs = capture_digests({name: (name, MODELS[name]) for name in options.models})
-    document = {**collect_facts(), **facts, "rows": [asdict(row) for row in rows]}
+    document = {**facts, "rows": [asdict(row) for row in rows]}
     write_result(options.out / "results.json", document, graphs)
     with (options.out / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(LayoutRow)], lineterminator="\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.records.run_dir import write_text
+from experiments.common.commands import exit_unfinished, run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
 
@@ -33,7 +34,7 @@ RunCommand = Callable[[Sequence[str], Path], tuple[int, str]]
 
 def run_command(command: Sequence[str], directory: Path) -> tuple[int, str]:
     """Run a command in a directory; its standard error is shown."""
-    process = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, check=False)
+    process = run_to_end(command, cwd=directory, stdout=subprocess.PIPE)
     return process.returncode, process.stdout
 
 
@@ -69,8 +70,10 @@ def run_nights(
         began = time.monotonic()
         code, text = run(command, work)
         document = read_night(text)
-        if document is None or document["interrupted"]:
+        if document is None:
             raise SystemExit(f"night {number} ended with exit code {code}; run the command again to continue")
+        if document["interrupted"]:
+            exit_unfinished(f"night {number} was interrupted; run the command again to continue")
         seconds = round(time.monotonic() - began)
         results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document})
         copy_pages(work, document["night"], out / f"night-{number}")

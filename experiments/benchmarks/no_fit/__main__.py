@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts
 from experiments.common.result_file import write_result
 
@@ -20,20 +20,19 @@ def main() -> None:
     parser.add_argument("--time", default="3m")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
+    facts = collect_facts()
     config = (HERE.parents[2] / "configs" / "resnet18.yaml").resolve()
     command = [
         "autotune", "tune", str(config), "--limit", options.limit, "--budget", options.budget, "--time", options.time, "--json",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.run(
-            [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False
-        )
+        process = run_to_end([sys.executable, "-m", *command], cwd=folder, capture_output=True)
     if process.returncode:
         sys.exit(f"exit {process.returncode}\n{process.stderr[-2000:]}")
     document = json.loads(process.stdout)
     options.out.mkdir(parents=True, exist_ok=True)
     graphs = {document["best"]["workload"]: document["best"]["graph_digest"]}
-    write_result(options.out / "tune.json", collect_facts() | document, graphs)
+    write_result(options.out / "tune.json", facts | document, graphs)
     eager, best = document["baseline"]["measurement"], document["best"]["measurement"]
     (options.out / "summary.md").write_text(
         f"Limit {options.limit} ({best['limit']}), budget {options.budget}.\n\n"

@@ -42,6 +42,7 @@ from autotune.workloads.factory import load_workload
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.offload.alternate import alternate, summarize_steps
 from experiments.benchmarks.offload.summary import PLANS, plot, summary
+from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts
 from experiments.common.result_file import capture_digests, write_result
 
@@ -258,7 +259,7 @@ def run_search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) ->
         *(part for store, directory in stores.items() for part in ("--store", f"{store}={directory}")),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        process = run_to_end(command, cwd=folder, capture_output=True)
     if process.returncode:
         return {"budget": SEARCHED, "failed": process.stderr.strip().splitlines()[-1]}
     document = json.loads(process.stdout)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from experiments.benchmarks.pareto.comparison import (
     compare_with_peers,
     read_peers,
 )
+from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
 
@@ -85,7 +85,7 @@ def tune(model: str, arguments: Mapping[str, Any], limits: list[str]) -> tuple[d
             "--name",
             "front",
         ]
-        process = subprocess.run([*command, *limits, "--json"], cwd=folder, capture_output=True, text=True, check=False)
+        process = run_to_end([*command, *limits, "--json"], cwd=folder, capture_output=True)
         if process.returncode:
             sys.exit(f"{model}: exit {process.returncode}\n{process.stderr[-2000:]}")
         table = json.loads((Path(folder) / "runs" / "front" / "front" / "table.json").read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.result_file import write_result
 
@@ -54,10 +55,9 @@ def tune(config: Path, limits: list[str], *, loaded: bool) -> dict[str, Any]:
     """Run one search in a temporary directory; return its ending."""
     began, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, busy_core() if loaded else contextlib.nullcontext():
-        process = subprocess.run(
-            [sys.executable, "-m", "autotune", "tune", str(config), *limits, "--json"],
-            cwd=folder, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        process = run_to_end(
+            [sys.executable, "-m", "autotune", "tune", str(config), *limits, "--json"], cwd=folder, capture_output=True
+        )
     record = {"loaded": loaded, "load": load, "seconds": round(time.monotonic() - began), "code": process.returncode}
     if process.returncode:
         return record | {"error": process.stderr.strip().splitlines()[-1]}

@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.records.run_dir import write_text
 from autotune.records.trial import load_trials
+from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
 
@@ -40,9 +41,7 @@ RunCommand = Callable[[Sequence[str], Path, Mapping[str, str]], tuple[int, str]]
 
 def run_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a command in a directory with additional variables; its standard error is shown."""
-    process = subprocess.run(
-        command, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=False
-    )
+    process = run_to_end(command, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE)
     return process.returncode, process.stdout
 
 

@@ -5,7 +5,6 @@ import csv
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from typing import Any
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.study.verdicts.statistics import Interval
+from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts, format_interval
 from experiments.common.result_file import write_result
 
@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.runs:
-        start, load = time.perf_counter(), os.getloadavg()
+        start, load, facts = time.perf_counter(), os.getloadavg(), collect_facts()
         model, extra_options = RUNS[name]
         extra_options = [argument.format(ssd=options.ssd.resolve()) for argument in extra_options]
         document = tune(model, ["--time", options.time, *extra_options])
@@ -61,7 +61,7 @@ def main() -> None:
             "seconds": round(time.perf_counter() - start),
             "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
         }
-        write_result(options.out / f"{name}.json", collect_facts() | record, {model: document["best"]["graph_digest"]})
+        write_result(options.out / f"{name}.json", facts | record, {model: document["best"]["graph_digest"]})
     (options.out / "summary.md").write_text(summary(options.out), encoding="utf-8")
 
 
@@ -81,7 +81,7 @@ def tune(model: str, options: list[str]) -> dict[str, Any]:
     """Return the JSON document of the command, which runs in a temporary directory."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "autotune", "tune", str(config_path(model)), *options, "--json"]
-        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        process = run_to_end(command, cwd=folder, capture_output=True)
     if process.returncode:
         sys.exit(f"{model}: exit {process.returncode}\n{process.stderr[-2000:]}")
     document: dict[str, Any] = json.loads(process.stdout)

@@ -39,6 +39,7 @@ from experiments.claims.memonger.sharing.net import Net, blob_lives, count_bytes
 from experiments.claims.memonger.sharing.objects import share_exactly, share_greedily
 from experiments.claims.memonger.sharing.orders import depth_first, longest_chain_first
 from experiments.claims.memonger.sharing.recycle import recycle, recycle_largest_first
+from experiments.common.facts import collect_facts
 from experiments.common.measured import PARTS
 from experiments.common.result_file import write_result
 from experiments.common.simulated import CAPTURED, collect_origin, open_figure
@@ -326,6 +327,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="without measured: no seconds anew")
     options = parser.parse_args()
+    facts = collect_facts()
     graph = capture_resnet50(batch=options.batch, size=options.size)
     results = {
         "device": to_json(this_device("cpu")),
@@ -348,11 +350,11 @@ def main() -> None:
             )
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    write_result(options.out / "results.json", collect_origin() | results, CAPTURED)
+    write_result(options.out / "results.json", collect_origin(facts) | results, CAPTURED)
     (options.out / "summary.md").write_text(summary(results), encoding="utf-8")
     draw(results, options.out / "shared.png")
     if updates_claims:
-        origin = collect_origin()
+        origin = collect_origin(facts)
         write(HERE, claims_of(results), {"simulated": origin, "measured": origin})
     print(summary(results))
 

@@ -40,6 +40,7 @@ from autotune.runtime.offload.slots import offloaded_values, slot_sizes
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import SwapStore, measure_stores, open_store
 from autotune.workloads.factory import load_workload
+from experiments.common.facts import collect_facts, is_same_machine
 from experiments.common.measured import PARTS
 from experiments.common.result_file import write_result
 from experiments.common.simulated import build_graph, collect_origin, open_figure
@@ -272,7 +273,7 @@ def measured_before(out: Path) -> dict[str, Any]:
     device = to_json(this_device("cpu"))
     if (path := out / "results.json").exists():
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if stored["device"] == device:
+        if is_same_machine(stored["device"], device):
             return stored
     return {"device": device, "commands": [], "runs": []}
 
@@ -300,19 +301,19 @@ def select_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def save(results: dict[str, Any], out: Path) -> None:
-    """Write every number as JSON and CSV, and the table."""
+def save(results: dict[str, Any], out: Path, facts: dict[str, Any]) -> None:
+    """Write every number as JSON and CSV, and the table; `facts` are those before the measurements."""
     out.mkdir(parents=True, exist_ok=True)
     graphs = {f"batch {run['batch']}, size {run['size']}": run["graph"] for run in results["runs"] if "graph" in run}
-    write_result(out / "results.json", collect_origin() | results, graphs)
+    write_result(out / "results.json", collect_origin(facts) | results, graphs)
     with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*CASE, "bytes_each_way", "key", "iteration", "seconds"])
         for run in results["runs"]:
             for key in KEYS:
                 for number, seconds in enumerate(run["seconds"][key]):
-                    facts = [run[name] for name in (*CASE, "bytes_each_way")]
-                    writer.writerow([*facts, key, number, f"{seconds:.6f}"])
+                    columns = [run[name] for name in (*CASE, "bytes_each_way")]
+                    writer.writerow([*columns, key, number, f"{seconds:.6f}"])
     (out / "summary.md").write_text(summary(results), encoding="utf-8")
 
 
@@ -340,7 +341,7 @@ def main() -> None:
                 {"simulated": collect_origin()},
             )
         return
-    results = measured_before(options.out)
+    results, facts = measured_before(options.out), collect_facts()
     if cases := select_cases(options):
         arguments = [part if part not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
         command = {
@@ -355,9 +356,9 @@ def main() -> None:
                 results["runs"] = sorted([*other_runs, run], key=lambda run: [run[part] for part in CASE])
         command["load"].append(os.getloadavg()[0])
         results["commands"].append(command)
-    save(results, options.out)
+    save(results, options.out, facts)
     if updates_claims:
-        origin = collect_origin()
+        origin = collect_origin(facts)
         write(HERE, [*claims_of_table(results), *claims_of_window()], {"simulated": origin, "measured": origin})
         draw(results)
     print(summary(results))

@@ -19,6 +19,7 @@ from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.benchmarks.frontier.ours import PlanBench
 from experiments.claims.pytorch_budget.knob import saved_bytes
+from experiments.common.facts import collect_facts
 from experiments.common.simulated import CAPTURED, collect_origin, open_figure, read_rows, write_rows
 
 HERE = Path(__file__).parent
@@ -198,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.tiny and options.out == HERE:
         parser.error("--tiny measures nothing worth keeping: name another folder with --out")
-    device = this_device("cpu")
+    device, facts = this_device("cpu"), collect_facts()
     device_text = f"{device.silicon}, cores: {device.cores}, torch {device.torch}"
     path = options.out / RESULT.parent / "points.csv"
     points = [
@@ -206,7 +207,7 @@ def main() -> None:
     ]
     for name in options.models:
         points += measure_points(name, device_text, tiny=options.tiny)
-    write(options.out, all_claims(points), {"measured": collect_origin()})
+    write(options.out, all_claims(points), {"measured": collect_origin(facts)})
     write_rows(path, points)
     draw(points, path.with_name("budget.png"))
 

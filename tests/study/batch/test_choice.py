@@ -17,7 +17,8 @@ from autotune.ir.graph import TrainGraph
 from autotune.planners.candidates import find_smallest
 from autotune.planners.space import space_for_device
 from autotune.records import plan_file as planfile
-from autotune.records.config import Config
+from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
+from autotune.records.config import Config, dump_config
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import STUDY_FACTOR, choose_batch
 from autotune.study.batch.measurements import enforce_beyond
@@ -111,8 +112,15 @@ def test_the_study_of_a_size_that_took_long_to_measure_gets_time_to_measure_it_a
 def test_a_budget_in_percent_is_a_share_of_eager_s_peak_at_the_workload_s_own_batch(tmp_path: Path):
     workload = FakeWorkload(overhead=0.0)
     chosen = choose(tmp_path, workload, budget="150%")
-    assert chosen.budget == f"step:{int(1.5 * traced_bytes(OWN))}B"
-    assert chosen.limit_bytes == enforce_beyond(FLOOR_BYTES + int(1.5 * traced_bytes(OWN)), "cpu")
+    nbytes = int(1.5 * traced_bytes(OWN)) // 1024 * 1024
+    assert chosen.budget == f"step:{nbytes // 1024}KiB"
+    assert recorded(tmp_path).budget_bytes == nbytes
+    assert chosen.limit_bytes == enforce_beyond(FLOOR_BYTES + tolerated_bytes(nbytes, STEP_TOLERANCE), "cpu")
+
+
+def test_a_budget_of_the_step_is_kept_as_it_is_written(tmp_path: Path):
+    chosen = choose(tmp_path, FakeWorkload(), budget="step:3MB")
+    assert (chosen.budget, recorded(tmp_path).budget_bytes) == ("step:3MB", 3_000_000)
 
 
 @given(st.lists(st.integers(-FLOOR_BYTES // 2, FLOOR_BYTES // 2), min_size=1, max_size=5))
@@ -155,6 +163,17 @@ def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path
     assert choose(tmp_path, third).arguments == expected.arguments
     assert not third.planned
     assert not third.eager
+
+
+def test_a_search_goes_on_with_more_devices_and_one_of_an_earlier_version_with_its_budget(tmp_path: Path):
+    choose(tmp_path, FakeWorkload(), budget="200%")
+    search, files = recorded(tmp_path), RunDir(tmp_path / "run")
+    keys = {key: value for key, value in search.config.items() if key != "parallel"}  # a key of this version
+    write_batch_search(tmp_path / "run", replace(search, config=keys))
+    assert choose(tmp_path, FakeWorkload(), budget="200%", parallel=2).parallel == 2
+    old = choose(tmp_path, FakeWorkload(), budget="200%").model_copy(update={"budget": f"{LIMIT}B"})
+    files.config.write_text(dump_config(old))
+    assert choose(tmp_path, FakeWorkload(), budget="200%").budget == f"{LIMIT}B"
 
 
 def test_a_run_directory_with_a_search_for_another_budget_is_refused(tmp_path: Path):

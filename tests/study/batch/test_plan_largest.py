@@ -39,8 +39,8 @@ def test_the_plan_file_has_the_size_and_the_budget_in_bytes_of_the_step():
     assert sizes == [40]
     assert file.workload.arguments == {"batch": 40}
     assert file.graph_digest == surveyed.graph.digest == graph_of(40).digest
-    assert file.budget == f"step:{ESTIMATE.budget_bytes}B"
-    assert file.estimate.peak_bytes <= file.budget_bytes == ESTIMATE.budget_bytes
+    assert file.budget == f"step:{ESTIMATE.budget_bytes // 1024}KiB"
+    assert file.estimate.peak_bytes <= file.budget_bytes == ESTIMATE.budget_bytes // 1024 * 1024
 
 
 def test_workspaces_lower_the_size_until_a_plan_fits():

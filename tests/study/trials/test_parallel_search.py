@@ -165,7 +165,46 @@ def test_a_device_that_captures_another_graph_is_not_used(tmp_path: Path):
         progress=lambda event: lines.append(getattr(event, "message", "")),
     )  # fmt: skip
     assert not other.measured
-    assert next(line for line in lines if line).startswith("a further device is not used: it captures graph ")
+    told = [line for line in lines if line]
+    assert told[0] == "the search prepares 1 further device"
+    assert told[1].startswith("a further device is not used: it captures graph ")
+
+
+def gone_after(count: int) -> Callable[[FakeRunner], None]:
+    """Return a hook after which no device of the class is left, from the measurement of this number on."""
+
+    def check(device: FakeRunner) -> None:
+        if len(device.measured) >= count and threading.current_thread() is not threading.main_thread():
+            raise DeviceLostError("no device of class fake is left after 4 attempts (gone); start one")
+
+    return check
+
+
+def test_the_search_goes_on_with_other_devices_when_the_first_is_gone(tmp_path: Path):
+    first, second = Device(name="n1", seconds=0.1, before_measure=gone_after(6)), Device(name="n2", seconds=0.1)
+    lines: list[str] = []
+    tune(
+        make_config(tmp_path, trials=24), first, tmp_path / "run", devices=[first, second],
+        progress=lambda event: lines.append(getattr(event, "message", "")),
+    )  # fmt: skip
+    trials = load_trials(tmp_path / "run" / "trials.jsonl")
+    (lost,) = (int(line.split()[-6]) for line in lines if line.endswith("waits for a further device"))
+    later = [trial for trial in trials if trial.number >= lost and trial.kind in SEARCHED and trial.was_run]
+    assert later[0].number == lost
+    assert {trial.measurement.node for trial in later if trial.measurement} == {"n2"}
+    assert sum(trial.kind != TrialKind.CONFIRM for trial in trials) == 24
+    assert not first.aborted, "plans are re-measured on it, or on its replacement"
+
+
+def test_without_any_device_the_study_ends_and_its_trial_comes_again(tmp_path: Path):
+    devices = [Device(name=f"n{number}", seconds=0.05, before_measure=gone_after(6)) for number in (1, 2)]
+    devices[1].prepare = lambda: (_ for _ in ()).throw(DeviceLostError("none is free"))  # type: ignore[method-assign]
+    with pytest.raises(DeviceLostError, match="no device of class fake is left"):
+        run(tmp_path, devices, trials=24)
+    before = load_trials(tmp_path / "run" / "trials.jsonl")
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=24)
+    assert after[: len(before)] == before
+    assert sum(trial.kind != TrialKind.CONFIRM for trial in after) >= 23
 
 
 def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
