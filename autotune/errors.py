@@ -138,7 +138,7 @@ class StudyInterruptedError(AutotuneError):
         self.exit_code = 128 + signal
 
 
-LISTED_NAMES = 40
+LISTED_NAMES = 30
 """Maximum number of names listed beside a suggested name; a package can hold hundreds. Without one, all are listed."""
 
 
