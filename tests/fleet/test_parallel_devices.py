@@ -29,7 +29,7 @@ from tests.nightly.test_command import Tracker
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
 
 
-def make_device(directory: Path, seconds: float, *, is_replaced: bool) -> RemoteRunner:
+def make_device(directory: Path, seconds: float, *, replaces_lost_device: bool) -> RemoteRunner:
     config = make_config(directory).model_dump(mode="json")
     request = OpenDevice(
         code_identity(), "fake", config, DevicePromise(name=DEVICE.silicon), {"FAKE_SECONDS": str(seconds)}
@@ -38,11 +38,11 @@ def make_device(directory: Path, seconds: float, *, is_replaced: bool) -> Remote
     def open_channel(report: Callable[[str], None]) -> Channel:
         return ENGINES["command"](Reach("fake", directory, command=FAR_END), report)
 
-    return RemoteRunner(open_channel, request, pause_seconds=0.05, is_replaced=is_replaced)
+    return RemoteRunner(open_channel, request, pause_seconds=0.05, replaces_lost_device=replaces_lost_device)
 
 
 def make_pair(directory: Path, seconds: float) -> list[RemoteRunner]:
-    return [make_device(directory, seconds, is_replaced=not number) for number in range(2)]
+    return [make_device(directory, seconds, replaces_lost_device=not number) for number in range(2)]
 
 
 @pytest.mark.slow
