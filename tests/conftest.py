@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support.checkout import ONE_ROUND
+
 if TYPE_CHECKING:
     from autotune.runtime.executor import Executor
 
@@ -41,6 +43,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> "list[Executor]":
     run = Executor.run
     monkeypatch.setattr(Executor, "run", lambda self, inputs: (runs.append(self), run(self, inputs))[1])
     return runs
+
+
+@pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let studies of this process measure each plan once and re-measure it once."""
+    for (module, constant), value in ONE_ROUND.items():
+        monkeypatch.setattr(f"{module}.{constant}", value)
 
 
 @pytest.fixture(scope="session")

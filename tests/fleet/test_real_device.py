@@ -34,14 +34,15 @@ def make_runner(engine: str, directory: Path) -> RemoteRunner:
     return RemoteRunner(lambda report: ENGINES[engine](reach, report), request, directory / "class.json")
 
 
-def test_every_engine_measures_what_a_harness_here_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_engine_measures_what_the_harness_of_this_process_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = configured(tmp_path)
-    with open_harness(config, tmp_path / "logs") as here:
+    with open_harness(configured(tmp_path), tmp_path / "logs") as here:
         prepared = here.prepare()
         plan = Plan.traced(prepared.graph)
         expected = here.measure(plan, budget_bytes=10**12)
-    for engine in ENGINES:
+    for engine in sorted(ENGINES.keys() - {"local"}):  # which opens that harness
         runner = make_runner(engine, tmp_path)
         there = runner.prepare()
         result = runner.measure(plan, budget_bytes=10**12)

@@ -7,19 +7,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-BRIEF = """
-from autotune.study.verdicts import confirm
-confirm.MIN_ROUNDS = confirm.MAX_ROUNDS = 1
-from autotune.study import runner
-runner.MAX_REPEATS = 0
-from autotune.cli.main import main
-main()
-"""
-"""The command line, with each plan measured once and re-measured once.
+ONE_ROUND = {
+    ("autotune.study.verdicts.confirm", "MIN_ROUNDS"): 1,
+    ("autotune.study.verdicts.confirm", "MAX_ROUNDS"): 1,
+    ("autotune.study.verdicts.front", "MIN_ROUNDS"): 1,
+    ("autotune.study.verdicts.front", "MAX_ROUNDS"): 1,
+    ("autotune.study.runner", "MAX_REPEATS"): 0,
+}
+"""Constants of a study that measures each plan once and re-measures it once.
 
 Beside another test every measurement is disturbed. Repeats, and rounds until a comparison is conclusive, would take all of
 `--time`, however short the rest of a study is.
 """
+BRIEF = "\n".join(
+    (
+        "import importlib",
+        f"for (module, constant), value in {ONE_ROUND}.items():",
+        "    setattr(importlib.import_module(module), constant, value)",
+        "from autotune.cli.main import main",
+        "main()",
+    )
+)
+"""The command line with the constants of `ONE_ROUND`."""
 
 
 def environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from autotune.records import plan_file as planfile
 from autotune.records.run_dir import RunDir
 from autotune.study.recorded_run import RecordedRun
-from tests.support.checkout import environment
+from tests.support.checkout import BRIEF, environment
 
 MODEL = """
 import torch
@@ -69,11 +69,11 @@ def test_a_front_is_searched_and_resumed_and_its_smallest_point_keeps_its_bytes_
     (tmp_path / "front.yaml").write_text(CONFIG)
     (tmp_path / "train.py").write_text(TRAIN)
     files = RunDir(tmp_path / "runs" / "one")
-    run("-m", "autotune", "tune", "front.yaml", "--name", "one", "--trials", "4", "--time", "80s", here=tmp_path)
+    run("-c", BRIEF, "tune", "front.yaml", "--name", "one", "--trials", "4", "--time", "80s", here=tmp_path)
     before = files.trials.read_text().splitlines()
 
     document = json.loads(
-        run("-m", "autotune", "resume", "runs/one", "--trials", "5", "--time", "80s", "--json", here=tmp_path)
+        run("-c", BRIEF, "resume", "runs/one", "--trials", "5", "--time", "80s", "--json", here=tmp_path)
     )
     assert files.trials.read_text().splitlines()[: len(before)] == before
     front = [row for row in document["front"] if row["status"] == "front"]

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from autotune.cli import main as cli
 from autotune.records.trial import load_trials
+from tests.support.checkout import BRIEF
 
 ROOT = Path(__file__).parents[2]
 SAVED = ROOT / "tests" / "data" / "old_run"
@@ -91,7 +92,7 @@ def test_its_plan_is_measured_and_its_search_goes_on(place: Path):
     environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "autotune", *arguments]
+        command = [sys.executable, "-c", BRIEF, *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

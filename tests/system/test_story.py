@@ -12,7 +12,7 @@ import pytest
 from dashboards.mlflow_studies import load_studies
 from tests.dashboards import sample_runs
 from tests.support.browser import chromium, serving, settled
-from tests.support.checkout import environment
+from tests.support.checkout import BRIEF, environment
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -62,7 +62,7 @@ def test_a_study_is_run_its_report_opens_from_disk_and_every_page_shows_it_witho
 def tuned(here: Path) -> Path:
     """The runs of a small study, run for real."""
     (here / "mine.py").write_text(MODEL)
-    command = [sys.executable, "-m", "autotune", *TUNE]
+    command = [sys.executable, "-c", BRIEF, *TUNE]
     done = subprocess.run(command, cwd=here, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "not logged" not in done.stderr

@@ -29,6 +29,7 @@ def make(batch: int = 8192):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_round")
 def test_the_chosen_batch_trains_within_the_limit_and_eager_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("step.py").write_text(TEXT, encoding="utf-8")
