@@ -86,11 +86,17 @@ def learn_costs(graph: TrainGraph, costs: Costs, measured: Sequence[MeasuredPlan
     rows = np.array([[1.0, *(row.get(name, 0.0) for name in names[1:])] for row in features])
     priors = [(base, max(base, 1e-9)), *map(_prior, names[1:])]
     mean, spread = np.array([prior[0] for prior in priors]), np.array([prior[1] for prior in priors])
-    noise = np.diag([max(each.noise, 1e-12) ** 2 for each in measured])
-    covariance = np.diag(spread**2)
-    gain = covariance @ rows.T @ np.linalg.pinv(rows @ covariance @ rows.T + noise)
+    noise = np.array([max(each.noise, 1e-12) for each in measured])
     seconds = np.array([each.seconds for each in measured])
-    return CostBelief(names, mean + gain @ (seconds - rows @ mean), covariance - gain @ rows @ covariance)
+    # in units of the priors and the noise the posterior's factors are exact: no variance becomes negative by rounding
+    left, singular, right = np.linalg.svd(rows * spread / noise[:, None])
+    residual = left.T @ ((seconds - rows @ mean) / noise)
+    count = len(singular)
+    shift = right[:count].T @ (singular / (1 + singular**2) * residual[:count])
+    scales = np.ones(len(names))
+    scales[:count] = 1 / np.hypot(1.0, singular)
+    factor = spread[:, None] * right.T * scales
+    return CostBelief(names, mean + spread * shift, factor @ factor.T)
 
 
 def describe_costs(graph: TrainGraph, costs: Costs, plan: Plan, estimate: Estimate) -> dict[str, float]:

@@ -229,7 +229,8 @@ def test_one_interrupt_lets_the_running_trials_end_and_resume_goes_on(tmp_path: 
         if len(device.measured) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    first, second = Device(name="n1"), Device(name="n2", before_measure=interrupt)
+    first = Device(name="n1", seconds=0.1)  # slow, so that the second device has two trials long before the last
+    second = Device(name="n2", before_measure=interrupt)
     before = run(tmp_path, [first, second], trials=24)
     assert len(before) < 24
     assert len(first.measured) + len(second.measured) == sum(
