@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - any other exception is a defect of autotune, or a usage error of typer's
         kind = type(error).__name__
         if (format_message := getattr(error, "format_message", None)) is not None:
-            message = f"{_as_clause(format_message())}; try autotune --help"
+            context = getattr(error, "ctx", None)
+            command = "autotune" if context is None else context.command_path
+            message = f"{_as_clause(format_message())}; try {command} --help"
             code = _report_error("UsageError", message, 2, verbose=False, json=json)
         elif isinstance(error, OSError) and error.errno in _FILE_ERRORS:
             message = f"{error.filename or 'standard output'}: {error.strerror}; {_FILE_ERRORS[error.errno]}"

@@ -231,7 +231,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
     ("arguments", "said"),
     [
         (("tune", "resnet18", "--bugdet", "65%"), "--bugdet"),
-        (("tune",), "missing argument 'workload'"),
+        (("tune",), "missing argument 'workload'; try autotune tune --help"),
         (("tine", "resnet18"), "tine"),
         (("tune", "resnet18", "--budget", "much"), "--budget: cannot read 'much'"),
         (("tune", "resnet18", "--budget", "0%"), "'0%' must lie above 0%"),

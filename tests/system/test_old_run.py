@@ -1,9 +1,7 @@
 """A run directory and a plan made by commit a7ad60f open in every command of today."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from autotune.cli import main as cli
 from autotune.records.trial import load_trials
-from tests.support.checkout import BRIEF
+from tests.support.checkout import BRIEF, run_python
 
 ROOT = Path(__file__).parents[2]
 SAVED = ROOT / "tests" / "data" / "old_run"
@@ -88,12 +86,9 @@ def test_the_dashboard_shows_the_run(place: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_its_plan_is_measured_and_its_search_goes_on(place: Path):
     """In processes of their own, which capture the step again: the digest of the graph must be the recorded one."""
-    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-c", BRIEF, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done = run_python("-c", BRIEF, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -142,5 +142,6 @@ def _model_table(name: str, record: dict[str, Any]) -> str:
         f"- {capture}: {described.get('gate') or described.get('failed')}"
         for capture, described in record["captures"].items()
     ]
+    gates += [f"- dropped: {session['dropped']}" for session in record["sessions"] if "dropped" in session]
     table = ["| variant | own peak MiB | of eager | predicted | time over eager |", "|---|--:|--:|--:|--:|", *rows]
     return "\n".join([f"## {name}", "", *table, "", *gates, "", format_origin(record), ""])

@@ -80,10 +80,13 @@ def test_a_measurement_never_makes_the_belief_less_certain():
     assert all(after <= before + 1e-9 for before, after in itertools.pairwise(spreads))
 
 
-def test_the_covariance_stays_symmetric_and_without_negative_variances():
-    belief = learn_costs(GRAPH, COSTS, [measured(plan, 2.0) for plan in drawn_plans(10)] * 2)
-    assert np.allclose(belief.covariance, belief.covariance.T, atol=1e-6)
-    assert np.linalg.eigvalsh(belief.covariance).min() > -1e-6
+@pytest.mark.parametrize("noise", [1e-12, 1e-6, 1e-3, 1.0])
+def test_the_covariance_is_symmetric_and_without_negative_variances(noise: float):
+    belief = learn_costs(GRAPH, COSTS, [measured(plan, 2.0, noise) for plan in drawn_plans(10)] * 2)
+    assert np.array_equal(belief.covariance, belief.covariance.T)
+    variances = np.linalg.eigvalsh(belief.covariance)
+    assert variances.min() > -1e-14 * variances.max()
+    assert belief.covariance.diagonal().min() >= 0.0
 
 
 def test_a_corrected_cost_is_never_zero_or_below():
