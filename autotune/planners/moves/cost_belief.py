@@ -88,7 +88,7 @@ def learn_costs(graph: TrainGraph, costs: Costs, measured: Sequence[MeasuredPlan
     mean, spread = np.array([prior[0] for prior in priors]), np.array([prior[1] for prior in priors])
     noise = np.array([max(each.noise, 1e-12) for each in measured])
     seconds = np.array([each.seconds for each in measured])
-    # in units of the priors and the noise the posterior's factors are exact: no variance becomes negative by rounding
+    # the singular value decomposition gives the covariance as a matrix times its transpose, so no variance is negative
     left, singular, right = np.linalg.svd(rows * spread / noise[:, None])
     residual = left.T @ ((seconds - rows @ mean) / noise)
     count = len(singular)
