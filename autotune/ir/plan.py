@@ -8,9 +8,9 @@ from autotune.ir.graph import Phase, Role, TrainGraph
 OFFLOADABLE_ROLES = (Role.PARAM, Role.STATE)
 """Roles of graph inputs that may be offloaded during a step. All of them are resident again when the step ends."""
 
-REBUILD_PRICE = 0.05
+REBUILD_PRICE = 4.0
 """Default rebuild price. Regions minimize the bytes kept for the backward pass, plus this number times the bytes that
-rebuilding ops read or write. The default keeps long chains of rebuilding ops short.
+rebuilding ops read or write. At the default regions rebuild hardly anything, and planners decide what is recomputed.
 """
 
 
@@ -66,7 +66,11 @@ class Plan:
     kernels: str = ""
     """Kernels that the graph's ops run: `inductor` for compiled regions, or empty for the kernels of eager."""
     rebuild_price: float = REBUILD_PRICE
-    """Price at which the graph's regions rebuild a byte; used with kernels only."""
+    """Price at which the graph's regions rebuild a byte; the default without kernels, which have no regions."""
+
+    def __post_init__(self) -> None:
+        if not self.kernels:
+            object.__setattr__(self, "rebuild_price", REBUILD_PRICE)
 
     @classmethod
     def traced(cls, graph: TrainGraph) -> Self:
@@ -76,8 +80,7 @@ class Plan:
     @property
     def capture_name(self) -> str:
         """Kernels, memory format and an unusual rebuild price as text: `aten`, or `inductor, channels_last`."""
-        is_usual = not self.kernels or self.rebuild_price == REBUILD_PRICE
-        price = "" if is_usual else f"rebuild price {self.rebuild_price:g}"
+        price = "" if self.rebuild_price == REBUILD_PRICE else f"rebuild price {self.rebuild_price:g}"
         return ", ".join(filter(None, (self.kernels or "aten", self.memory_format, price)))
 
     @property

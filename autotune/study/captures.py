@@ -28,7 +28,7 @@ PLANNING_SECONDS = 20.0
 """Time after which no other planner is tried for a combination."""
 AIM = 0.99
 """Share of the budget to plan for: the charge is above the peak."""
-PRICES = (0.0, 0.5, 4.0)
+PRICES = (0.5, 0.05, 0.0)
 """Rebuild prices that are measured beside the default, where compiled regions lead."""
 
 Kernels = Literal["", "inductor"]

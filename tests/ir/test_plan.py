@@ -305,6 +305,7 @@ def test_in_place_is_refused_exactly_when_someone_would_read_the_wrong_bytes(rng
 
 
 def test_a_rebuild_price_is_named_where_there_are_regions_and_it_is_unusual():
-    assert Plan((), rebuild_price=4.0).capture_name == "aten"
+    assert Plan((), rebuild_price=0.5).capture_name == "aten"
+    assert Plan((), rebuild_price=0.5) == Plan(())
     assert Plan((), kernels="inductor", memory_format="channels_last").capture_name == "inductor, channels_last"
-    assert Plan((), kernels="inductor", rebuild_price=4.0).capture_name == "inductor, rebuild price 4"
+    assert Plan((), kernels="inductor", rebuild_price=0.5).capture_name == "inductor, rebuild price 0.5"

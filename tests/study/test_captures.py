@@ -85,16 +85,18 @@ def with_signatures(price: float) -> TrainGraph:
 
 
 def test_other_rebuild_prices_are_measured_where_compiled_regions_lead(tmp_path: Path):
-    runners = Runners(speed_of_price={4.0: 0.8, 0.5: 0.999}, graphs={price: with_signatures(price) for price in PRICES})
+    runners = Runners(
+        speed_of_price={0.05: 0.8, 0.5: 0.999}, graphs={price: with_signatures(price) for price in PRICES}
+    )
     chosen = choose_capture(CONFIG, tmp_path / "run", runners.open, lambda text: None)
-    assert (chosen.kernels, chosen.memory_format, chosen.rebuild_price) == ("inductor", "channels_last", 4.0)
+    assert (chosen.kernels, chosen.memory_format, chosen.rebuild_price) == ("inductor", "channels_last", 0.05)
     assert [plan.rebuild_price for plan in runners.plans[len(SPEED) :]] == list(PRICES)
     recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
     assert [each["rebuild_price"] for each in recorded[len(SPEED) :]] == list(PRICES)
 
 
 def test_a_price_whose_graph_was_measured_or_whose_plan_is_slower_by_estimate_is_not_measured(tmp_path: Path):
-    runners = Runners(graphs={0.5: training_chain(12, nbytes=70_000, param_bytes=5_000)})
+    runners = Runners(graphs={0.05: training_chain(12, nbytes=70_000, param_bytes=5_000)})
     assert choose(runners, tmp_path) == ("inductor", "channels_last")
     assert len(runners.plans) == len(SPEED)
     recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
@@ -110,7 +112,7 @@ def test_a_price_is_not_raced_where_eager_s_kernels_lead_or_the_user_names_one(t
     chosen = choose_capture(config, tmp_path / "named", named.open, lambda text: None)
     assert (chosen.kernels, chosen.rebuild_price) == ("inductor", 0.5)
     assert named.opened == list(SPEED)
-    assert {plan.rebuild_price for plan in named.plans} == {0.5}
+    assert {plan.rebuild_price for plan in named.plans if plan.kernels} == {0.5}
 
 
 def test_a_plan_that_fails_or_exceeds_the_budget_does_not_win(tmp_path: Path):
@@ -160,11 +162,11 @@ def test_kernels_that_are_named_are_not_measured(tmp_path: Path):
 def test_a_run_that_has_a_config_keeps_its_choice(tmp_path: Path):
     files = RunDir(tmp_path / "run")
     files.path.mkdir()
-    earlier = CONFIG.model_copy(update={"kernels": "inductor", "rebuild_price": 4.0})
+    earlier = CONFIG.model_copy(update={"kernels": "inductor", "rebuild_price": 0.5})
     files.config.write_text(dump_config(earlier))
     runners = Runners()
     assert choose_capture(CONFIG, files.path, runners.open, lambda text: None) == earlier
-    assert load_run_config(files.path, {}).rebuild_price == 4.0
+    assert load_run_config(files.path, {}).rebuild_price == 0.5
     assert not runners.opened
 
 

@@ -39,9 +39,11 @@ from tests.nightly.fakes import NOISE, recorded
 RULES = Rules(budget_bytes=1000, floor_bytes=500, tolerance=0.0, baseline_seconds=10.0)
 
 
-def test_a_plan_of_the_usual_rebuild_price_keeps_the_identity_of_earlier_records():
+def test_a_plan_that_named_no_rebuild_price_keeps_the_identity_of_earlier_records():
     assert plan_hash(Plan((0, 1))) == "e5c5778614137770"
-    assert plan_hash(Plan((0, 1), rebuild_price=4.0)) != "e5c5778614137770"
+    identities = {price: plan_hash(Plan((0, 1), kernels="inductor", rebuild_price=price)) for price in (0.05, 0.5, 4.0)}
+    assert identities[0.05] == "b3c862d73fee6c1b"
+    assert len(set(identities.values())) == 3
 
 
 def estimate(peak: int = 900, seconds: float = 11.0) -> Estimate:

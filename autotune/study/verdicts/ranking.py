@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from autotune.ir.plan import REBUILD_PRICE, Plan
+from autotune.ir.plan import Plan
 from autotune.planners.candidates import Candidate
 from autotune.predict.simulate import Estimate
 from autotune.records.budget import tolerated_bytes
@@ -24,6 +24,8 @@ NEW_RUNS = (TrialKind.LOWERED, TrialKind.CONFIRM)
 """Kinds of trials that run in new processes, even where the plan was measured before."""
 NOTABLE_SHARE = 0.01
 """Minimum share of bytes that counts as smaller; a process's charge varies by less from run to run."""
+UNNAMED_PRICE = 0.05
+"""Rebuild price of the regions in records that name none."""
 TIE_SHARE = 0.02
 """Maximum slowdown accepted in exchange for a smaller plan; every plan within the budget is small enough."""
 
@@ -132,7 +134,7 @@ def estimate_spread(trials: Iterable[Trial]) -> float:
 def plan_hash(plan: Plan) -> str:
     """Return the identity of a plan: 16 hexadecimal digits."""
     document = to_json(plan)
-    if plan.rebuild_price == REBUILD_PRICE:  # plans of earlier records have none
+    if not plan.kernels or plan.rebuild_price == UNNAMED_PRICE:
         del document["rebuild_price"]
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:16]
 

@@ -2,9 +2,10 @@
 
 `python -m experiments.benchmarks.compiled [--models NAME...] [--rounds 8] [--parts bytes plans seconds]`
 
-Bytes of peers and plans first, each in a process that returns memory at once. Then one session times all variants of a
-model in turns, each in a process with tcmalloc preloaded; plans run in their arena. What is measured is kept: run it
-again until nothing is missing. A session does not begin while other programs use the CPU.
+Bytes of peers and plans first, each in a process that returns memory at once. Then one session times the peers and, for
+the bytes of each, our plans that may be the fastest by estimate. They run in turns, each in a process with tcmalloc
+preloaded; plans run in their arena. What is measured is kept: run it again until nothing is missing. Neither plans nor
+times are measured while other programs use the CPU.
 """
 
 import argparse
@@ -14,23 +15,23 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.measure.child import Child
 from autotune.measure.device.this_device import this_device
-from autotune.measure.interleaving import ProcessVariant, RoundLimits, interleave
+from autotune.measure.interleaving import EAGER, ProcessVariant, RoundLimits, interleave
 from autotune.measure.messages import ChildError
 from autotune.measure.spec import Spec
 from autotune.records.json_codec import from_json, to_json
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.compiled.ours import Capture, PlanBench
-from experiments.benchmarks.compiled.summary import summarize
+from experiments.benchmarks.compiled.summary import fast_plans, summarize
 from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.common.commands import exit_unfinished
 from experiments.common.facts import collect_facts, is_same_machine
@@ -48,7 +49,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {"batch": 32}),
 }
 CONVOLUTIONS = ("resnet50", "mobilenet_v2")
-"""Models that plans also run in channels_last, which inductor chooses for them by itself."""
+"""Models that plans run in channels_last as well; regions in that alone, which inductor chooses for them by itself."""
+SMALLEST_PRICE = 0.05
+"""Rebuild price of the regions in a second capture, for the lowest peak alone."""
 PEERS = ("checkpoint", "inductor 1", "inductor 0.5", "inductor 0.3", "inductor 0.1")
 PARTS = ("bytes", "plans", "seconds")
 REQUEST_SECONDS = 1800.0
@@ -100,11 +103,12 @@ class Model:
     def captures(self) -> list[Capture]:
         """Return the captures that plans are made for."""
         formats = ("", "channels_last") if self.record["model"] in CONVOLUTIONS else ("",)
-        return [Capture(kernels, form) for kernels in ("", "inductor") for form in formats]
+        regions = Capture("inductor", formats[-1])
+        return [*(Capture("", form) for form in formats), regions, replace(regions, rebuild_price=SMALLEST_PRICE)]
 
     def measure_peers(self) -> None:
         """Measure the peak of eager and of every peer above its floor, and the distance of its gradients to eager's."""
-        for name in ("eager", *self.options.peers):
+        for name in (EAGER, *self.options.peers):
             if name not in self.record["peers"]:
                 try:
                     self.record["peers"][name] = self.bench.peer(name, REQUEST_SECONDS)
@@ -116,9 +120,10 @@ class Model:
             self.write()
 
     def budgets(self) -> list[int]:
-        """Return eager's peak and those of the peers, the highest first; near ones are served by the smaller plan."""
+        """Return the peers' peaks, the highest first; near ones are served by the smaller plan."""
         kept: list[int] = []
-        peaks = [peer["step_peak_bytes"] for peer in self.record["peers"].values() if "step_peak_bytes" in peer]
+        peers = {name: peer for name, peer in self.record["peers"].items() if name != EAGER}
+        peaks = [peer["step_peak_bytes"] for peer in peers.values() if "step_peak_bytes" in peer]
         for peak in sorted(peaks):
             if not kept or peak > kept[-1] * (1 + MERGED):
                 kept.append(peak)
@@ -127,13 +132,16 @@ class Model:
     def measure_plans(self, capture: Capture) -> None:
         """Plan the lowest peak and each budget above it; measure peaks."""
         plans = self.record["plans"]
-        wanted = {f"{capture.name} lowest": 0} | {f"{capture.name} {b / 2**20:.1f} MiB": b for b in self.budgets()}
+        budgets = self.budgets() if capture.rebuild_price == REBUILD_PRICE else []
+        wanted = {f"{capture.name} lowest": 0} | {f"{capture.name} {b / 2**20:.1f} MiB": b for b in budgets}
         if not [name for name in wanted if name not in plans] and capture.name in self.record["captures"]:
             return
+        refuse_busy_machine(anyway=self.options.anyway)  # plans depend on the seconds of the profile
         self.bench.log(capture.name)
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
             try:
-                with PlanBench(capture, self.workload, Path(own), self.options.planning) as bench:
+                costs = self.scratch / "profile.json"
+                with PlanBench(capture, self.workload, Path(own), self.options.planning, costs) as bench:
                     self.record["captures"][capture.name] = bench.summary() | asdict(capture)
                     self.keep(f"{capture.name} traced", *bench.traced())
                     lowest = 0
@@ -152,12 +160,12 @@ class Model:
         self.write()
 
     def time_session(self) -> None:
-        """Time all variants in turns, and record the blocks."""
+        """Time the peers and our plans in turns, and record the blocks."""
         refuse_busy_machine(anyway=self.options.anyway)
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
-            variants = {"eager": ProcessVariant(self.starter(self.bench.workload("eager"), Path(own), "eager"))}
-            for name, plan in self.distinct_plans().items():
-                spec = Capture(plan.kernels, plan.memory_format).spec(self.workload, Path(own))
+            variants = {EAGER: ProcessVariant(self.starter(self.bench.workload(EAGER), Path(own), EAGER))}
+            for name, plan in self.plans_to_time().items():
+                spec = Capture.of(plan).spec(self.workload, Path(own))
                 variants[name] = ProcessVariant(self.start_with_tcmalloc(spec, name), plan)
             for name in self.options.peers:
                 if "failed" not in self.record["peers"].get(name, {"failed": ""}):
@@ -170,14 +178,10 @@ class Model:
         self.record["sessions"].append(times | {"load": {"began": load_before, "ended": os.getloadavg()}})
         self.write()
 
-    def distinct_plans(self) -> dict[str, Plan]:
-        """Return the plans to time, each once: several budgets may have one plan."""
-        plans: dict[str, Plan] = {}
-        for name, record in self.record["plans"].items():
-            plan = from_json(Plan, record["plan"], where=name)
-            if plan not in plans.values() and (self.options.plans is None or name in self.options.plans):
-                plans[name] = plan
-        return plans
+    def plans_to_time(self) -> dict[str, Plan]:
+        """Return the plans to time: named ones, or those that may be the fastest within a peer's bytes."""
+        names = self.options.plans or fast_plans(self.record)
+        return {name: from_json(Plan, self.record["plans"][name]["plan"], where=name) for name in names}
 
     def starter(self, workload: WorkloadRef, scratch: Path, name: str) -> Callable[[], Child]:
         return self.start_with_tcmalloc(Spec(workload, scratch, scratch=scratch), name)
@@ -214,9 +218,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument(
-        "--plans", nargs="+", metavar="NAME", help="plans to time, as the record names them; all by default"
-    )
+    parser.add_argument("--plans", nargs="+", metavar="NAME", help="plans to time, as the record names them")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of every variant")
     parser.add_argument("--planning", type=float, default=20.0, help="seconds after which no other planner is tried")
     parser.add_argument("--again", nargs="+", choices=("plans", "seconds"), default=[], help="measure these again")

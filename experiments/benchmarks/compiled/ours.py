@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from autotune.ir.plan import Plan
+from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.messages import EagerPeakRequest, PlanCheckRequest, SurveyRequest, WiringRequest
 from autotune.measure.numerics import find_expected_results
@@ -25,26 +25,41 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Kernels and memory format of a capture."""
+    """Kernels, memory format and rebuild price of a capture."""
 
     kernels: str = ""
     memory_format: str = ""
+    rebuild_price: float = REBUILD_PRICE
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the capture that a plan is for."""
+        return cls(plan.kernels, plan.memory_format, plan.rebuild_price)
 
     @property
     def name(self) -> str:
-        return " ".join(filter(None, ("ours", self.kernels or "aten", self.memory_format)))
+        return f"ours {self.mark(Plan(())).capture_name.replace(',', '')}"
 
-    def spec(self, workload: WorkloadRef, scratch: Path) -> Spec:
+    def mark(self, plan: Plan) -> Plan:
+        """Return a plan of this capture's graph, as one for this capture."""
+        return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+
+    def spec(self, workload: WorkloadRef, scratch: Path, profile_cache: Path | None = None) -> Spec:
         """Return the specification of a child process that runs plans on this capture."""
-        return Spec(workload, scratch, scratch=scratch, kernels=self.kernels, memory_format=self.memory_format)
+        return Spec(
+            workload, scratch, scratch=scratch, kernels=self.kernels, memory_format=self.memory_format,
+            rebuild_price=self.rebuild_price, profile_cache=profile_cache,
+        )  # fmt: skip
 
 
 class PlanBench:
     """Plans on one capture, each compared bit for bit with the capture's traced step, and that with eager by the gate."""
 
-    def __init__(self, capture: Capture, workload: WorkloadRef, scratch: Path, planning_seconds: float) -> None:
+    def __init__(
+        self, capture: Capture, workload: WorkloadRef, scratch: Path, planning_seconds: float, profile_cache: Path
+    ) -> None:
         self.capture, self.planning_seconds = capture, planning_seconds
-        self.spec = capture.spec(workload, scratch)
+        self.spec = capture.spec(workload, scratch, profile_cache)
         self.children = Children(self.spec)
 
     def __enter__(self) -> Self:
@@ -85,7 +100,7 @@ class PlanBench:
         aim = budget
         for _ in range(TRIES):
             candidate = best_plan(self.graph, self.costs, aim, self.space, seconds=self.planning_seconds)
-            plan = replace(candidate.plan, kernels=self.capture.kernels, memory_format=self.capture.memory_format)
+            plan = self.capture.mark(candidate.plan)
             measured = self.measure_peak(plan)
             if not budget or measured["step_peak_bytes"] <= SLACK * budget:
                 break
@@ -99,11 +114,7 @@ class PlanBench:
 
     def traced(self) -> tuple[Plan, dict[str, Any]]:
         """Return the traced order in the arena, which no planner changed, with its measured peak."""
-        plan = replace(
-            Plan(Plan.traced(self.graph).order, allocator="arena"),
-            kernels=self.capture.kernels,
-            memory_format=self.capture.memory_format,
-        )
+        plan = self.capture.mark(Plan(Plan.traced(self.graph).order, allocator="arena"))
         return plan, self.measure_peak(plan)
 
     def measure_peak(self, plan: Plan) -> dict[str, Any]:

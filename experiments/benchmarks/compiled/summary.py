@@ -3,11 +3,12 @@
 import json
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.measure.interleaving import pair_with_baseline, ratios_to_baseline
+from autotune.measure.interleaving import EAGER, pair_with_baseline, ratios_to_baseline
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.benchmarks.frontier.summary import ROUNDINGS, WRONG
 from experiments.common.facts import format_interval, format_origin
@@ -16,6 +17,8 @@ SLACK = 1.005
 """Ratio to a peer's bytes up to which a plan of ours is compared with it."""
 MEAN, WORST, LOWEST = 0.95, 1.00, 0.75
 """Targets: geometric mean and worst of our time over inductor's at its bytes; our lowest peak over the peers' lowest."""
+SLOWER = 1.03
+"""Ratio to the least estimate within a peer's bytes above which a plan is not timed. Estimates of two captures are not closer."""
 MIB = 2**20
 
 
@@ -63,22 +66,38 @@ def compare(name: str, record: dict[str, Any]) -> list[Pair]:
 
     Of each capture only the plan for most bytes counts: among many plans one is fast by luck.
     """
-    plans = record["plans"]
-    medians = {plan: statistics.median(ratios) for plan in plans if (ratios := block_ratios(record, plan))}
+    medians = {plan: statistics.median(ratios) for plan in record["plans"] if (ratios := block_ratios(record, plan))}
     pairs = []
-    for peer, bytes_of in record["peers"].items():
+    for peer in record["peers"]:
         theirs = block_ratios(record, peer)
-        limit = SLACK * bytes_of.get("step_peak_bytes", 0)
-        fitting: dict[str, str] = {}
-        for plan in sorted(medians, key=lambda plan: plans[plan]["step_peak_bytes"]):
-            if plans[plan]["equal_to_traced"] and plans[plan]["step_peak_bytes"] <= limit:
-                fitting[capture_of(record, plan)] = plan
-        if peer == "eager" or not theirs or not fitting or is_wrong(record, peer):
+        fitting = fitting_plans(record, peer, medians)
+        if peer == EAGER or not theirs or not fitting or is_wrong(record, peer):
             continue
-        fastest = min(fitting.values(), key=lambda plan: medians[plan])
+        fastest = min(fitting, key=lambda plan: medians[plan])
         quotients = [ours / other for ours, other in zip(block_ratios(record, fastest), theirs, strict=False)]
         pairs.append(Pair(name, peer, fastest, median_interval(quotients)))
     return pairs
+
+
+def fitting_plans(record: dict[str, Any], peer: str, names: Iterable[str]) -> list[str]:
+    """Return of each capture the plan for most bytes that takes at most the peer's and has the traced step's bits."""
+    plans, limit = record["plans"], SLACK * record["peers"][peer].get("step_peak_bytes", 0)
+    fitting: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: plans[name]["step_peak_bytes"]):
+        if plans[name]["equal_to_traced"] and plans[name]["step_peak_bytes"] <= limit:
+            fitting[capture_of(record, name)] = name
+    return list(fitting.values())
+
+
+def fast_plans(record: dict[str, Any]) -> list[str]:
+    """Return the plans to time: within each peer's bytes, those that are fastest by estimate, or nearly so."""
+    seconds = {name: plan["estimate"]["seconds"] for name, plan in record["plans"].items() if "estimate" in plan}
+    fast: list[str] = []
+    for peer in record["peers"]:
+        fitting = [] if peer == EAGER else fitting_plans(record, peer, seconds)
+        least = min((seconds[name] for name in fitting), default=0.0)
+        fast += [name for name in fitting if seconds[name] <= SLOWER * least]
+    return list(dict.fromkeys(fast))
 
 
 def capture_of(record: dict[str, Any], plan: str) -> str:
