@@ -111,7 +111,7 @@ class Harness:
 
         `budget_bytes` limits the charge of the step itself, without the floor. `beat` is a ratio to eager's time; a plan
         whose steps all stay above it is stopped early. The charge is measured with the seconds; the plan's own peak only
-        of a plan that keeps the budget and is not stopped. A failure of the plan is an Outcome, and so is a full disk.
+        of a plan that keeps the budget and is not slower than that. A failure of the plan is an Outcome, and so is a full disk.
         Raises the child's PlanError, ConfigError or any other StoreError.
         """
         return replace(
@@ -148,7 +148,8 @@ class Harness:
                 checked if checked.outcome is not Outcome.OK else record_failure(replace(checked, verified=""), error)
             )
         measurement = apply_budget(measurement, budget_bytes)
-        if measurement.outcome is not Outcome.OK:
+        ratio = measurement.time_ratio
+        if measurement.outcome is not Outcome.OK or (beat is not None and ratio is not None and ratio > beat):
             return measurement
         checked = self._bytes.get(plan) or self._check_results_and_bytes(plan, Measurement(Outcome.OK))
         if checked.outcome is Outcome.OK:

@@ -331,7 +331,7 @@ class _Session:
         self.progress(Measuring(trial))
         with self.interrupts.breakable():
             result = self.runner.measure(
-                candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.maker.stop_ratio(trial.kind)
+                candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.maker.stop_ratio(trial)
             )
         return replace(trial, measurement=apply_rules(result, self.rules))
 

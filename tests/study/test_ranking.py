@@ -197,11 +197,30 @@ def test_a_plan_is_hopeless_once_all_pairs_together_exclude_what_is_to_be_beaten
     assert not cannot_beat((1.2, 1.3, 1.2, 1.4), (1.1, 1.2, 1.1, 1.3), 1.1)  # eager was slow in the same turns
 
 
-def test_what_is_to_be_beaten_is_the_leaders_time_and_what_noise_and_a_tie_allow():
-    assert compute_stop_ratio(trial(1, seen(ratio=1.1))) == pytest.approx(1.1 * (1 + TIE_SHARE))
-    assert compute_stop_ratio(trial(1, seen(ratio=1.1, spread=0.1))) > 1.1 * (1 + TIE_SHARE)
-    assert compute_stop_ratio(trial(1, seen(baseline_seconds=()))) is None
-    assert compute_stop_ratio(None) is None
+def test_what_is_to_be_beaten_is_the_leaders_time_and_its_noise():
+    next_one = trial(2, seen())
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1)), next_one) == pytest.approx(1.1)
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1, spread=0.1)), next_one) > 1.1
+    assert compute_stop_ratio(trial(1, seen(baseline_seconds=())), next_one) is None
+    assert compute_stop_ratio(None, next_one) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak", "may_tie"),
+    [
+        (TrialKind.SEARCH, 880, True), (TrialKind.SEARCH, 895, False), (TrialKind.SEARCH, 900, False),
+        (TrialKind.SEARCH, None, True), (TrialKind.MOVE, 880, False),
+    ],
+)  # fmt: skip
+def test_only_a_notably_smaller_plan_may_win_although_it_is_slower(kind: TrialKind, peak: int | None, may_tie: bool):
+    other = replace(trial(2, seen(), kind), estimate=None if peak is None else estimate(peak))
+    expected = 1.1 * (1 + TIE_SHARE) if may_tie else 1.1
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1)), other) == pytest.approx(expected)
+    if may_tie:
+        smaller = replace(other, measurement=seen(charged=1380, ratio=1.1 * 1.015, spread=0.05))
+        leader = select_leader([trial(1, seen(ratio=1.1, spread=0.05)), smaller], RULES)
+        assert leader is not None
+        assert leader.number == 2
 
 
 def count_steps(ratios: Iterator[float], beat: float) -> int:
@@ -218,7 +237,8 @@ def test_on_recorded_noise_hardly_a_plan_as_fast_as_the_leader_is_given_up_and_a
     counts: dict[float, list[int]] = {1.0: [], 1.1: [], 1.4: []}
     for repeat in range(200):
         steps = tuple(itertools.islice(recorded(machine, f"leader {repeat}"), 10))
-        beat = compute_stop_ratio(trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10)))
+        leader = trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10))
+        beat = compute_stop_ratio(leader, replace(leader, estimate=estimate(800)))
         for pace, used in counts.items():
             used.append(count_steps((pace * ratio for ratio in recorded(machine, f"other {repeat}")), beat))
     shares = {pace: sum(used < 10 for used in counts[pace]) / 200 for pace in counts}

@@ -15,7 +15,6 @@ from autotune.study.offline import replay as replays
 from autotune.study.offline.landscape import Landscape, landscape_from_run
 from autotune.study.offline.replay import RecordedPlanning, RecordedRunner, replay
 from autotune.study.runner import CompleteRunner
-from autotune.study.verdicts.ranking import compute_stop_ratio
 from autotune.testing.fake_runner import FakeRunner
 from tests.study.test_session import QUICK, run
 
@@ -104,7 +103,6 @@ def test_a_plan_that_cannot_win_is_stopped_early_as_on_the_device(known: Landsca
     seen = runner.measure(plan, budget_bytes=0, beat=0.9 * ratio)
     assert (seen.outcome, len(seen.step_seconds)) == (Outcome.STOPPED_EARLY, 2)
     assert runner.measure(plan, budget_bytes=0, beat=1.1 * ratio).outcome is Outcome.OK
-    assert compute_stop_ratio(None) is None
 
 
 def test_what_failed_on_record_fails_the_same_way(known: Landscape):

@@ -14,7 +14,6 @@ from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space
 from autotune.study.trial_store import TrialStore, add_plan
 from autotune.study.verdicts.ranking import (
-    TIE_SHARE,
     Rules,
     compute_stop_ratio,
     compute_target_bytes,
@@ -114,8 +113,8 @@ class TrialMaker:
             return replace(trial, measurement=reject_by_estimate(estimate, self.rules))
         return None
 
-    def stop_ratio(self, kind: TrialKind) -> float | None:
+    def stop_ratio(self, trial: Trial) -> float | None:
         """Return the time ratio above which a plan cannot win; None for re-measured plans, and for all plans of a front."""
-        slowdown = 0.0 if kind == TrialKind.MOVE else TIE_SHARE  # a move is for time alone, so it has to be faster
-        compares = self.config.objective == "time" and kind != TrialKind.CONFIRM
-        return compute_stop_ratio(select_leader(self.store.trials, self.rules), slowdown) if compares else None
+        if self.config.objective != "time" or trial.kind == TrialKind.CONFIRM:
+            return None
+        return compute_stop_ratio(select_leader(self.store.trials, self.rules), trial)

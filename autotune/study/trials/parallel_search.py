@@ -118,7 +118,7 @@ class ParallelSearch:
         self.progress(Measuring(pending.trial))
         pending.began = time.monotonic() - pending.planning_seconds  # without the wait for another measurement
         self.running[pending.trial.number] = pending
-        ratio = self.maker.stop_ratio(pending.trial.kind)
+        ratio = self.maker.stop_ratio(pending.trial)
         accepted = self.maker.rules.accepted_bytes
         self.pool.start(MeasureTask(pending.trial.number, pending.candidate.plan, accepted, ratio))
 

@@ -187,11 +187,22 @@ def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
-def compute_stop_ratio(leader: Trial | None, share: float = TIE_SHARE) -> float | None:
-    """Return the time ratio above which a plan cannot win: the leader's, plus its noise and the accepted slowdown."""
+def compute_stop_ratio(leader: Trial | None, trial: Trial) -> float | None:
+    """Return the time ratio above which the plan of a trial cannot win: the leader's, plus its noise.
+
+    A notably smaller plan may be slower by `TIE_SHARE`, too. A move is for time alone.
+    """
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
-    return leader.measurement.time_ratio * (1 + share + ratio_noise(leader.measurement))
+    may_be_slower = trial.kind != TrialKind.MOVE and _is_notably_smaller(trial, leader)
+    return leader.measurement.time_ratio * (1 + (TIE_SHARE if may_be_slower else 0.0) + ratio_noise(leader.measurement))
+
+
+def _is_notably_smaller(trial: Trial, leader: Trial) -> bool:
+    """Return False only where both plans have estimates and the plan's is not notably below the leader's."""
+    if trial.estimate is None or leader.estimate is None:
+        return True
+    return trial.estimate.peak_bytes * (1 + NOTABLE_SHARE) < leader.estimate.peak_bytes
 
 
 def score_trial(trial: Trial, rules: Rules, overheads: Sequence[float]) -> TrialScore:

@@ -340,6 +340,11 @@ def test_a_plan_that_cannot_win_costs_a_comparison_and_a_few_steps_and_no_measur
     assert [kind for role, kind in requests if role == "seconds"] == [
         "BeginTiming", "TimedDigestsRequest", "TimeBlock", "TimeBlock", "FinishTiming",
     ]  # fmt: skip
+    monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=1))
+    slower = runner.measure(plan, beat=1e-6)
+    assert (slower.outcome, len(slower.step_seconds), slower.peak_bytes) == (Outcome.OK, 1, None)
+    assert ("bytes", "PlanCheckRequest") not in requests, "a plan that is not faster cannot lead, whatever its bytes"
+    monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=8))
     whole = runner.measure(plan, beat=1e6)
     assert (whole.outcome, len(whole.step_seconds)) == (Outcome.OK, 8)
     assert whole.step_charged_bytes == pytest.approx(hopeless.step_charged_bytes, abs=MIB / 2)
