@@ -78,6 +78,7 @@ EXPERIMENTS = (
     _benchmark("kernels", minutes=10),
     _benchmark("guards", minutes=6),
     _benchmark("regions", minutes=15),
+    _benchmark("rebuild_price", minutes=8),
     _benchmark("frontier", minutes=120, results="{device}/*.json", resumes=True),
     _benchmark("compiled", minutes=120, results="{device}/*.json", resumes=True),
     _benchmark("pareto", minutes=45, results="{device}/*.json", needs=["frontier"]),
