@@ -25,18 +25,25 @@ COMPILED = "compiled/results/cpu-amd-epyc-2/summary.md"
 VARIABLE = "variable_length/results/summary.md"
 REPLAYS = "landscape/results/replays/summary.md"
 REGIONS = "regions/results/zoo/summary.md"
+PRICE = "rebuild_price/results/summary.md"
 LIMITS, DECISIONS = "docs/limits.md", "docs/decisions.md"
 
 TIED = (
     Tied(LIMITS, "1.35 times", VARIABLE, ("1.349",)),
     Tied(LIMITS, "2.6 s", VARIABLE, ("2.60",)),
-    Tied(LIMITS, "1.06 times", COMPILED, ("1.059",)),
-    Tied(LIMITS, "0.94 times", COMPILED, ("0.943",)),
-    Tied(LIMITS, "0.6 %", COMPILED, ("-0.58 %",)),
+    Tied(LIMITS, "1.075 times", COMPILED, ("1.075",)),
+    Tied(LIMITS, "1.035 times", COMPILED, ("1.035",)),
+    Tied(LIMITS, "0.915 times", COMPILED, ("0.915",)),
     Tied(LIMITS, "8 s", TRIALS, ("8.27",)),
     Tied(LIMITS, "23 s", TRIALS, ("22.58",)),
     Tied(LIMITS, "67 s", TRIALS, ("67.21",)),
     Tied(LIMITS, "0.93 to 1.04 times", KERNELS, ("0.928", "1.038")),
+    Tied(DECISIONS, "1.016 to 1.031 times", PRICE, ("1.016", "1.031")),
+    Tied(DECISIONS, "0.998 to 1.043 times", PRICE, ("0.998", "1.043")),
+    Tied(DECISIONS, "238 MiB", PRICE, ("238.0 MiB",)),
+    Tied(DECISIONS, "246 MiB", PRICE, ("246.0 MiB",)),
+    Tied(DECISIONS, "372 MiB", PRICE, ("371.6 MiB",)),
+    Tied(DECISIONS, "347 MiB", PRICE, ("347.0 MiB",)),
     Tied(DECISIONS, "32 to 79 s", REGIONS, ("32.1", "78.9")),
     Tied(LIMITS, "2 %", REPLAYS, ("within 2 %",)),
 )

@@ -161,6 +161,8 @@ def _model_table(name: str, record: dict[str, Any]) -> str:
         f"- {capture}: {described.get('gate') or described.get('failed')}"
         for capture, described in record["captures"].items()
     ]
+    if any("inductor" in name and "rebuild_price" not in capture for name, capture in record["captures"].items()):
+        gates.append("- recorded when regions had a rebuild price of 0.05 by default")
     gates += [f"- dropped: {session['dropped']}" for session in record["sessions"] if "dropped" in session]
     table = ["| variant | own peak MiB | of eager | predicted | time over eager |", "|---|--:|--:|--:|--:|", *rows]
     return "\n".join([f"## {name}", "", *table, "", *gates, "", format_origin(record), ""])
