@@ -10,6 +10,7 @@ import pytest
 
 from autotune.capture.tracer import capture
 from autotune.workloads.factory import load_workload
+from autotune.workloads.memory_format import in_format
 from autotune.workloads.workload import Workload
 from experiments.benchmarks.variable_length import __main__ as variable_length
 from experiments.common.result_file import capture_digests, find_results, missing_facts, write_result
@@ -26,8 +27,8 @@ def read_results() -> dict[str, Any]:
     return {str(path.relative_to(ROOT)): json.loads(path.read_text()) for path in find_results(ROOT)}
 
 
-def recorded_graphs() -> Iterator[tuple[str, str, dict[str, Any], str]]:
-    """Yield file, workload, arguments and digest of every recorded graph that can be captured again from its record."""
+def recorded_graphs() -> Iterator[tuple[str, str, dict[str, Any], str, str]]:
+    """Yield file, workload, arguments, memory format and digest of every recorded graph that can be captured again."""
     for name, document in read_results().items():
         if "arguments" in document and isinstance(document.get("model"), str):
             digests = dict(document.get("graphs", {}))
@@ -35,17 +36,23 @@ def recorded_graphs() -> Iterator[tuple[str, str, dict[str, Any], str]]:
                 digests["graph"] = document["graph"]["digest"]
             if "ours aten" in document.get("captures", {}):
                 digests["graph"] = document["captures"]["ours aten"]["digest"]
-            for digest in dict.fromkeys(value for key, value in digests.items() if "inductor" not in key):
-                yield name, document["model"], document["arguments"], digest
+            formats = {
+                digest: "channels_last" if "channels_last" in key else ""
+                for key, digest in digests.items()
+                if "inductor" not in key
+            }
+            for digest, memory_format in formats.items():
+                yield name, document["model"], document["arguments"], memory_format, digest
         elif name.startswith("benchmarks/no_fit"):
-            yield name, "resnet18", {"batch": 10, "size": 224}, document["best"]["graph_digest"]
+            yield name, "resnet18", {"batch": 10, "size": 224}, "", document["best"]["graph_digest"]
         elif name.startswith("benchmarks/variable_length"):
-            yield name, "variable_length", document["sizes"], document["plan"]["graph"]
+            yield name, "variable_length", document["sizes"], "", document["plan"]["graph"]
 
 
 @functools.cache
-def todays_digest(model: str, arguments: str) -> str:
-    return capture(make_workload(model, json.loads(arguments)), model).graph.digest
+def todays_digest(model: str, arguments: str, memory_format: str) -> str:
+    with in_format(make_workload(model, json.loads(arguments)), memory_format) as workload:
+        return capture(workload, model).graph.digest
 
 
 def make_workload(model: str, arguments: dict[str, Any]) -> Workload:
@@ -53,14 +60,20 @@ def make_workload(model: str, arguments: dict[str, Any]) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("file", "model", "arguments", "digest"),
+    ("file", "model", "arguments", "memory_format", "digest"),
     [
-        pytest.param(*row, id=f"{row[0]}-{row[1]}", marks=[pytest.mark.slow] if row[1] in SLOW else [])
+        pytest.param(
+            *row,
+            id="-".join(filter(None, (row[0], row[1], row[3]))),
+            marks=[pytest.mark.slow] if row[1] in SLOW else [],
+        )
         for row in recorded_graphs()
     ],
 )
-def test_a_result_is_of_the_graph_that_is_captured_today(file: str, model: str, arguments: dict[str, Any], digest: str):
-    is_same = todays_digest(model, json.dumps(arguments)) == digest
+def test_a_result_is_of_the_graph_that_is_captured_today(
+    file: str, model: str, arguments: dict[str, Any], memory_format: str, digest: str
+):
+    is_same = todays_digest(model, json.dumps(arguments), memory_format) == digest
     assert is_same == (file not in OF_ANOTHER_GRAPH), (
         "captured as another graph: run its command again"
         if not is_same
@@ -85,7 +98,7 @@ def test_a_written_result_has_its_graphs_and_lacks_nothing(tmp_path: Path):
     graphs = capture_digests({"small": ("resnet18", TINY["resnet18"])})
     write_result(path, FACTS | {"ratio": 0.9}, graphs)
     document = json.loads(path.read_text())
-    assert document["graphs"] == {"small": todays_digest("resnet18", json.dumps(TINY["resnet18"]))}
+    assert document["graphs"] == {"small": todays_digest("resnet18", json.dumps(TINY["resnet18"]), "")}
     assert (document["ratio"], missing_facts(document)) == (0.9, ())
     assert list(find_results(tmp_path)) == [path]
 
