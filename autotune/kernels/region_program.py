@@ -29,7 +29,7 @@ SHARED_WITHIN = 24
 def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
     """Return a program that computes the same step, with its fusible ops in regions.
 
-    At a low price forward values that are cheap to compute are not saved for the backward pass: the regions that read them
+    At a low price, forward values that are cheap to compute are not saved for the backward pass. The regions that read them
     there rebuild them. Results differ from the captured step's by rounding. Nothing is compiled yet; see `compile_regions`.
 
     Args:

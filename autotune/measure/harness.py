@@ -35,6 +35,7 @@ from autotune.measure.survey import (
 from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
 from autotune.records.measurement import KILLED, Measurement, Outcome, apply_budget
+from autotune.workloads.reference import check_reference
 
 BASELINE_PROCESSES = 2
 """Number of new processes in which the baseline's charge is measured; their range is the spread to allow for."""
@@ -48,10 +49,11 @@ class Harness:
     """Measures the plans of one workload; a context manager that ends its processes.
 
     Use it from one thread, and only from a thread that lives until `close`: the children die with the thread that
-    started them. This side imports no torch.
+    started them. This side imports no torch. ConfigError where the file or the zoo workload does not exist.
     """
 
     def __init__(self, spec: Spec) -> None:
+        check_reference(spec.workload.reference)
         self._spec = spec
         self._children = Children(spec)
         self._baseline: Measurement | None = None
@@ -110,8 +112,8 @@ class Harness:
         """Compare a plan's results, then measure its seconds beside eager, then its bytes.
 
         `budget_bytes` limits the charge of the step itself, without the floor. `beat` is a ratio to eager's time; a plan
-        whose steps all stay above it is stopped early. The charge is measured with the seconds; the plan's own peak only
-        of a plan that keeps the budget and is not slower than that. A failure of the plan is an Outcome, and so is a full disk.
+        whose steps all stay above it is stopped early. The charge is measured with the seconds, the peak only of a plan
+        within the budget whose time ratio is at most `beat`. A failure of the plan is an Outcome, and so is a full disk.
         Raises the child's PlanError, ConfigError or any other StoreError.
         """
         return replace(
@@ -148,8 +150,7 @@ class Harness:
                 checked if checked.outcome is not Outcome.OK else record_failure(replace(checked, verified=""), error)
             )
         measurement = apply_budget(measurement, budget_bytes)
-        ratio = measurement.time_ratio
-        if measurement.outcome is not Outcome.OK or (beat is not None and ratio is not None and ratio > beat):
+        if measurement.outcome is not Outcome.OK or (beat is not None and (measurement.time_ratio or 0.0) > beat):
             return measurement
         checked = self._bytes.get(plan) or self._check_results_and_bytes(plan, Measurement(Outcome.OK))
         if checked.outcome is Outcome.OK:

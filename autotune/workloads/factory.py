@@ -19,7 +19,7 @@ import torch
 from autotune.errors import AutotuneError, ConfigError, nearest
 from autotune.workloads.live_workload import load_live_workload
 from autotune.workloads.loop import Loop
-from autotune.workloads.reference import LIVE_SUFFIX
+from autotune.workloads.reference import LIVE_SUFFIX, check_reference
 from autotune.workloads.workload import Workload, check_workload
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ def find_factory(reference: str) -> Callable[..., Any]:
     Raises:
         ConfigError: The factory does not exist, or its module raises.
     """
+    check_reference(reference)
     return _run(reference, lambda: _find_factory(reference))
 
 
@@ -51,9 +52,9 @@ def _find_factory(reference: str) -> Callable[..., Any]:
         return partial(load_live_workload, Path(reference))
     place, colon, attribute = reference.rpartition(":")
     if not colon:
-        return _from_zoo(reference)
-    if not place or not attribute:
-        raise ConfigError("not a reference; write a zoo name, package.module:factory or path/file.py:factory")
+        from autotune.workloads.zoo import ZOO
+
+        return ZOO[reference]
     module = _from_file(place) if place.endswith(".py") else _from_package(place)
     factory: Any = module
     for part in attribute.split("."):
@@ -66,23 +67,8 @@ def _find_factory(reference: str) -> Callable[..., Any]:
     return typing.cast("Callable[..., Any]", factory)
 
 
-def _from_zoo(name: str) -> Callable[..., Any]:
-    from autotune.workloads.zoo import ZOO
-
-    if name in ZOO:
-        return ZOO[name]
-    if name.endswith(".py"):
-        raise ConfigError(f"names no factory; write {name}:FUNCTION")
-    package, dot, attribute = name.rpartition(".")
-    if dot:
-        raise ConfigError(f"no zoo workload; for a factory of your own write {package}:{attribute}")
-    raise ConfigError(f"no zoo workload{nearest(name, ZOO)}")
-
-
 def _from_file(place: str) -> types.ModuleType:
     path = Path(place).absolute()
-    if not path.is_file():
-        raise ConfigError(f"no such file in {Path.cwd()}; give the path of the file that holds the factory")
     # under another name, since the file's might shadow a package; in sys.modules, where Dynamo searches
     name = f"autotune_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

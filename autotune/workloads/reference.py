@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, nearest
 
 LIVE_SUFFIX = ".live"
 """Suffix of a file with the saved objects of a running process, by which references name it."""
+ZOO_NAMES = (
+    "resnet18", "resnet50", "resnet152", "mobilenet_v2", "segformer", "vit", "gpt2", "bert", "lstm", "lstm_fused",
+)  # fmt: skip
+"""Names in `autotune.workloads.zoo.ZOO`, whose import takes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,39 @@ class WorkloadRef:
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"{self.reference}({arguments})"
+
+
+def check_reference(reference: str) -> None:
+    """Check that the file or the zoo workload of a reference exists; nothing is imported.
+
+    Raises:
+        ConfigError: It does not exist, or the text is no reference.
+
+    >>> check_reference("resnet18")
+    """
+    if reference.endswith(LIVE_SUFFIX):
+        return
+    place, colon, attribute = reference.rpartition(":")
+    if not colon:
+        if reference not in ZOO_NAMES:
+            raise ConfigError(f"{reference}: {_explain_unknown_name(reference)}")
+    elif not place or not attribute:
+        raise ConfigError(
+            f"{reference}: not a reference; write a zoo name, package.module:factory or path/file.py:factory"
+        )
+    elif place.endswith(".py") and not Path(place).is_file():
+        raise ConfigError(
+            f"{reference}: no such file in {Path.cwd()}; give the path of the file that holds the factory"
+        )
+
+
+def _explain_unknown_name(name: str) -> str:
+    if name.endswith(".py"):
+        return f"names no factory; write {name}:FUNCTION"
+    package, dot, attribute = name.rpartition(".")
+    if dot:
+        return f"no zoo workload; for a factory of your own write {package}:{attribute}"
+    return f"no zoo workload{nearest(name, ZOO_NAMES)}"
 
 
 def lies_here(reference: str) -> bool:

@@ -229,20 +229,23 @@ def count_steps(ratios: Iterator[float], beat: float) -> int:
     return next((count for count in range(1, 10) if cannot_beat(steps[:count], (1.0,) * count, beat)), 10)
 
 
+@pytest.mark.parametrize("peak", [800, 900], ids=["smaller", "as large"])
 @pytest.mark.parametrize(("machine", "noise"), [("vit", 0.17), ("resnet152", 0.015)])
 def test_on_recorded_noise_hardly_a_plan_as_fast_as_the_leader_is_given_up_and_a_slow_one_soon(
-    machine: str, noise: float
+    machine: str, noise: float, peak: int
 ):
     assert statistics.stdev(map(math.log, NOISE[machine])) == pytest.approx(noise, rel=0.15)
-    counts: dict[float, list[int]] = {1.0: [], 1.1: [], 1.4: []}
+    counts: dict[float, list[int]] = {1.0: [], 1.04: [], 1.1: [], 1.4: []}
     for repeat in range(200):
         steps = tuple(itertools.islice(recorded(machine, f"leader {repeat}"), 10))
         leader = trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10))
-        beat = compute_stop_ratio(leader, replace(leader, estimate=estimate(800)))
+        beat = compute_stop_ratio(leader, replace(leader, estimate=estimate(peak)))
         for pace, used in counts.items():
             used.append(count_steps((pace * ratio for ratio in recorded(machine, f"other {repeat}")), beat))
     shares = {pace: sum(used < 10 for used in counts[pace]) / 200 for pace in counts}
     assert shares[1.0] <= 0.02
+    if noise < 0.1:
+        assert (shares[1.04] >= 0.95) == (peak == 900), "4 % may be a tie for a smaller plan only"
     assert shares[1.1] >= (0.7 if noise > 0.1 else 1.0)
     assert shares[1.4] >= 0.97
     assert statistics.fmean(counts[1.4]) <= 2.5

@@ -97,7 +97,7 @@ def test_a_file_system_that_takes_no_file_is_the_users_to_fix(
 
 
 def test_runs_below_a_file_and_a_run_name_of_300_characters_are_refused(here: Path, run: Run) -> None:
-    (here / "x.yaml").write_text("workload: t.py:f\nruns: x.yaml/runs\n", encoding="utf-8")
+    (here / "x.yaml").write_text("workload: resnet18\nruns: x.yaml/runs\n", encoding="utf-8")
     code, _, err = run("tune", "x.yaml")
     assert (code, err.count("\n")) == (2, 1)
     assert "x.yaml/runs" in err

@@ -7,7 +7,9 @@ import torch
 
 from autotune.errors import ConfigError
 from autotune.workloads.factory import load_workload
+from autotune.workloads.reference import ZOO_NAMES
 from autotune.workloads.workload import Workload, check_workload
+from autotune.workloads.zoo import ZOO
 
 GOOD = """
     import torch
@@ -74,6 +76,10 @@ def test_a_file_named_like_a_package_does_not_shadow_it(home):
 
 def test_a_zoo_name_is_a_workload():
     assert load_workload("lstm", {"tokens": 2, "width": 8, "vocabulary": 8}).batch[0].shape == (32, 2)
+
+
+def test_the_names_that_are_known_without_an_import_are_those_of_the_zoo():
+    assert tuple(ZOO) == ZOO_NAMES
 
 
 def test_a_misspelt_zoo_name_gets_the_nearest():

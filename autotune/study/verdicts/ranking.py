@@ -24,10 +24,10 @@ NEW_RUNS = (TrialKind.LOWERED, TrialKind.CONFIRM)
 """Kinds of trials that run in new processes, even where the plan was measured before."""
 NOTABLE_SHARE = 0.01
 """Minimum share of bytes that counts as smaller; a process's charge varies by less from run to run."""
-UNNAMED_PRICE = 0.05
-"""Rebuild price of the regions in records that name none."""
 TIE_SHARE = 0.02
 """Maximum slowdown accepted in exchange for a smaller plan; every plan within the budget is small enough."""
+UNNAMED_PRICE = 0.05
+"""Rebuild price of the regions in records that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,10 @@ def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
 
 
 def compute_stop_ratio(leader: Trial | None, trial: Trial) -> float | None:
-    """Return the time ratio above which the plan of a trial cannot win: the leader's, plus its noise.
+    """Return the time ratio above which the plan of a trial cannot win; None where no leader has a ratio.
 
-    A notably smaller plan may be slower by `TIE_SHARE`, too. A move is for time alone.
+    It is the leader's ratio plus its noise. A plan that is notably smaller may be slower by `TIE_SHARE` in addition, because
+    it wins a tie. A move has to be faster.
     """
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
@@ -199,7 +200,7 @@ def compute_stop_ratio(leader: Trial | None, trial: Trial) -> float | None:
 
 
 def _is_notably_smaller(trial: Trial, leader: Trial) -> bool:
-    """Return False only where both plans have estimates and the plan's is not notably below the leader's."""
+    """Return whether the estimated peak of a plan is notably below the leader's; true where one has no estimate."""
     if trial.estimate is None or leader.estimate is None:
         return True
     return trial.estimate.peak_bytes * (1 + NOTABLE_SHARE) < leader.estimate.peak_bytes

@@ -1,8 +1,8 @@
 """Ready workloads with random weights and no downloads: models from transformers, and a recurrent model.
 
-To add a workload, write a file with a factory whose keyword arguments all have defaults, and add a line here. Every
-factory has the arguments `batch`, `dtype`, `optimizer`, `seed` and `device`. Equal seeds produce equal bits in every
-process.
+To add a workload, write a file with a factory whose keyword arguments all have defaults. Add a line here, and the name to
+`ZOO_NAMES` in `workloads/reference.py`. Every factory has the arguments `batch`, `dtype`, `optimizer`, `seed` and
+`device`. Equal seeds produce equal bits in every process.
 
 In: keyword arguments of a factory.
 Out: a `Workload` with random weights.

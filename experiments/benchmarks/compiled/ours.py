@@ -41,7 +41,7 @@ class Capture:
         return f"ours {self.mark(Plan(())).capture_name.replace(',', '')}"
 
     def mark(self, plan: Plan) -> Plan:
-        """Return a plan of this capture's graph, as one for this capture."""
+        """Return a plan with this capture's kernels, memory format and rebuild price."""
         return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
 
     def spec(self, workload: WorkloadRef, scratch: Path, profile_cache: Path | None = None) -> Spec:

@@ -18,7 +18,7 @@ SLACK = 1.005
 MEAN, WORST, LOWEST = 0.95, 1.00, 0.75
 """Targets: geometric mean and worst of our time over inductor's at its bytes; our lowest peak over the peers' lowest."""
 SLOWER = 1.03
-"""Ratio to the least estimate within a peer's bytes above which a plan is not timed. Estimates of two captures are not closer."""
+"""Ratio to the lowest estimated seconds within a peer's bytes up to which a plan is timed: estimates may be wrong by so much."""
 MIB = 2**20
 
 

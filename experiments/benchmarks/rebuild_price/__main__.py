@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.measure.children import Children, ChildRole
@@ -85,8 +84,7 @@ def survey(spec: Spec) -> WorkloadSurvey:
 
 def plan_within(surveyed: WorkloadSurvey, budget_bytes: int, space: Space) -> dict[str, Any]:
     """Return bytes and seconds, by estimate, of the fastest plan within the bytes; the lowest peak for 0."""
-    graph: TrainGraph = surveyed.graph
-    estimate = best_plan(graph, surveyed.costs, budget_bytes, space, seconds=PLANNING_SECONDS).estimate
+    estimate = best_plan(surveyed.graph, surveyed.costs, budget_bytes, space, seconds=PLANNING_SECONDS).estimate
     return {"peak_bytes": estimate.peak_bytes, "seconds": estimate.seconds}
 
 
