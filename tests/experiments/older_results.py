@@ -25,9 +25,6 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/loops/results/results.json": ("graphs",),
     "benchmarks/no_fit/results/tune.json": ("machine", "commit", "date", "command"),
     "benchmarks/offload/results/results.json": ("commit", "graphs", "date"),
-    "benchmarks/regions/results/zoo/gpt2.json": ("graphs",),
-    "benchmarks/regions/results/zoo/lstm.json": ("graphs",),
-    "benchmarks/regions/results/zoo/resnet50.json": ("graphs",),
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
     "benchmarks/trial_cost/results/results.json": ("graphs",),
     **{

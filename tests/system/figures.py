@@ -44,7 +44,7 @@ TIED = (
     Tied(DECISIONS, "246 MiB", PRICE, ("246.0 MiB",)),
     Tied(DECISIONS, "372 MiB", PRICE, ("371.6 MiB",)),
     Tied(DECISIONS, "347 MiB", PRICE, ("347.0 MiB",)),
-    Tied(DECISIONS, "32 to 79 s", REGIONS, ("32.1", "78.9")),
+    Tied(DECISIONS, "14 to 26 s", REGIONS, ("14.2", "26.4")),
     Tied(LIMITS, "2 %", REPLAYS, ("within 2 %",)),
 )
 
