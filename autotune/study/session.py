@@ -154,6 +154,8 @@ class _Session:
         self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
         self.longest_seconds = 0.0
         """Seconds of the longest trial so far, planning included."""
+        self.longest_run_seconds = 0.0
+        """Seconds of the longest re-measurement so far, which has a plan already; 0 before the first."""
         self.best_plan: Plan | None = None
         self.trials_without_gain = 0.0
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
@@ -172,6 +174,11 @@ class _Session:
         self.measure_planned()
         self.search()
         self.confirm()
+        # a front may have time left: more is reserved for its confirmation than the runs take
+        while self.config.objective == "pareto" and not self.is_spent():
+            self.measure_planned()
+            self.search()
+            self.confirm()
         if select_winner(self.trials, self.rules) is None:
             raise explain_failure(self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir)
 
@@ -219,7 +226,7 @@ class _Session:
     def measure_levels(self, scale: BudgetScale) -> None:
         """Measure the planners' fastest plan for each of several budgets, from the smallest plan's bytes to the limit."""
         levels = BudgetLevels(self.planning, self.trials, scale, study_seconds=self.config.time_seconds)
-        while not self.is_spent():
+        while self.may_measure_planned():
             with self.interrupts.breakable(patient=False):
                 proposal = levels.propose_next(self.target_bytes)
             if proposal is None:
@@ -239,10 +246,14 @@ class _Session:
         # the smallest plan was measured already, so a planner that proposes it again comes last
         fitting.sort(key=lambda proposal: (proposal.plan == self.lowest.plan, proposal.estimate.seconds))
         for proposal in select_by_layout(fitting, self.planning.estimate_layout, self.rules, most):
-            # the first proposal may use the time that is reserved for the confirmation
-            first = self.seconds_left > 0 and not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
-            if is_new(proposal) and (first or not self.is_spent()):
+            if is_new(proposal) and self.may_measure_planned():
                 self.evaluate(self.maker.suggest(TrialKind.PLANNER, proposal.settings, proposal))
+
+    def may_measure_planned(self) -> bool:
+        """Return True if a plan of the planners may be measured; the first may use the time reserved for the confirmation."""
+        return not self.is_spent() or (
+            self.seconds_left > 0 and not any(trial.kind == TrialKind.PLANNER for trial in self.trials)
+        )
 
     def search(self) -> None:
         """Measure moves and the sampler's suggestions until time or trials run out, or no gain is left to expect."""
@@ -270,11 +281,13 @@ class _Session:
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
         while self.seconds_left > 0:
             self.interrupts.check()
-            late = self.seconds_left <= self.longest_seconds
+            late = self.seconds_left <= (self.longest_run_seconds or self.longest_seconds)
             if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
+            began = time.monotonic()
             self.runner.renew()
             self.evaluate(Proposal(run.kind, run.settings, run.candidate, target_bytes=run.target_bytes))
+            self.longest_run_seconds = max(self.longest_run_seconds, time.monotonic() - began)
 
     def is_spent(self) -> bool:
         """Return True if no further trial of the search may start. Raises Stopped if a signal ends the study."""
@@ -292,7 +305,10 @@ class _Session:
         """Return True if trials or time are used up. The time of one more trial and of the confirmation is reserved."""
         searched = pending + sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
-        confirming = reserved_seconds(self.config.objective, self.longest_seconds, self.config.time_seconds)
+        confirming = reserved_seconds(
+            self.config.objective, self.trials, self.rules,
+            run_seconds=self.longest_run_seconds or self.longest_seconds, time_seconds=self.config.time_seconds,
+        )  # fmt: skip
         reserved = self.longest_seconds + max(self.longest_seconds, confirming)
         return enough or self.seconds_left <= reserved
 

@@ -4,13 +4,16 @@ import csv
 import itertools
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 
 from autotune.errors import ConfigError, PlanError
+from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
 from autotune.predict.simulate import simulate
@@ -27,8 +30,9 @@ from autotune.study.offline.landscape import landscape_from_run
 from autotune.study.outcome import StudyResult
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.session import tune
+from autotune.study.verdicts.confirm import MIN_ROUNDS
 from autotune.study.verdicts.front import FrontStatus
-from autotune.study.verdicts.ranking import Rules
+from autotune.study.verdicts.ranking import Rules, plan_hash
 from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
 from autotune.testing.graphs import training_chain
 from dashboards.studies import read_study
@@ -79,7 +83,7 @@ def test_without_a_budget_targets_end_at_eagers_peak_and_the_limit_leaves_room_f
     assert result.budget_bytes == int(1.1 * eager)
     assert max(trial.target_bytes for trial in result.trials if trial.target_bytes) <= eager
     assert scale_of(result).high_bytes == eager
-    assert set(fake.beats) == {None}  # a slow plan is a point, too
+    assert fake.beats[0] is None  # the smallest plan is a point however slow it is
 
 
 def test_the_planners_answer_first_for_even_budgets_and_then_where_the_time_falls_most(told):
@@ -323,6 +327,53 @@ def test_a_search_that_adds_no_point_ends_by_itself(tmp_path):
     assert result.best is not None
     assert [point.number for point in result.front] == [1]
     assert not [trial for trial in result.trials if trial.kind == "search"]
+
+
+class SlowRunner(FakeRunner):
+    """A measurement takes ten seconds of a clock that nothing else moves; the first one takes forty."""
+
+    now = 0.0
+
+    def measure(self, plan, *, budget_bytes, beat=None):
+        self.now += 10 if self.measured else 40
+        return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+
+
+@pytest.mark.parametrize(("limit", "points"), [("95s", 2), ("200s", 4), ("300s", 7), ("600s", 8)])
+def test_a_front_uses_its_time_and_verifies_every_point_that_it_has_time_for(tmp_path, monkeypatch, limit, points):
+    fake = SlowRunner(graph=training_chain(24, nbytes=100_000, param_bytes=5_000))
+    for module in ("session", "runner"):
+        clock = SimpleNamespace(monotonic=lambda: fake.now, time=time.time)
+        monkeypatch.setattr(f"autotune.study.{module}.time", clock)
+    result = run(tmp_path, fake, trials=None, patience=1000, time=limit)
+    seconds = float(limit.removesuffix("s"))
+    assert len(result.front) >= points
+    assert seconds - 2 * 40 <= fake.now <= seconds + 10  # no trial begins that may take as long as the longest
+    assert min(point.rounds for point in result.front) >= MIN_ROUNDS
+
+
+def test_a_plan_that_a_smaller_one_is_surely_faster_than_is_stopped_early_and_no_other(tmp_path):
+    slow: set[str] = set()
+
+    def slowdown(plan: Plan) -> float:
+        # every second plan of the levels is much slower than predicted
+        if plan_hash(plan) in slow or len(fake.measured) % 2 == 0:
+            slow.add(plan_hash(plan))
+        return 3.0 if plan_hash(plan) in slow else 1.0
+
+    fake = runner(slowdown_of=slowdown)
+    result = run(tmp_path, fake)
+    stopped = [trial for trial in result.trials if trial.measurement.outcome is Outcome.STOPPED_EARLY]
+    assert stopped
+    for trial in stopped:
+        smaller = [
+            other.measurement.time_ratio
+            for other in result.trials[: trial.number]
+            if other.was_run and other.measurement.outcome is Outcome.OK
+            and other.plan is not None and other.step_charged_bytes < trial.estimate.peak_bytes
+        ]  # fmt: skip
+        assert trial.measurement.time_ratio > min(smaller)
+    assert not {trial.plan for trial in stopped} & {point.trial.plan for point in result.front_plans}
 
 
 def test_trials_of_the_other_objective_record_their_targets_too(tmp_path):

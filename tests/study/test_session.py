@@ -461,12 +461,6 @@ def test_a_plan_that_cannot_win_is_stopped_early_and_told_with_what_was_seen_of_
     assert all(beat is not None for beat in runner.beats[1:-confirmed])
 
 
-def test_for_a_frontier_no_plan_is_stopped_early(tmp_path):
-    runner = FakeRunner()
-    run(tmp_path, runner, objective="pareto", budget="90%")
-    assert set(runner.beats) == {None}
-
-
 def test_the_best_plans_take_turns_afresh_and_each_has_its_verdict(tmp_path):
     result = run(tmp_path, trials=10)
     fresh = [trial for trial in result.trials if trial.kind == "confirm"]

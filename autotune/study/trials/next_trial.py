@@ -13,6 +13,7 @@ from autotune.records.config import Config
 from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space
 from autotune.study.trial_store import TrialStore, add_plan
+from autotune.study.verdicts.front import compute_front_stop_ratio
 from autotune.study.verdicts.ranking import (
     Rules,
     compute_stop_ratio,
@@ -114,7 +115,11 @@ class TrialMaker:
         return None
 
     def stop_ratio(self, trial: Trial) -> float | None:
-        """Return the time ratio above which a plan cannot win; None for re-measured plans, and for all plans of a front."""
-        if self.config.objective != "time" or trial.kind == TrialKind.CONFIRM:
+        """Return the time ratio above which a plan cannot win, or be a point of the front; None for re-measured plans."""
+        if trial.kind == TrialKind.CONFIRM:
+            return None
+        if self.config.objective == "pareto":
+            return compute_front_stop_ratio(self.store.trials, trial, self.rules)
+        if self.config.objective != "time":
             return None
         return compute_stop_ratio(select_leader(self.store.trials, self.rules), trial)

@@ -11,17 +11,15 @@ from autotune.ir.plan import Plan
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, pooled_seconds, select_failed_run
 from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios
-from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, select_fitting
+from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, ratio_noise, select_fitting
 from autotune.study.verdicts.statistics import Interval, RatioInterval, compare_ratios
 
 FRONT_PLANS = 12
 """Maximum number of plans that are re-measured for the front at one time."""
 FRONT_GAIN = 0.02
 """Least share of time by which a larger plan has to be faster to be re-measured for the front."""
-FRONT_SHARE = 0.55
-"""Maximum share of the study's time that is reserved for re-measuring the front."""
 FRONT_RUNS = FRONT_PLANS * MIN_ROUNDS
-"""Number of re-measured trials that the reserved time allows for."""
+"""Number of re-measured trials of a whole front."""
 
 
 class FrontStatus(StrEnum):
@@ -116,6 +114,31 @@ def select_front_contenders(trials: Sequence[Trial], rules: Rules) -> list[Trial
     ordered = [samples[rank] for rank in spread([(sample.nbytes, math.log(sample.cost)) for sample in samples])]
     ordered.sort(key=lambda sample: sample.rounds == 0)
     return [sample.trial for sample in ordered[:FRONT_PLANS]]
+
+
+def count_missing_runs(trials: Sequence[Trial], rules: Rules) -> int:
+    """Return the number of runs that the contenders for the front still need, with those of one further plan."""
+    contenders, rounds = select_front_contenders(trials, rules), count_rounds(trials)
+    return MIN_ROUNDS + sum(max(0, MIN_ROUNDS - rounds[trial.plan]) for trial in contenders)
+
+
+def compute_front_stop_ratio(trials: Sequence[Trial], trial: Trial, rules: Rules) -> float | None:
+    """Return the time ratio above which the plan of a trial is no point: that of the fastest smaller plan, with its noise.
+
+    None where no plan is surely smaller: one that was charged less than the estimated peak of this one.
+    """
+    if trial.estimate is None:
+        return None
+    peak_bytes = trial.estimate.peak_bytes
+    smaller = [sample.trial for sample in _pool_samples(trials, rules) if sample.nbytes < peak_bytes]
+    return min(
+        (
+            other.measurement.time_ratio * (1 + ratio_noise(other.measurement))
+            for other in smaller
+            if other.measurement is not None and other.measurement.time_ratio is not None
+        ),
+        default=None,
+    )
 
 
 def extends_front(trials: Sequence[Trial], rules: Rules) -> bool:

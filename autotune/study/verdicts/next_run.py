@@ -15,7 +15,7 @@ from autotune.study.verdicts.confirm import (
     select_near_miss,
     select_next,
 )
-from autotune.study.verdicts.front import FRONT_RUNS, FRONT_SHARE, select_front_run
+from autotune.study.verdicts.front import count_missing_runs, select_front_run
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 
 CONFIRMING_SHARE = 0.2
@@ -53,15 +53,17 @@ def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is
     return NextRun(TrialKind.CONFIRM, best.settings, candidate)
 
 
-def reserved_seconds(objective: str, trial_seconds: float, time_seconds: float) -> float:
-    """Return the seconds to reserve for the re-measurements that the objective needs, at most a share of the study's time.
+def reserved_seconds(
+    objective: str, trials: Sequence[Trial], rules: Rules, *, run_seconds: float, time_seconds: float
+) -> float:
+    """Return the seconds to reserve for the re-measurements that the objective needs after one more trial.
 
-    >>> reserved_seconds("time", 10, 600)
-    70
+    A front needs them for each of its plans, because only re-measured plans are points. The other objectives need
+    few, for at most a share of the study's time.
     """
     if objective == "pareto":
-        return min(FRONT_RUNS * trial_seconds, FRONT_SHARE * time_seconds)
-    return min(CONFIRMATIONS * trial_seconds, CONFIRMING_SHARE * time_seconds)
+        return count_missing_runs(trials, rules) * run_seconds
+    return min(CONFIRMATIONS * run_seconds, CONFIRMING_SHARE * time_seconds)
 
 
 def _has_enough_runs(trials: Sequence[Trial], rules: Rules) -> bool:
