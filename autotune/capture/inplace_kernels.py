@@ -32,6 +32,7 @@ class InplaceKernel:
 
 KERNELS: dict[Any, InplaceKernel] = {
     slices.write_part: InplaceKernel(slices.write_part_),
+    aten.addmm.default: InplaceKernel(aten.addmm_.default),
     aten.relu.default: InplaceKernel(aten.relu_.default),
     aten.hardtanh.default: InplaceKernel(aten.hardtanh_.default),
     aten.hardswish.default: InplaceKernel(aten.hardswish_.default),

@@ -24,7 +24,7 @@ from autotune.capture.graph_builder import GraphBuilder
 from autotune.capture.inplace_kernels import find_overwritable
 from autotune.capture.optimizers.update_ops import UpdateOps
 from autotune.capture.optimizers.whole_update import make_updates
-from autotune.capture.program import Call, Program, Read, View, reads
+from autotune.capture.program import Call, Program, Read, View, reads, view_part
 from autotune.capture.python.python_trace import FreeInput
 from autotune.capture.python.step_trace import StepGuards
 from autotune.capture.regions import renumber
@@ -58,8 +58,12 @@ class JointTrace:
         free: tuple[FreeInput, ...],
         *,
         returns_gradients: bool,
+        open_layers: bool = False,
     ) -> None:
-        """`batch_size` is the number of the batch's tensors; the inputs behind them are the free ones."""
+        """`batch_size` is the number of the batch's tensors; the inputs behind them are the free ones.
+
+        `open_layers` reads the ops of recurrent layers one by one; by default those of a layer are one op.
+        """
         self._trace = trace
         self._owner = owner
         self._name_of = {id(tensor): name for name, tensor in workload.model.named_parameters()}
@@ -67,6 +71,7 @@ class JointTrace:
             make_updates(workload.optimizer) if workload.loss_fn is not None and workload.optimizer else None
         )
         self._returns_gradients = returns_gradients
+        self._open_layers = open_layers
         self._gradients: list[int] = []  # parameters of the last results
         self._builder = GraphBuilder()
         self._arguments: dict[fx.Node, Any] = {}  # the argument that stands for each node in calls
@@ -274,7 +279,7 @@ class JointTrace:
             whole: Any = node.args[0]
             part: Any = node.args[1]
             source = self._arguments[whole]
-            self._arguments[node] = source[part] if isinstance(source, list) else _view_part(source, part)
+            self._arguments[node] = source[part] if isinstance(source, list) else view_part(source, part)
             return
         args, kwargs = (
             self._argument(node.args),
@@ -309,7 +314,7 @@ class JointTrace:
         target, result = lstm.with_workspace(node, result)
         self._builder.layer = layer_path(node) or self._builder.layer
         name = f"{self._builder.layer}.{node.name}"
-        region = node.meta.get(recurrent.REGION)
+        region = None if self._open_layers else node.meta.get(recurrent.REGION)
         in_place = None if region is None else recurrent.inplace_kernel(node)
         if region is not None:
             self._builder.join_region(region)
@@ -389,11 +394,3 @@ class JointTrace:
         self._builder.add_op(
             call, name=f"{target}.commit", target="commit", phase=Phase.UPDATE, writes=(buffer,), repeatable=False
         )
-
-
-def _view_part(source: Any, number: int) -> View:
-    """Return a view of one part of a tensor. A reader of one part of `unbind` would compute all parts, so it selects."""
-    match source:
-        case View(torch.ops.aten.unbind.int, (tensor, *dim), ()):
-            return View(torch.ops.aten.select.int, (tensor, dim[0] if dim else 0, number))
-    return View(operator.getitem, (source, number))

@@ -1,6 +1,7 @@
 """Define a captured step: a graph, and the callables and arguments behind its ops."""
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,6 +82,11 @@ class Program:
     """The step's Python ran once on fake tensors, because Dynamo refused to trace it."""
     attached: tuple[bool, ...] = ()
     """For each leaf of the step's result: it has a gradient in eager, which a captured step does not give."""
+    opened: "Program | None" = None
+    """The same step with the ops of its recurrent layers one by one, for kernels that fuse them; None where it has no such layer.
+
+    Here the ops of a layer are one op each for forward and backward, because they have eager's bits only together.
+    """
 
     def share_of_steps(self, op: Op) -> float:
         """Return the share of steps in which an op does its work: an accumulating loop updates in one of several."""
@@ -115,6 +121,14 @@ def reads(argument: Any) -> Iterator[int]:
         case tuple() | list():
             for part in argument:
                 yield from reads(part)
+
+
+def view_part(source: Any, number: int) -> View:
+    """Return a view of one part of a tensor. A reader of one part of `unbind` would compute all parts, so it selects."""
+    match source:
+        case View(torch.ops.aten.unbind.int, (tensor, *dim), ()):
+            return View(torch.ops.aten.select.int, (tensor, dim[0] if dim else 0, number))
+    return View(operator.getitem, (source, number))
 
 
 def argument_text(argument: Any, metas: Sequence[Meta | None]) -> str:

@@ -123,14 +123,16 @@ def _merge(
         target=f"autotune.regions.{region.__name__}",  # in the digest, which stored plans name: no folder in it
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        signature=_region_signature(calls, [*inputs, *produced], outputs, metas),
+        signature=region_signature(calls, [*inputs, *produced], outputs, metas),
         repeatable=all(op.repeatable for op in ops),
         inplace=(),
     )
     return merged, Call(region, tuple(Read(value) for value in inputs), (), tuple(outputs))
 
 
-def _region_signature(calls: list[Call], values: list[int], outputs: list[int], metas: Sequence[Meta | None]) -> str:
+def region_signature(
+    calls: Sequence[Call], values: Sequence[int], outputs: Sequence[int], metas: Sequence[Meta | None]
+) -> str:
     """Return the signature of a region. Values are numbered by their place in it, so equal regions have equal signatures."""
     local = {value: number for number, value in enumerate(values)}
     local_metas = [metas[value] for value in local]

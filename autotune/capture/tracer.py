@@ -93,14 +93,26 @@ def capture(
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
                 rewrite(graph)
-        reader = JointTrace(graph, trace.owner, workload, len(tensors), trace.free, returns_gradients=gradients)
-        with _name_errors(name, "the trace", reader):
-            reader.read()
         # a batch may have lengths and the like on the CPU while the model is elsewhere
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-        with _name_errors(name, "the graph", reader):
-            program = reader.program(name, trace.joint.out_spec, device, trace.make_guards(), recorded=trace.recorded)
-            program = replace(apply_loop(round_values(program), workload.loop), attached=trace.attached)
+
+        def read(open_layers: bool) -> Program:
+            reader = JointTrace(
+                graph, trace.owner, workload, len(tensors), trace.free,
+                returns_gradients=gradients, open_layers=open_layers,
+            )  # fmt: skip
+            with _name_errors(name, "the trace", reader):
+                reader.read()
+            with _name_errors(name, "the graph", reader):
+                guards = trace.make_guards()
+                program = reader.program(name, trace.joint.out_spec, device, guards, recorded=trace.recorded)
+                return replace(round_values(program), attached=trace.attached)
+
+        program = read(False)
+        if recurrent.has_regions(graph):
+            program = replace(program, opened=read(True))
+        with _name_errors(name, "the graph"):
+            program = apply_loop(program, workload.loop)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
     for changed, line in trace.unrepeated:

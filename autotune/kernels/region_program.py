@@ -9,7 +9,7 @@ from typing import Any
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import LoopUpdates
 from autotune.capture.program import Call, Meta, Program, Read, hash_signature, reads
-from autotune.capture.regions import GroupedOps, Region, group_regions, renumber
+from autotune.capture.regions import GroupedOps, Region, group_regions, region_signature, renumber
 from autotune.capture.rewrites.batch_norm import REMADE_BY
 from autotune.errors import CaptureError, PlanError
 from autotune.ir.allocation import allocated_bytes
@@ -19,7 +19,10 @@ from autotune.kernels.compile_pool import Listen, compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion, storage_bytes
 from autotune.kernels.fusible import find_fusible
 from autotune.kernels.grouping import group_ops
+from autotune.kernels.matmul_sums import NAME as ADDMM
+from autotune.kernels.matmul_sums import as_addmm, find_sums
 from autotune.kernels.overwriting import find_overwritable
+from autotune.kernels.part_inputs import read_parts
 from autotune.kernels.saving import rebuilding_ops, rebuilt_values
 
 SHARED_WITHIN = 24
@@ -31,6 +34,7 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
 
     At a low price, forward values that are cheap to compute are not saved for the backward pass. The regions that read them
     there rebuild them. Results differ from the captured step's by rounding. Nothing is compiled yet; see `compile_regions`.
+    At the default price and above, the ops of recurrent layers are fused, too; below, each layer stays one op.
 
     Args:
         program: A captured step.
@@ -52,6 +56,9 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
     """
     if not 0 <= rebuild_price < math.inf:
         raise PlanError(f"the rebuild_price of the regions is {rebuild_price}; give a number from 0 on")
+    # values rebuilt across the steps of a recurrent layer would make a kernel of each step
+    opened = program.opened if rebuild_price >= REBUILD_PRICE else None
+    program = opened or program
     graph = program.graph
     fusible = find_fusible(program)
     expansion = _Expansion(program)
@@ -71,7 +78,8 @@ def fuse(program: Program, rebuild_price: float = REBUILD_PRICE) -> Program:
                 expansion.begin_group(number, groups[number], rebuilt)
                 begun.add(number)
             expansion.add(op.id, number)
-    return expansion.program()
+    # elsewhere a step whose regions run op by op has eager's bits, so sums stay as they are
+    return expansion.program(fold_sums=opened is not None)
 
 
 def with_kernels(program: Program, kernels: str, rebuild_price: float = REBUILD_PRICE) -> Program:
@@ -169,8 +177,8 @@ class _Expansion:
             copies[value] = fresh[value]
             self._rebuilt_at[value] = len(self.ops)
 
-    def program(self) -> Program:
-        """Return the program with its regions merged."""
+    def program(self, *, fold_sums: bool) -> Program:
+        """Return the program with its regions merged, and with `fold_sums` additions to sums as parts of matrix products."""
         members = {name: ops for name, ops in self.members.items() if len(ops) > 1 or name.startswith("rebuild")}
         inside = {op for ops in members.values() for op in ops}
         produced_inside = {value for op in inside for value in self.ops[op].outputs}
@@ -178,6 +186,10 @@ class _Expansion:
             replace(op, alias_of=None) if op.id in inside or op.alias_of in produced_inside else op for op in self.ops
         ]
         names = {name: f"{name} fused" for name in members}
+        if fold_sums:
+            excluded = inside | {op.id for op in ops if op.alias_of is not None}
+            for product, addition in find_sums(ops, self.calls, self.metas, excluded, set(reads(self.source.results))):
+                members[f"sum {addition}"], names[f"sum {addition}"] = [product, addition], f"sum {addition} {ADDMM}"
         grouped = group_regions(
             ops, self.calls, self.values, self.metas, {names[name]: list(ids) for name, ids in members.items()},
             step_outputs=tuple(reads(self.source.results)),
@@ -246,22 +258,30 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
     static = {value.id for value in grouped.values if value.id not in produced}
     results = renumber(source.results, ids)
     ops, calls, values = [], [], list(grouped.values)
+    shared = _shared_by_parts(grouped, metas)
     for op, call in zip(grouped.ops, grouped.calls, strict=True):
-        ops.append(op)
-        calls.append(call)
-        if isinstance(call.target, Region) and op.target == "autotune.regions.fused":
-            ops[-1] = replace(
-                op,
-                name=f"{op.layer}.fused{op.id}",
-                target="autotune.kernels.fused",
-                inplace=_overwritable(call.target, op.inputs, static, metas),
-            )
-            inputs, outputs = (_describe(grouped, part) for part in (op.inputs, op.outputs))
+        if isinstance(call.target, Region) and op.target == f"autotune.regions.{ADDMM}":
+            op, call = as_addmm(op, call.target, static, ids, grouped.metas)  # noqa: PLW2901
+        elif isinstance(call.target, Region) and op.target == "autotune.regions.fused":
+            region, arguments, inside = call.target, call.args, metas
+            signature = _kernel_signature(op.signature, region)
+            if (parts := shared.get(op.id)) is not None:
+                region, arguments, inside, signature = parts
+            outputs = _describe(grouped.metas, op.outputs)
             # capture counts a loss that ATen reduces in place with all its terms; a region allocates the result only
             for value, meta in zip(op.outputs, outputs, strict=True):
                 values[value] = replace(values[value], nbytes=allocated_bytes(storage_bytes(meta), meta.device.type))
-            compiled = CompiledRegion(call.target, _kernel_signature(op, call.target), inputs, outputs)
-            calls[-1] = replace(call, target=compiled)
+            op = replace(  # noqa: PLW2901
+                op,
+                name=f"{op.layer}.fused{op.id}",
+                target="autotune.kernels.fused",
+                signature=op.signature if parts is None else signature,
+                inplace=_overwritable(region, arguments, static, inside),
+            )
+            target = CompiledRegion(region, signature, _describe(inside, region.inputs), outputs)
+            call = replace(call, target=target, args=arguments)  # noqa: PLW2901
+        ops.append(op)
+        calls.append(call)
     graph = TrainGraph(
         name=source.graph.name,
         ops=tuple(ops),
@@ -283,23 +303,55 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
     )
 
 
-def _kernel_signature(op: Op, region: Region) -> str:
+_Parts = tuple[Region, tuple[Any, ...], Sequence[Meta | None], str]
+"""A region that reads parts of values, its arguments, the descriptions of values inside of it, and its kernel's signature."""
+
+
+def _shared_by_parts(grouped: GroupedOps, metas: Sequence[Meta | None]) -> dict[int, _Parts]:
+    """Return the regions, by op, that share a kernel with others once they read parts of values as inputs."""
+    found: dict[int, _Parts] = {}
+    sharing: dict[str, set[str]] = {}
+    for op, call in zip(grouped.ops, grouped.calls, strict=True):
+        if not isinstance(call.target, Region) or op.target != "autotune.regions.fused":
+            continue
+        region, arguments, inside = read_parts(call.target, call.args, metas)
+        if region is call.target:
+            continue
+        produced = [value for each in region.calls for value in _outputs(each)]
+        text = region_signature(region.calls, [*region.inputs, *produced], region.outputs, inside)
+        signature = _kernel_signature(text, region)
+        found[op.id] = region, arguments, inside, signature
+        sharing.setdefault(signature, set()).add(op.signature)
+    return {op: parts for op, parts in found.items() if len(sharing[parts[3]]) > 1}
+
+
+def _outputs(call: Call) -> list[int]:
+    outputs = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
+    return [value for value in outputs if value is not None]
+
+
+def _kernel_signature(signature: str, region: Region) -> str:
     """Return the signature of a region's kernel: with the constants of its functions, which are in no argument."""
     remade = [getattr(call.target, REMADE_BY, None) for call in region.calls]
     constants = [arguments for _, arguments in filter(None, remade)]
-    return hash_signature((op.signature, constants)) if constants else op.signature
+    return hash_signature((signature, constants)) if constants else signature
 
 
 def _overwritable(
-    region: Region, inputs: Sequence[int], static: Set[int], metas: Sequence[Meta | None]
+    region: Region, arguments: Sequence[Any], static: Set[int], metas: Sequence[Meta | None]
 ) -> tuple[int, ...]:
-    """Return the inputs that a region may overwrite; inside of the region values have other ids."""
+    """Return the values that a region may overwrite: whole ones that no op after the step reads.
+
+    Inside of the region values have other ids.
+    """
     inside = find_overwritable(region.calls, region.inputs, region.outputs, metas)
     return tuple(
-        value for value, inner in zip(inputs, region.inputs, strict=True) if inner in inside and value not in static
+        argument.value
+        for argument, inner in zip(arguments, region.inputs, strict=True)
+        if isinstance(argument, Read) and inner in inside and argument.value not in static
     )
 
 
-def _describe(grouped: GroupedOps, values: Sequence[int]) -> list[Meta]:
-    metas = [grouped.metas[value] for value in values]
-    return [meta for meta in metas if meta is not None]  # only updates read optimizer state, which has none
+def _describe(metas: Sequence[Meta | None], values: Sequence[int]) -> list[Meta]:
+    described = [metas[value] for value in values]
+    return [meta for meta in described if meta is not None]  # only updates read optimizer state, which has none

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autotune.capture.program import Call, Meta, Read
-from autotune.capture.regions import Region, _region_signature
+from autotune.capture.regions import Region, region_signature
 from autotune.capture.rewrites import slices
 from autotune.capture.tracer import capture
 from autotune.ir.costs import Costs
@@ -73,6 +73,6 @@ def test_the_signature_of_a_region_does_not_depend_on_the_address_of_a_function(
     code = slices.write_part.__code__
     loaded = [FunctionType(code, vars(slices), "write_part") for _ in range(2)]  # as two processes have it
     signatures = {
-        _region_signature([Call(function, (Read(0), Read(1), ()), (), 2)], [0, 1, 2], [2], metas) for function in loaded
+        region_signature([Call(function, (Read(0), Read(1), ()), (), 2)], [0, 1, 2], [2], metas) for function in loaded
     }
     assert len(signatures) == 1

@@ -79,6 +79,11 @@ def mark_regions(graph: fx.Graph) -> None:
             node.meta[REGION] = name
 
 
+def has_regions(graph: fx.Graph) -> bool:
+    """Return whether ops of a recurrent layer are in a region."""
+    return any(REGION in node.meta for node in graph.nodes)
+
+
 def inplace_kernel(node: fx.Node) -> Any:
     """Return the in-place overload of a region's op if it overwrites nothing that is read later; else None."""
     overload = in_place_overload(node)
