@@ -61,6 +61,7 @@ class _LoopOps:
             calls=tuple(self._calls),
             metas=tuple(self._metas),
             updates=self._updates,
+            opened=None,  # regions are made of `base`
         )
 
     def _update_ops(self) -> Iterator[tuple[int, list[GradientUse]]]:
