@@ -257,34 +257,24 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
     produced = {value for op in grouped.ops for value in op.outputs}
     static = {value.id for value in grouped.values if value.id not in produced}
     results = renumber(source.results, ids)
-    ops, calls, values = [], [], list(grouped.values)
-    shared = _shared_by_parts(grouped, metas)
+    values = list(grouped.values)
+    fused = _find_fused(grouped, metas)
+    pairs = []
     for op, call in zip(grouped.ops, grouped.calls, strict=True):
-        if isinstance(call.target, Region) and op.target == f"autotune.regions.{ADDMM}":
-            op, call = as_addmm(op, call.target, static, ids, grouped.metas)  # noqa: PLW2901
-        elif isinstance(call.target, Region) and op.target == "autotune.regions.fused":
-            region, arguments, inside = call.target, call.args, metas
-            signature = _kernel_signature(op.signature, region)
-            if (parts := shared.get(op.id)) is not None:
-                region, arguments, inside, signature = parts
+        if (reading := fused.get(op.id)) is not None:
             outputs = _describe(grouped.metas, op.outputs)
             # capture counts a loss that ATen reduces in place with all its terms; a region allocates the result only
             for value, meta in zip(op.outputs, outputs, strict=True):
                 values[value] = replace(values[value], nbytes=allocated_bytes(storage_bytes(meta), meta.device.type))
-            op = replace(  # noqa: PLW2901
-                op,
-                name=f"{op.layer}.fused{op.id}",
-                target="autotune.kernels.fused",
-                signature=op.signature if parts is None else signature,
-                inplace=_overwritable(region, arguments, static, inside),
-            )
-            target = CompiledRegion(region, signature, _describe(inside, region.inputs), outputs)
-            call = replace(call, target=target, args=arguments)  # noqa: PLW2901
-        ops.append(op)
-        calls.append(call)
+            pairs.append(_with_kernel(op, call, reading, outputs, static))
+        elif isinstance(call.target, Region) and op.target == f"autotune.regions.{ADDMM}":
+            pairs.append(as_addmm(op, call.target, static, ids, grouped.metas))
+        else:
+            pairs.append((op, call))
+    ops, calls = zip(*pairs, strict=True)
     graph = TrainGraph(
         name=source.graph.name,
-        ops=tuple(ops),
+        ops=ops,
         values=tuple(values),
         inputs=tuple(value.id for value in grouped.values if value.id not in produced),
         outputs=tuple(ids[value] for value in source.graph.outputs),
@@ -292,7 +282,7 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
     return replace(
         source,
         graph=graph,
-        calls=tuple(calls),
+        calls=calls,
         metas=grouped.metas,
         tensors={ids[value]: tensor for value, tensor in source.tensors.items()},
         batch=tuple(ids[value] for value in source.batch),
@@ -300,56 +290,67 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
         tangent=None if source.tangent is None else ids[source.tangent],
         results=results,
         gradients=tuple(ids[value] for value in source.gradients),
+        opened=None,
     )
 
 
-_Parts = tuple[Region, tuple[Any, ...], Sequence[Meta | None], str]
-"""A region that reads parts of values, its arguments, the descriptions of values inside of it, and its kernel's signature."""
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A region and what it reads."""
+
+    region: Region
+    arguments: tuple[Any, ...]
+    """What the step passes for each of the region's inputs."""
+    metas: Sequence[Meta | None]
+    """Descriptions of the values inside of the region."""
+    signature: str
+
+    @property
+    def kernel_signature(self) -> str:
+        """Signature of the region's kernel: with the constants of its functions, which are in no argument."""
+        remade = [getattr(call.target, REMADE_BY, None) for call in self.region.calls]
+        constants = [arguments for _, arguments in filter(None, remade)]
+        return hash_signature((self.signature, constants)) if constants else self.signature
 
 
-def _shared_by_parts(grouped: GroupedOps, metas: Sequence[Meta | None]) -> dict[int, _Parts]:
-    """Return the regions, by op, that share a kernel with others once they read parts of values as inputs."""
-    found: dict[int, _Parts] = {}
+def _find_fused(grouped: GroupedOps, metas: Sequence[Meta | None]) -> dict[int, _Reading]:
+    """Return the regions to compile, by op; those read parts of values that share a kernel with others then."""
+    whole: dict[int, _Reading] = {}
+    parts: dict[int, _Reading] = {}
     sharing: dict[str, set[str]] = {}
     for op, call in zip(grouped.ops, grouped.calls, strict=True):
         if not isinstance(call.target, Region) or op.target != "autotune.regions.fused":
             continue
+        whole[op.id] = _Reading(call.target, call.args, metas, op.signature)
         region, arguments, inside = read_parts(call.target, call.args, metas)
-        if region is call.target:
-            continue
-        produced = [value for each in region.calls for value in _outputs(each)]
-        text = region_signature(region.calls, [*region.inputs, *produced], region.outputs, inside)
-        signature = _kernel_signature(text, region)
-        found[op.id] = region, arguments, inside, signature
-        sharing.setdefault(signature, set()).add(op.signature)
-    return {op: parts for op, parts in found.items() if len(sharing[parts[3]]) > 1}
+        if region is not call.target:
+            values = [*region.inputs, *(value for each in region.calls for value in _outputs(each))]
+            signature = region_signature(region.calls, values, region.outputs, inside)
+            parts[op.id] = _Reading(region, arguments, inside, signature)
+            sharing.setdefault(parts[op.id].kernel_signature, set()).add(op.signature)
+    return whole | {op: reading for op, reading in parts.items() if len(sharing[reading.kernel_signature]) > 1}
+
+
+def _with_kernel(op: Op, call: Call, reading: _Reading, outputs: Sequence[Meta], static: Set[int]) -> tuple[Op, Call]:
+    """Return the op and the call of a region with its compiled kernel."""
+    region, metas = reading.region, reading.metas
+    inside = find_overwritable(region.calls, region.inputs, region.outputs, metas)
+    inplace = tuple(
+        argument.value
+        for argument, inner in zip(reading.arguments, region.inputs, strict=True)
+        if isinstance(argument, Read) and inner in inside and argument.value not in static
+    )
+    compiled = CompiledRegion(region, reading.kernel_signature, _describe(metas, region.inputs), outputs)
+    name, target = f"{op.layer}.fused{op.id}", "autotune.kernels.fused"
+    return (
+        replace(op, name=name, target=target, signature=reading.signature, inplace=inplace),
+        replace(call, target=compiled, args=reading.arguments),
+    )
 
 
 def _outputs(call: Call) -> list[int]:
     outputs = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
     return [value for value in outputs if value is not None]
-
-
-def _kernel_signature(signature: str, region: Region) -> str:
-    """Return the signature of a region's kernel: with the constants of its functions, which are in no argument."""
-    remade = [getattr(call.target, REMADE_BY, None) for call in region.calls]
-    constants = [arguments for _, arguments in filter(None, remade)]
-    return hash_signature((signature, constants)) if constants else signature
-
-
-def _overwritable(
-    region: Region, arguments: Sequence[Any], static: Set[int], metas: Sequence[Meta | None]
-) -> tuple[int, ...]:
-    """Return the values that a region may overwrite: whole ones that no op after the step reads.
-
-    Inside of the region values have other ids.
-    """
-    inside = find_overwritable(region.calls, region.inputs, region.outputs, metas)
-    return tuple(
-        argument.value
-        for argument, inner in zip(arguments, region.inputs, strict=True)
-        if isinstance(argument, Read) and inner in inside and argument.value not in static
-    )
 
 
 def _describe(metas: Sequence[Meta | None], values: Sequence[int]) -> list[Meta]:
