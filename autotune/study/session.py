@@ -277,15 +277,22 @@ class _Session:
         return self.maker.suggest(TrialKind.SEARCH) if move is None else Proposal(TrialKind.MOVE, move.settings, move)
 
     def confirm(self) -> None:
-        """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up."""
+        """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up.
+
+        Plans of a front share them: no plan runs twice in the same ones.
+        """
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
+        shares, ran = self.config.objective == "pareto", set[Plan | None]()
         while self.seconds_left > 0:
             self.interrupts.check()
             late = self.seconds_left <= (self.longest_run_seconds or self.longest_seconds)
             if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
-            began = time.monotonic()
-            self.runner.renew()
+            began, plan = time.monotonic(), None if run.candidate is None else run.candidate.plan
+            if not (shares and ran) or plan in ran:
+                self.runner.renew()
+                ran.clear()
+            ran.add(plan)
             self.evaluate(Proposal(run.kind, run.settings, run.candidate, target_bytes=run.target_bytes))
             self.longest_run_seconds = max(self.longest_run_seconds, time.monotonic() - began)
 
