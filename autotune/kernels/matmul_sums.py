@@ -11,7 +11,7 @@ import torch
 
 from autotune.capture.fx_nodes import target_name
 from autotune.capture.program import Call, Meta, Read, View, argument_text, hash_signature, reads
-from autotune.capture.regions import Region, renumber
+from autotune.capture.regions import GroupedOps, Region, renumber
 from autotune.ir.graph import Op
 
 aten = torch.ops.aten
@@ -59,22 +59,21 @@ def find_sums(
     return pairs
 
 
-def as_addmm(
-    op: Op, region: Region, static: Set[int], ids: dict[int, int], metas: Sequence[Meta | None]
-) -> tuple[Op, Call]:
+def as_addmm(op: Op, region: Region, step: GroupedOps, static: Set[int]) -> tuple[Op, Call]:
     """Return one op and call for a region of a product and its sum.
 
     Args:
         op: The region's op.
         region: The calls of the product and of the addition.
+        step: The step that the op is in.
         static: Values that no op may overwrite.
-        ids: Value of the step for each value inside of the region.
-        metas: Descriptions of the step's values.
     """
     product, addition = region.calls
-    values = [_whole_value(argument) for argument in addition.args]
-    summand = next(value for value in values if value is not None and value != product.outputs)
-    arguments: Any = renumber((Read(summand), *product.args), ids)
+    added = [_whole_value(argument) for argument in addition.args]
+    summand = step.new_ids[next(value for value in added if value is not None and value != product.outputs)]
+    arguments: Any = (Read(summand), *renumber(product.args, step.new_ids))
+    is_read_twice = summand in set(reads(arguments[1:]))
+    fits = step.values[summand].nbytes == step.values[op.outputs[0]].nbytes
     target = aten.addmm.default
     name = target_name(target)
     merged = replace(
@@ -82,8 +81,8 @@ def as_addmm(
         name=f"{op.layer}.{NAME}{op.id}",
         target=name,
         inputs=tuple(dict.fromkeys(reads(arguments))),
-        signature=hash_signature((name, "", argument_text(arguments, metas), argument_text((), metas))),
-        inplace=() if ids[summand] in static or ids[summand] in set(reads(arguments[1:])) else (ids[summand],),
+        signature=hash_signature((name, "", argument_text(arguments, step.metas), argument_text((), step.metas))),
+        inplace=(summand,) if fits and not is_read_twice and summand not in static else (),
     )
     return merged, Call(target, arguments, (), op.outputs[0])
 

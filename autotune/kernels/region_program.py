@@ -268,7 +268,7 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
                 values[value] = replace(values[value], nbytes=allocated_bytes(storage_bytes(meta), meta.device.type))
             pairs.append(_with_kernel(op, call, reading, outputs, static))
         elif isinstance(call.target, Region) and op.target == f"autotune.regions.{ADDMM}":
-            pairs.append(as_addmm(op, call.target, static, ids, grouped.metas))
+            pairs.append(as_addmm(op, call.target, grouped, static))
         else:
             pairs.append((op, call))
     ops, calls = zip(*pairs, strict=True)
