@@ -114,7 +114,9 @@ def backward_targets(program: Program) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("_op_by_op")
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    "body", ["RNN", *(pytest.param(body, marks=pytest.mark.slow) for body in BODIES if body != "RNN")]
+)
 def test_the_step_is_eagers_but_for_rounding_and_every_plan_has_the_same_bits(body: str):
     case = Case(body, lambda: make(body), lambda number: make(body).batch * (1 + number))
     graph = fuse(capture(case.make())).graph
@@ -145,7 +147,7 @@ def test_a_model_without_recurrent_layers_is_captured_once():
     assert capture(Workload(model, lambda model, x: model(x).sum(), None, torch.ones(3, 4))).opened is None
 
 
-@pytest.mark.parametrize("body", ["LSTM cells", "GRU cells"])
+@pytest.mark.parametrize("body", ["LSTM cells", pytest.param("GRU cells", marks=pytest.mark.slow)])
 def test_longer_sequences_need_no_further_kernels(body: str):
     kernels = [len(list_regions(fuse(capture(make(body, steps))))) for steps in (8, 16)]
     assert kernels[0] == kernels[1]
@@ -180,7 +182,7 @@ def test_a_product_that_something_else_reads_too_stays_and_so_does_the_sum_of_a_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", ["LSTM cells", "GRU"])
 def test_compiled_kernels_of_recurrent_layers_pass_the_gate_in_training(body: str):
     workload = make(body, dtype=torch.float32)
     plan = replace(Plan.traced(fuse(capture(make(body, dtype=torch.float32))).graph), kernels="inductor")
