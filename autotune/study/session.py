@@ -38,9 +38,10 @@ from autotune.study.trial_store import TrialStore, make_identity
 from autotune.study.trials.device_pool import DevicePool
 from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.trials.parallel_search import ParallelSearch
-from autotune.study.verdicts.confirm import compare_confirmed, to_table
+from autotune.study.verdicts.confirm import MIN_ROUNDS, compare_confirmed, to_table
 from autotune.study.verdicts.front import assess_front, extends_front
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
+from autotune.study.verdicts.plan_runs import count_rounds
 from autotune.study.verdicts.ranking import (
     NEW_RUNS,
     Rules,
@@ -155,7 +156,7 @@ class _Session:
         self.longest_seconds = 0.0
         """Seconds of the longest trial so far, planning included."""
         self.longest_run_seconds = 0.0
-        """Seconds of the longest re-measurement so far, which has a plan already; 0 before the first."""
+        """Seconds of the longest measurement so far, without planning; 0 before the first."""
         self.best_plan: Plan | None = None
         self.trials_without_gain = 0.0
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
@@ -279,7 +280,8 @@ class _Session:
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up.
 
-        Plans of a front share them: no plan runs twice in the same ones.
+        Plans of a front share them: no plan runs twice in the same ones. Of its time, further plans come before further
+        runs of uncertain ones.
         """
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
         shares, ran = self.config.objective == "pareto", set[Plan | None]()
@@ -289,6 +291,8 @@ class _Session:
             if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
             began, plan = time.monotonic(), None if run.candidate is None else run.candidate.plan
+            if shares and count_rounds(self.trials)[plan] >= MIN_ROUNDS and not self.is_spent():
+                return
             if not (shares and ran) or plan in ran:
                 self.runner.renew()
                 ran.clear()
@@ -352,10 +356,12 @@ class _Session:
     def measure(self, trial: Trial, candidate: Candidate) -> Trial:
         """Return the trial with its measurement; it stops early once the plan cannot win."""
         self.progress(Measuring(trial))
+        began = time.monotonic()
         with self.interrupts.breakable():
             result = self.runner.measure(
                 candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.maker.stop_ratio(trial)
             )
+        self.longest_run_seconds = max(self.longest_run_seconds, time.monotonic() - began)
         return replace(trial, measurement=apply_rules(result, self.rules))
 
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
