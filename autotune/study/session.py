@@ -156,7 +156,7 @@ class _Session:
         self.longest_seconds = 0.0
         """Seconds of the longest trial so far, planning included."""
         self.longest_run_seconds = 0.0
-        """Seconds of the longest measurement so far, without planning; 0 before the first."""
+        """Seconds of the longest re-measurement so far; before the first, of the longest measurement without planning."""
         self.best_plan: Plan | None = None
         self.trials_without_gain = 0.0
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
@@ -356,12 +356,10 @@ class _Session:
     def measure(self, trial: Trial, candidate: Candidate) -> Trial:
         """Return the trial with its measurement; it stops early once the plan cannot win."""
         self.progress(Measuring(trial))
-        began = time.monotonic()
         with self.interrupts.breakable():
             result = self.runner.measure(
                 candidate.plan, budget_bytes=self.rules.accepted_bytes, beat=self.maker.stop_ratio(trial)
             )
-        self.longest_run_seconds = max(self.longest_run_seconds, time.monotonic() - began)
         return replace(trial, measurement=apply_rules(result, self.rules))
 
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
