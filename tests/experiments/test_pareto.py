@@ -74,7 +74,6 @@ def test_the_summary_counts_points_and_dominated_ones(tmp_path: Path):
     text = summarize(tmp_path, tmp_path / "none")
     assert "| chain | 2 | 0.0 | 1.500x | 0.0 | 1.200x | 0.0 | 9 | none | - | - | - |" in text
     assert "| 3 | 0.0 | 60.0 % | 1.190x | 1.170 to 1.210 | 10 | 2 | uncertain |" in text
-    assert len(json.loads((tmp_path / "chain.peers.json").read_text())) == 4
 
 
 def test_a_run_is_counted_by_kind_and_by_what_was_executed():

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ def has_run(trial: Mapping[str, Any]) -> bool:
 
 
 def summarize(out: Path, frontier: Path) -> str:
-    """Compare every recorded front with the recorded peers, write MODEL.peers.json, and return the summary page."""
+    """Compare every recorded front with the recorded peers, and return the summary page."""
     lines = [
         f"Target: at least {POINTS_WANTED} verified points, none of them dominated by a peer. A point is faster than every smaller one,"
         " and each interval excludes equal time. A peer has eager's gradients and kernels; its bytes and seconds are of"
@@ -123,13 +122,11 @@ def summarize(out: Path, frontier: Path) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     details: list[str] = []
-    for path in sorted(path for path in out.glob("*.json") if not path.name.endswith(".peers.json")):
+    for path in sorted(out.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         peers = read_peers(frontier, path.stem, record["arguments"])
         compared = {measure: compare_with_peers(record["plans"], peers, measure) for measure in MEASURES}
         flat = [comparison for measure in MEASURES for comparison in compared[measure]]
-        text = json.dumps([asdict(comparison) for comparison in flat], indent=1)
-        path.with_suffix(".peers.json").write_text(text + "\n", encoding="utf-8")
         front = [row for row in record["plans"] if row["status"] == "front"]
         counts = [
             sum(one.verdict is PeerVerdict.DOMINATED for one in compared[measure]) if peers else "-"
