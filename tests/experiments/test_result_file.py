@@ -37,7 +37,7 @@ def recorded_graphs() -> Iterator[tuple[str, str, dict[str, Any], str, str]]:
             if "ours aten" in document.get("captures", {}):
                 digests["graph"] = document["captures"]["ours aten"]["digest"]
             formats = {
-                digest: "channels_last" if "channels_last" in key else ""
+                digest: "channels_last" if "channels_last" in key else document.get("memory_format", "")
                 for key, digest in digests.items()
                 if "inductor" not in key
             }
