@@ -178,7 +178,7 @@ class _Expansion:
             self._rebuilt_at[value] = len(self.ops)
 
     def program(self, *, fold_sums: bool) -> Program:
-        """Return the program with its regions merged, and with `fold_sums` additions to sums as parts of matrix products."""
+        """Return the program with its regions merged. `fold_sums` makes one op of a matrix product and its addition."""
         members = {name: ops for name, ops in self.members.items() if len(ops) > 1 or name.startswith("rebuild")}
         inside = {op for ops in members.values() for op in ops}
         produced_inside = {value for op in inside for value in self.ops[op].outputs}

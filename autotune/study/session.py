@@ -280,8 +280,8 @@ class _Session:
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up.
 
-        Plans of a front share them: no plan runs twice in the same ones. Of its time, further plans come before further
-        runs of uncertain ones.
+        The plans of a front share processes, and none runs twice in the same ones. While there is time for another plan,
+        the search goes on before uncertain plans run more often than `MIN_ROUNDS`.
         """
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
         shares, ran = self.config.objective == "pareto", set[Plan | None]()

@@ -14,7 +14,6 @@ from autotune.capture.tracer import capture
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase
 from autotune.ir.plan import REBUILD_PRICE, Plan
-from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
 from autotune.planners import make_plan
 from autotune.runtime.train_step import TrainStep
@@ -89,24 +88,6 @@ def worst(wanted: Trace, made: Trace) -> float:
                 size = part.abs().max().clamp(min=1e-3)
                 found = max(found, float((part - other[key]).abs().max() / size))
     return found
-
-
-@pytest.fixture
-def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the ops of regions one by one."""
-
-    def compile_(region: CompiledRegion) -> Callable[[list[Tensor]], list[Tensor]]:
-        def run(tensors: list[Tensor]) -> list[Tensor]:
-            outputs = list(region.region(*tensors))
-            if region.overwritten is not None:
-                target = outputs.pop(region.target)
-                tensors[region.overwritten].view(target.shape).copy_(target)
-            return outputs
-
-        return run
-
-    monkeypatch.setattr(CompiledRegion, "is_loaded", True)
-    monkeypatch.setattr(CompiledRegion, "compile", compile_)
 
 
 def backward_targets(program: Program) -> Counter[str]:

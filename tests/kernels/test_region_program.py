@@ -1,7 +1,6 @@
 """Programs of regions: the same step over fewer ops, under every plan, with regions run op by op or compiled."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from autotune.errors import PlanError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import REBUILD_PRICE, Plan
-from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions
 from autotune.planners import make_plan
 from autotune.runtime.op_profiler import profile
@@ -35,24 +33,6 @@ from tests.support.random_models import draw
 
 REBUILDING = 0.05
 """Price at which regions of the backward pass rebuild what is cheap to compute."""
-
-
-@pytest.fixture
-def _op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the ops of regions one by one: then every bit is eager's."""
-
-    def compile_(region: CompiledRegion) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            outputs = list(region.region(*tensors))
-            if region.overwritten is not None:
-                target = outputs.pop(region.target)
-                tensors[region.overwritten].view(target.shape).copy_(target)
-            return outputs
-
-        return run
-
-    monkeypatch.setattr(CompiledRegion, "is_loaded", True)
-    monkeypatch.setattr(CompiledRegion, "compile", compile_)
 
 
 def make(rows: int = 96) -> Workload:

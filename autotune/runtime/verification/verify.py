@@ -97,9 +97,10 @@ class Verifier:
                 raise
             if not comparison:
                 after.restore()
+                remedy = "plan with --kernels aten" if regions else "train without the plan"
                 raise NumericsError(
                     f"verified step {1 + self._done.get(key, 0)}: {name} is off by {shares[name]:.3g} of its bound ({gate}), "
-                    "and model and optimizer hold eager's step; train without the plan, or report the model"
+                    f"and model and optimizer hold eager's step; {remedy}, or report the model"
                 )
             planned_state.restore()
             self.comparison = comparison
