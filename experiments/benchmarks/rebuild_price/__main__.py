@@ -66,7 +66,7 @@ def compare(model: str, memory_format: str) -> tuple[dict[str, Any], dict[str, s
                 row = plan_within(surveyed, int(share * traced.peak_bytes), space)
                 rows.append({"price": price, "share": share, **row})
                 print(model, rows[-1], flush=True)
-    document = {"model": model, "arguments": workload.arguments, "memory_format": memory_format}
+    document = {"model": model, "arguments": workload.arguments, "regions_memory_format": memory_format}
     return document | {"eager_bytes": traced.peak_bytes, "plans": rows}, graphs
 
 
