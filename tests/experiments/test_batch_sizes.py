@@ -26,6 +26,21 @@ def test_a_size_that_did_not_fit_is_no_largest_batch():
     assert run.largest_batch({"error": "no size fits"}, "plan") == 0
 
 
+@pytest.mark.parametrize(("settled", "cells"), [(True, "| 4 | 8 | 2.00 |"), (False, "| at least 4 | 8 | - |")])
+def test_a_ratio_needs_eager_s_largest_batch_to_be_known(settled: bool, cells: str):
+    ok = {"outcome": "ok"}
+    measured = [{"size": {"batch": size, "accumulate": 1}, side: ok} for size, side in ((4, "eager"), (8, "plan"))]
+    measured = [{"eager": None, "plan": None, **each} for each in measured]
+    batch = {"measured": measured, "settled": {"eager": settled, "plan": True}}
+    document = {
+        "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "budget": "200%",
+        "workloads": {"gpt2": {"arguments": {}, "batch": batch}},
+    }  # fmt: skip
+    text = run.summarize(document)
+    assert cells in text
+    assert ("geometric mean 2.00" in text) == settled
+
+
 def test_a_workload_that_failed_is_a_row_without_figures():
     document = {
         "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "budget": "200%",

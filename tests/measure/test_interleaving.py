@@ -43,10 +43,10 @@ def test_a_block_is_compared_with_eager_in_the_same_minutes():
 
 
 class Scripted:
-    """A child that answers so many requests for a block and dies at the next."""
+    """A child that answers so many requests for a block and dies at the next, or where its arena is compared."""
 
-    def __init__(self, blocks: int, mismatch: str = "") -> None:
-        self.blocks, self.mismatch = blocks, mismatch
+    def __init__(self, blocks: int, mismatch: str = "", *, room_to_verify: bool = True) -> None:
+        self.blocks, self.mismatch, self.room_to_verify = blocks, mismatch, room_to_verify
 
     def ask(self, request: Any, seconds: float) -> Any:
         if isinstance(request, TimeBlock):
@@ -56,7 +56,9 @@ class Scripted:
         match request:
             case TimeBlock():
                 return TimedBlock((1.0,), (0.0,), (0,), 0, None, charged_bytes=100, meter="fake")
-            case FinishTiming():
+            case FinishTiming(verify):
+                if verify and not self.room_to_verify:
+                    raise ChildError(Outcome.OUT_OF_MEMORY, "over its limit")
                 return TimingEnd(40, self.mismatch)
         return Done()
 
@@ -82,6 +84,16 @@ def test_a_plan_that_computes_something_else_in_its_arena_is_not_counted():
     assert "a" not in result.charged
     assert result.failed == {"a": "wrong_result: loss differs between arena and malloc"}
     assert {block["variant"] for block in result.blocks} == {EAGER}
+
+
+@pytest.mark.parametrize("verifies", [False, True])
+def test_a_variant_without_room_for_a_step_on_malloc_counts_only_where_it_is_not_verified(verifies: bool):
+    limited = ProcessVariant(partial(Scripted, 9, room_to_verify=False), verifies=verifies)
+    variants = {EAGER: ProcessVariant(partial(Scripted, 9)), "limited": limited}
+    result = interleave(variants, RoundLimits(1, 1, seconds=60.0, request_seconds=1.0), lambda _: None)
+    assert result.failed == ({"limited": "out_of_memory: over its limit"} if verifies else {})
+    counted = {EAGER} if verifies else {EAGER, "limited"}
+    assert result.charged.keys() == {block["variant"] for block in result.blocks} == counted
 
 
 def test_a_variant_that_memory_is_short_for_is_left_for_another_session(monkeypatch: pytest.MonkeyPatch):

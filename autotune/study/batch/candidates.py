@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 from autotune.planners.auto import best_plan
 from autotune.planners.space import Space
-from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize
+from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize, largest_gap
 from autotune.study.batch.sized_steps import SizedSteps
 
-RESOLUTION = 0.02
-"""Gap between the largest size that fits and the smallest that does not, as a share of the former, that ends the search."""
 STEP_DOWN = 0.9
 """Factor to the next smaller size after a process was killed at the limit, so that its charge is unknown."""
 FACTORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -44,7 +42,7 @@ def find_largest_measured(
         first: First size to measure.
     """
     size = first
-    while high - low > max(1, int(RESOLUTION * low)):
+    while high - low > largest_gap(low):
         size = min(max(size, low + 1), high - 1)
         side = measure(size)
         if side is None:

@@ -32,8 +32,15 @@ def describe_search(search: BatchSearch) -> list[str]:
     lines: list[str] = []
     if search.chosen is not None:
         lines.append(f"size    {search.argument}={search.chosen}, chosen for {search.objective}")
-    eager, plan = search.eager_largest, search.plan_largest
-    largest = [f"{name} {size.batch}" for name, size in (("plan", plan), ("eager", eager)) if size is not None]
+    sides = (
+        ("plan", search.plan_largest, search.plan_is_settled),
+        ("eager", search.eager_largest, search.eager_is_settled),
+    )
+    largest = [
+        f"{name} {'' if is_settled else 'at least '}{size.batch}"
+        for name, size, is_settled in sides
+        if size is not None
+    ]
     if largest:
         is_of_process = Budget.parse(search.budget).is_of_process
         limit = (

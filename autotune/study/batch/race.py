@@ -9,7 +9,6 @@ from typing import Protocol
 from autotune.planners.space import space_for_device
 from autotune.records.config import Config
 from autotune.study.batch.candidates import (
-    RESOLUTION,
     find_largest_measured,
     list_sizes,
     predict_rates,
@@ -18,7 +17,14 @@ from autotune.study.batch.candidates import (
 from autotune.study.batch.estimate import MAX_SIZE, SmallestPlans, estimate_from_steps
 from autotune.study.batch.largest_size import find_largest_size
 from autotune.study.batch.measurements import SizeMeasurer
-from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize, write_batch_search
+from autotune.study.batch.records import (
+    BatchSearch,
+    MeasuredSize,
+    SideResult,
+    StepSize,
+    largest_gap,
+    write_batch_search,
+)
 from autotune.study.batch.sized_steps import SizedSteps
 from autotune.study.verdicts.ranking import compute_target_bytes
 from autotune.units import fmt_bytes
@@ -57,7 +63,7 @@ class SizeRace:
     accumulated: dict[int, SizedSteps] = field(default_factory=dict)
     """Steps of loops with other numbers of micro-batches, by this number."""
     unfinished: str = ""
-    """Reason why a larger size may fit; empty where the largest is known within `RESOLUTION`."""
+    """Reason why a larger size may fit; empty where the largest is settled."""
 
     def record(self, search: BatchSearch) -> None:
         self.search = search
@@ -143,7 +149,7 @@ class SizeRace:
             high=max(high, low) + 1,
             first=first,
         )
-        if refused - largest > max(1, int(RESOLUTION * largest)):
+        if refused - largest > largest_gap(largest):
             count = sum(each.plan is not None for each in self.search.measured)
             between, name = f"between {largest} and {refused}", self.search.argument
             self.unfinished = (

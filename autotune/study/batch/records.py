@@ -1,6 +1,7 @@
 """Record of a search for the batch size: what was estimated, what was measured, and what was chosen."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.verdicts.statistics import block_means, median_interval
 
 SCHEMA = 1
+RESOLUTION = 0.02
+"""Gap between the largest size that fits and the smallest that does not, as a share of the former, that ends the search."""
+
+
+def largest_gap(size: int) -> int:
+    """Return the largest distance of a size that does not fit from one that fits, at which the latter counts as largest."""
+    return max(1, int(RESOLUTION * size))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -177,14 +185,22 @@ class BatchSearch:
     @property
     def eager_largest(self) -> StepSize | None:
         """Largest batch at which eager was measured within the budget; None where it was not."""
-        fitting = [each.size for each in self.measured if each.eager is not None and each.eager.fits]
-        return max(fitting, key=lambda size: (size.batch, -size.accumulate), default=None)
+        return _largest((each.size, each.eager) for each in self.measured)
 
     @property
     def plan_largest(self) -> StepSize | None:
         """Largest batch at which a plan was measured within the budget; None where there is none."""
-        fitting = [each.size for each in self.measured if each.plan is not None and each.plan.fits]
-        return max(fitting, key=lambda size: (size.batch, -size.accumulate), default=None)
+        return _largest((each.size, each.plan) for each in self.measured)
+
+    @property
+    def eager_is_settled(self) -> bool:
+        """True if a slightly larger batch than eager's largest was measured, and does not fit."""
+        return _is_settled([(each.size, each.eager) for each in self.measured])
+
+    @property
+    def plan_is_settled(self) -> bool:
+        """True if a slightly larger batch than the plans' largest was measured, and does not fit."""
+        return _is_settled([(each.size, each.plan) for each in self.measured])
 
     @property
     def eager_best(self) -> MeasuredSize | None:
@@ -195,6 +211,18 @@ class BatchSearch:
     def plan_best(self) -> MeasuredSize | None:
         """Size at which a plan processed the most samples per second within the budget."""
         return _fastest([(each, each.plan) for each in self.measured])
+
+
+def _largest(sides: Iterable[tuple[StepSize, SideResult | None]]) -> StepSize | None:
+    fitting = (size for size, side in sides if side is not None and side.fits)
+    return max(fitting, key=lambda size: (size.batch, -size.accumulate), default=None)
+
+
+def _is_settled(sides: Sequence[tuple[StepSize, SideResult | None]]) -> bool:
+    largest = _largest(sides)
+    low = 0 if largest is None else largest.batch
+    refused = (size.batch for size, side in sides if side is not None and not side.fits and size.batch > low)
+    return min(refused, default=math.inf) - low <= largest_gap(low)
 
 
 def _fastest(sides: Sequence[tuple[MeasuredSize, SideResult | None]]) -> MeasuredSize | None:

@@ -54,7 +54,9 @@ OBJECTIVES = ("batch", "throughput")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="*", metavar="NAME", help="names of some workloads; all by default")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time of each search, without its last measurement")
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="time of each search, without its last measurement"
+    )
     parser.add_argument("--tiny", action="store_true", help="one workload in the size of a test")
     parser.add_argument("--out", type=Path, help="folder of the result files; results/ by default")
     options = parser.parse_args()
@@ -92,7 +94,8 @@ def measure_workload(name: str, arguments: dict[str, Any], seconds: float) -> di
             except AutotuneError as error:
                 result[objective] = {"error": " ".join(str(error).split())}
                 continue
-            result[objective] = to_json(search)
+            settled = {"eager": search.eager_is_settled, "plan": search.plan_is_settled}
+            result[objective] = {**to_json(search), "settled": settled}
             if objective == "throughput":
                 result["turns"] = run_in_turns(config, search, run_dir)
     return result
@@ -176,7 +179,8 @@ def summarize(document: dict[str, Any]) -> str:
     for name, result in document["workloads"].items():
         batch, throughput, turns = result.get("batch", {}), result.get("throughput", {}), result.get("turns")
         eager, plan = largest_batch(batch, "eager"), largest_batch(batch, "plan")
-        if eager and plan:
+        is_known = batch.get("settled", {}).get("eager", False)
+        if eager and plan and is_known:
             batches.append(plan / eager)
         speed = "-"
         if turns and (measured := speedups(turns)):
@@ -187,8 +191,8 @@ def summarize(document: dict[str, Any]) -> str:
         limit = (batch["floor_bytes"] + batch["budget_bytes"]) / 2**20 if batch.get("budget_bytes") else math.nan
         chosen = throughput.get("chosen")
         cells = (
-            name, f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}", str(eager or "-"),
-            str(plan or "-"), f"{plan / eager:.2f}" if eager and plan else "-", spell(turns and turns["eager"]), spell(chosen), speed,
+            name, f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}", spell_largest(batch, "eager"),
+            spell_largest(batch, "plan"), f"{plan / eager:.2f}" if eager and plan and is_known else "-", spell(turns and turns["eager"]), spell(chosen), speed,
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     means = [
@@ -209,6 +213,12 @@ def largest_batch(search: dict[str, Any], side: str) -> int:
         each["size"]["batch"] for each in search.get("measured", ()) if (each[side] or {}).get("outcome") == "ok"
     )
     return max(fitting, default=0)
+
+
+def spell_largest(search: dict[str, Any], side: str) -> str:
+    """Return a side's largest batch as text: `at least`, where time ended before a slightly larger one was refused."""
+    size = largest_batch(search, side)
+    return "-" if not size else str(size) if search["settled"][side] else f"at least {size}"
 
 
 def spell(size: dict[str, int] | None) -> str:

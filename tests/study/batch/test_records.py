@@ -57,6 +57,16 @@ def test_the_best_and_the_largest_are_of_sizes_within_the_budget_alone():
     assert (SEARCH.eager_best.size, SEARCH.plan_best.size) == (StepSize(20), StepSize(60))
 
 
+def test_a_largest_size_is_settled_once_the_next_one_was_refused():
+    """Eager fits at 20, and not at 22: 21 is open. Plans fit at 60, and not at 64; 61 does not either."""
+    assert (SEARCH.eager_is_settled, SEARCH.plan_is_settled) == (False, False)
+    refused = side(Outcome.OVER_BUDGET)
+    settled = SEARCH.add(MeasuredSize(StepSize(21), refused)).add(MeasuredSize(StepSize(61), None, refused))
+    assert (settled.eager_is_settled, settled.plan_is_settled) == (True, True)
+    assert any("largest plan at least 60, eager at least 20" in line for line in describe_search(SEARCH))
+    assert any("largest plan 60, eager 20" in line for line in describe_search(settled))
+
+
 def test_an_earlier_size_stays_the_best_within_the_noise():
     noisy = replace(SEARCH, measured=(
         MeasuredSize(StepSize(8), None, side(Outcome.OK, 100.0)), MeasuredSize(StepSize(9), None, side(Outcome.OK, 110.0)),
@@ -77,7 +87,7 @@ def test_a_record_is_read_back_equal_and_a_damaged_one_is_refused(tmp_path: Path
 def test_the_terminal_states_both_sides_and_the_consequences():
     text = "\n".join(describe_search(SEARCH))
     assert "batch=60, chosen for throughput" in text
-    assert "plan 60, eager 20" in text
+    assert "plan at least 60, eager at least 20" in text
     assert (
         "plan 240.0 samples/s (216.0 to 264.0) at 60; eager at its best 150.0 samples/s (135.0 to 165.0) at 20" in text
     )
