@@ -12,7 +12,7 @@ def plan(peak: int, *, equal: bool = True) -> dict[str, Any]:
 
 
 def peer(peak: int, error: float = 0.0) -> dict[str, Any]:
-    return {"step_peak_bytes": peak, "errors": {"gradients": {"error": error}}}
+    return {"step_peak_bytes": peak, "errors": {"gradients": {"error": error, "worst": "step 0.gradient w"}}}
 
 
 def record(plans: dict[str, Any], peers: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

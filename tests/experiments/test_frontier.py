@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.measure.interleaving import InterleavedTimes
 from autotune.measure.messages import ChildError
+from autotune.measure.spec import Spec
+from autotune.measure.worker.compare import record_results
+from autotune.measure.worker.eager import EagerWorkload
+from autotune.measure.worker.reference import Reference, Writer
 from autotune.records.measurement import Outcome
 from autotune.testing.graphs import training_chain
+from autotune.workloads.reference import WorkloadRef
 from autotune.workloads.zoo import ZOO
 from experiments.benchmarks.frontier import __main__ as run
 from experiments.benchmarks.frontier import bench, peers, summary
@@ -121,6 +127,27 @@ def test_seconds_of_two_sessions_are_compared_by_their_own_eager():
     assert {p.variant: p.ratio for p in found} == {"eager": 1.0, "checkpoint": 1.5, "selective": None, "ours 1": 1.2}
     assert summary.match_peers(found, "charged")[1].ratio == pytest.approx(0.8)
     assert "CRASHED: no" in summary._table(found)[-2]
+
+
+def test_a_wrong_gradient_of_a_worker_s_results_is_an_error_of_gradients(tmp_path: Path):
+    """The names are those that workers give: a renamed result would hide every wrong gradient."""
+    workload = WorkloadRef("resnet18", TINY["resnet18"])
+    eager = EagerWorkload(Spec(workload, tmp_path, scratch=tmp_path))
+    with closing(Writer(tmp_path / "eager")) as right, closing(Writer(tmp_path / "peer")) as wrong:
+
+        def add(name: str, tensor: torch.Tensor) -> None:
+            right.add(name, tensor)
+            wrong.add(name, tensor + 1 if bench.GRADIENT in name and name.endswith("classifier.1.bias") else tensor)
+
+        record_results(eager, eager.step, add)
+    errors = bench.compare_results(Reference(tmp_path / "peer"), Reference(tmp_path / "eager"))
+    assert {kind: error["equal"] for kind, error in errors.items()} == {
+        "loss": True,
+        "gradients": False,
+        "parameters": True,
+        "buffers": True,
+    }
+    assert errors["gradients"]["worst"].endswith("classifier.1.bias")
 
 
 def test_where_bytes_alone_are_known_gradients_are_judged_and_nothing_is_missed():

@@ -10,7 +10,8 @@ from autotune.records.config import load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind, append_trial
 from experiments.benchmarks.fleet import ratios as fleet_ratios
-from experiments.benchmarks.transfer.__main__ import TINY, describe_saving, find_first_good, run_tunings
+from experiments.benchmarks.transfer.__main__ import TINY, describe_saving, find_best, find_first_good, run_tunings
+from experiments.common.result_file import missing_facts
 from tests.experiments.test_nights import FACTS
 
 RATIOS = {"source": [1.0, 1.2, 0.9], "unseeded": [1.0, 1.3, 1.1, 0.92, 0.9], "seeded": [1.0, 0.91, 0.95]}
@@ -52,6 +53,8 @@ def test_trials_and_seconds_until_the_best_of_both_are_compared(tmp_path: Path):
     assert "| seeded | 2 | 0.910 | 1 | 20 | 3 | - |" in text
     assert "The seeds saved 3 trials." in text
     assert [call[1]["OMP_NUM_THREADS"] for call in tunings.calls] == ["1", "2", "2"]
+    document = json.loads((tmp_path / "out" / "transfer.json").read_text())
+    assert (document["graphs"], missing_facts(document)) == ({"workload": "0" * 8}, ())
     assert [call[0][-2:] == ["--seed-from", "runs/source"] for call in tunings.calls] == [False, False, True]
 
 
@@ -65,12 +68,14 @@ def test_tunings_on_record_are_not_repeated(tmp_path: Path):
     assert names == ["source", "unseeded", "unseeded", "seeded"]
 
 
-def test_only_plans_within_the_budget_count():
+def test_only_first_measurements_within_the_budget_count():
     trials = [
         {"number": 0, "kind": "baseline", "outcome": "ok", "ratio": 0.5, "seconds": 1.0},
         {"number": 1, "kind": "planner", "outcome": "over_budget", "ratio": 0.5, "seconds": 2.0},
         {"number": 2, "kind": "search", "outcome": "ok", "ratio": 0.9, "seconds": 3.0},
+        {"number": 3, "kind": "confirm", "outcome": "ok", "ratio": 0.8, "seconds": 4.0},
     ]
+    assert find_best({"trials": trials}) == 0.9
     assert find_first_good({"trials": trials}, 0.9) == (2, 3.0)
     assert find_first_good({"trials": trials}, 0.8) is None
 

@@ -7,7 +7,6 @@ this process's by at most 2 %.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from autotune.study.runner import Runner
 from autotune.study.verdicts.statistics import median_interval
 from experiments.benchmarks.fleet.__main__ import start_cluster
 from experiments.common.facts import collect_facts, format_origin
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 MAX_DIFFERENCE = 0.02
@@ -49,9 +49,16 @@ def open_remote(engine: str, config: Config, directory: Path) -> Iterator[Runner
 def measure_in_turns(runners: Mapping[str, Runner], rounds: int) -> dict[str, list[float]]:
     """Measure the traced plan on every runner in each round, in new processes.
 
-    Return the time ratios of each runner, one for each round. Raises ConfigError if a measurement has no ratio.
+    Return the time ratios of each runner, one for each round. A far end is ended after its turn: it locks the device, which
+    the next one needs. Raises ConfigError if a measurement has no ratio.
     """
-    plans = {name: Plan.traced(runner.prepare().graph) for name, runner in runners.items()}
+    plans: dict[str, Plan] = {}
+    for name, runner in runners.items():
+        prepared = runner.prepare()
+        plans[name] = Plan.traced(prepared.graph)
+        if isinstance(runner, RemoteRunner):
+            runner.reuse_baseline(runner.baseline(), prepared.device)
+            runner.close()
     ratios: dict[str, list[float]] = {name: [] for name in runners}
     names = list(runners)
     for number in range(rounds):
@@ -62,6 +69,9 @@ def measure_in_turns(runners: Mapping[str, Runner], rounds: int) -> dict[str, li
             if result.time_ratio is None:
                 raise ConfigError(f"{name}: {result.outcome.value}: {result.detail}; choose a smaller workload")
             ratios[name].append(result.time_ratio)
+            if isinstance(runners[name], RemoteRunner):
+                runners[name].close()
+            print(f"round {number + 1} of {rounds}, {name}: {result.time_ratio:.3f}", flush=True)
     return ratios
 
 
@@ -99,8 +109,8 @@ def main() -> None:
         for engine in options.engines:
             runners[engine] = stack.enter_context(open_remote(engine, config, directory))
         document["ratios"] = measure_in_turns(runners, 2 if options.tiny else options.rounds)
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_text(options.out / "ratios.json", json.dumps(document, indent=1) + "\n")
+        graphs = {"resnet18": runners["here"].prepare().graph.digest}
+    write_result(options.out / "ratios.json", document | {"model": "resnet18", "arguments": arguments}, graphs)
     write_text(options.out / "summary.md", summarize(document))
     print(summarize(document))
 

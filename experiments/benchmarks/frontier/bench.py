@@ -22,8 +22,9 @@ from experiments.common.turns import remove_paths
 HERE = Path(__file__).parent
 NEGLIGIBLE = 1e-4
 """Share of the norm of all gradients; a smaller gradient is compared with that norm, since it may be rounding alone."""
-KINDS = {"loss": "step ", "gradients": "gradient.", "parameters": "parameter.", "buffers": "buffer."}
-"""Prefix of the names of each kind of result."""
+KINDS = {"loss": "step ", "gradients": "step ", "parameters": "parameter.", "buffers": "buffer."}
+"""Prefix of the names of each kind of result; a gradient's name has `GRADIENT` in it, too."""
+GRADIENT = ".gradient "
 
 
 class ModelBench:
@@ -121,11 +122,18 @@ class ModelBench:
 
 
 def compare_results(results: Reference, expected: Reference) -> dict[str, dict[str, Any]]:
-    """Return the largest relative error by norm, its tensor, and bit-equality, for each kind of result."""
+    """Return the largest relative error by norm, its tensor, and bit-equality, for each kind of result.
+
+    Raises ValueError if the expected results have no gradient: nothing would be compared.
+    """
+    if not any(GRADIENT in name for name in expected.names):
+        raise ValueError(f"no name of the results contains {GRADIENT!r}, as a gradient's does")
     errors = {}
     for kind, prefix in KINDS.items():
-        names = {name for name in expected.names if name.startswith(prefix)}
-        others = {name for name in results.names if name.startswith(prefix)}
+        names, others = (
+            {name for name in names if name.startswith(prefix) and (GRADIENT in name) == (kind == "gradients")}
+            for names in (expected.names, results.names)
+        )
         if names != others:
             errors[kind] = {"error": math.inf, "worst": min(names ^ others), "equal": False}
             continue

@@ -101,6 +101,7 @@ def build_config(options: argparse.Namespace, folder: Path) -> Config:
             "sampler": "random",
             "patience": 10**6,
             "planners": PLANNERS,
+            "moves": False,
             "runs": str(folder),
             "plans": str(folder / "plans"),
         }

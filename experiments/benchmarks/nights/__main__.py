@@ -18,6 +18,7 @@ from autotune.records.run_dir import write_text
 from experiments.common.commands import exit_unfinished, run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 NIGHTS = 2
@@ -50,14 +51,14 @@ def run_nights(
         facts: collects machine, commit and date, at the first call.
         run: runs a command.
     """
-    path, begun = out / "nights.json", work / "begun"
+    path = out / "nights.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**facts(), "nights": []}
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(results["nights"]) + 1, NIGHTS + 1):
-        # the marker names the night that was interrupted: another one would not be its continuation
-        is_resumed = begun.exists() and begun.read_text(encoding="utf-8") == str(number)
-        write_text(begun, str(number))
+        # `--resume` continues the latest night: that is the one to continue only if it is not on record
+        latest = max((path.parent.name for path in work.glob("runs/**/nights/*/nightly.json")), default=None)
+        is_resumed = latest is not None and latest not in (night["night"] for night in results["nights"])
         command = [
             sys.executable,
             "-m",
@@ -77,7 +78,7 @@ def run_nights(
         seconds = round(time.monotonic() - began)
         results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document})
         copy_pages(work, document["night"], out / f"night-{number}")
-        write_text(path, json.dumps(results, indent=1) + "\n")
+        write_result(path, results, read_graphs(results))
     write_text(out / "summary.md", summarize(results))
     return results
 
@@ -89,6 +90,16 @@ def read_night(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) and "entries" in document else None
+
+
+def read_graphs(results: dict[str, Any]) -> dict[str, str]:
+    """Return the first digits of each entry's graph digest, as the nights record them."""
+    entries = [entry for night in results["nights"] for entry in night["entries"]]
+    return {
+        entry["entry"]: graph
+        for entry in entries
+        if (graph := (entry.get("conditions") or {}).get("code", {}).get("graph"))
+    }
 
 
 def copy_pages(work: Path, night: str, target: Path) -> None:

@@ -20,6 +20,7 @@ from autotune.records.trial import load_trials
 from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
+from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 MARGIN = 0.02
@@ -78,9 +79,10 @@ def run_tunings(
             "seconds": round(time.monotonic() - began),
             "confirmed": document["confirmed"],
             "disturbed": document["disturbed"],
+            "graph": read_graph(work / "runs" / name / "trials.jsonl"),
             "trials": read_trials(work / "runs" / name / "trials.jsonl"),
         }
-        write_text(path, json.dumps(results, indent=1) + "\n")
+        write_result(path, results, {"workload": results["tunings"][name]["graph"]})
     write_text(out / "summary.md", summarize(results))
     return results
 
@@ -105,16 +107,23 @@ def read_trials(path: Path) -> list[dict[str, Any]]:
     ]
 
 
+def read_graph(path: Path) -> str:
+    """Return the digest of the graph whose plans a run measured."""
+    return load_trials(path)[-1].graph_digest
+
+
 def find_best(tuning: Mapping[str, Any]) -> float | None:
-    """Return the lowest time ratio of a tuning: of its re-measured plans, or of all where none was re-measured."""
-    good = [trial for trial in tuning["trials"] if is_good(trial)]
-    confirmed = [trial["ratio"] for trial in good if trial["kind"] == "confirm"]
-    return min(confirmed or [trial["ratio"] for trial in good], default=None)
+    """Return the lowest time ratio of a tuning's search, each plan measured once."""
+    return min((trial["ratio"] for trial in tuning["trials"] if is_good(trial)), default=None)
 
 
 def is_good(trial: Mapping[str, Any]) -> bool:
-    """Return True if a trial's plan ran within the budget, and was no repeat of an earlier one."""
-    return trial["outcome"] == "ok" and trial["ratio"] is not None and trial["kind"] not in ("baseline", "repeat")
+    """Return True if the search measured a trial's plan for the first time, and it ran within the budget.
+
+    Measurements that confirm a plan are left out: they run beside another eager process.
+    """
+    is_first = trial["kind"] not in ("baseline", "repeat", "confirm")
+    return trial["outcome"] == "ok" and trial["ratio"] is not None and is_first
 
 
 def find_first_good(tuning: Mapping[str, Any], limit: float) -> tuple[int, float | None] | None:
