@@ -59,7 +59,9 @@ class SizeRace:
     deadline: float
     capture: CaptureSteps
     longest_seconds: float = 0.0
-    """Seconds of the longest measurement so far."""
+    """Seconds of the longest measurement of a plan so far."""
+    longest_eager_seconds: float | None = None
+    """Seconds of the longest measurement of eager alone; None before the first."""
     accumulated: dict[int, SizedSteps] = field(default_factory=dict)
     """Steps of loops with other numbers of micro-batches, by this number."""
     unfinished: str = ""
@@ -88,11 +90,23 @@ class SizeRace:
     def announce(self, size: StepSize) -> None:
         measured = self.search.find(size)
         assert measured is not None
-        self.longest_seconds = max(self.longest_seconds, measured.seconds)
+        if measured.plan is None:
+            self.longest_eager_seconds = max(self.longest_eager_seconds or 0.0, measured.seconds)
+        else:
+            self.longest_seconds = max(self.longest_seconds, measured.seconds)
         self.notify(describe_size(self.search.argument, measured))
 
     def has_time(self) -> bool:
         return time.monotonic() + self.longest_seconds < self.deadline
+
+    def has_time_for_eager(self) -> bool:
+        """Return True if eager alone can be measured before the deadline. At first it is expected to take as long as the
+        workload's own size did, where a plan was measured, too."""
+        seconds = self.longest_eager_seconds
+        if seconds is None:
+            measured = self.search.find(self.search.start)
+            seconds = measured.seconds if measured is not None else 0.0
+        return time.monotonic() + seconds < self.deadline
 
     def measure_plan(self, size: StepSize) -> SideResult | None:
         """Return the result of a plan at a size, measured now or before; None where no time is left.
@@ -117,7 +131,7 @@ class SizeRace:
         if recorded is not None and recorded.eager is not None:
             return recorded.eager
         count = sum(each.plan is None for each in self.search.measured)
-        if count >= MAX_EAGER or not self.has_time():
+        if count >= MAX_EAGER or not self.has_time_for_eager():
             return None
         self.notify(f"measuring {self.search.argument}={size}: eager alone")
         self.record(self.measurer.measure_eager(self.search, size))

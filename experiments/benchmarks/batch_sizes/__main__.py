@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="*", metavar="NAME", help="names of some workloads; all by default")
     parser.add_argument(
-        "--seconds", type=float, default=150.0, help="time of each search, without its last measurement"
+        "--seconds", type=float, default=240.0, help="time of each search, without its last measurement"
     )
     parser.add_argument("--tiny", action="store_true", help="one workload in the size of a test")
     parser.add_argument("--out", type=Path, help="folder of the result files; results/ by default")
