@@ -101,7 +101,8 @@ class SizeRace:
 
     def has_time_for_eager(self) -> bool:
         """Return True if eager alone can be measured before the deadline. At first it is expected to take as long as the
-        workload's own size did, where a plan was measured, too."""
+        workload's own size did, where a plan was measured, too.
+        """
         seconds = self.longest_eager_seconds
         if seconds is None:
             measured = self.search.find(self.search.start)

@@ -2,6 +2,7 @@
 
 import itertools
 import tempfile
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,16 +20,27 @@ from autotune.planners.space import space_for_device
 from autotune.records import plan_file as planfile
 from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.config import Config, dump_config
+from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import STUDY_FACTOR, choose_batch
 from autotune.study.batch.measurements import enforce_beyond
-from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search, write_batch_search
+from autotune.study.batch.race import SizeRace
+from autotune.study.batch.records import (
+    BatchSearch,
+    MeasuredSize,
+    SideResult,
+    StepSize,
+    read_batch_search,
+    write_batch_search,
+)
+from autotune.study.batch.sized_steps import capture_sizes
 from autotune.testing.fake_runner import FLOOR_BYTES
 from autotune.workloads.loop import Loop
 
 from .fakes import OWN, FakeWorkload, charge_of_eager, graph_of, traced_bytes
 
 QUICK = {"recompute": ["keep", "greedy"], "reorder": ["keep"], "order": ["traced"]}
+FITS = SideResult(Outcome.OK)
 LIMIT = FLOOR_BYTES + traced_bytes(3 * OWN)
 
 
@@ -84,6 +96,22 @@ def test_eager_s_largest_batch_is_measured_too(tmp_path: Path):
     assert largest - max(1, int(0.02 * largest)) <= search.eager_largest.batch <= largest
     refused = [each.size.batch for each in search.measured if each.eager is not None and not each.eager.fits]
     assert min(refused) > search.eager_largest.batch
+
+
+def test_eager_alone_is_measured_in_the_time_that_it_takes_itself(tmp_path: Path):
+    """A plan took 100 s, eager and a plan at the workload's own size 10 s; 30 s are left, then eager alone takes 40 s."""
+    choose(tmp_path, FakeWorkload())
+    search = recorded(tmp_path)
+    search = replace(search, measured=(MeasuredSize(search.start, FITS, FITS, seconds=10.0),))
+    workload: Any = None  # nothing is measured
+    race = SizeRace(
+        config=make_config(tmp_path), run_dir=tmp_path, steps=workload, measurer=workload, search=search,
+        notify=lambda _: None, deadline=time.monotonic() + 30, capture=capture_sizes,
+    )  # fmt: skip
+    for batch, plan, seconds, has_time in ((60, FITS, 100.0, True), (20, None, 40.0, False)):
+        race.search = race.search.add(MeasuredSize(StepSize(batch), FITS, plan, seconds=seconds))
+        race.announce(StepSize(batch))
+        assert (race.has_time(), race.has_time_for_eager()) == (False, has_time)
 
 
 def test_the_study_gets_the_size_the_enforced_limit_and_the_measured_plan_as_its_seed(tmp_path: Path):
