@@ -1,7 +1,11 @@
 """Table of the benchmark of batch sizes: ratios are of samples per second, and largest batches are those that were measured to fit."""
 
+from typing import Any
+
 import pytest
 
+from autotune.records.measurement import Outcome
+from autotune.study.batch.records import BatchSearch, MeasuredSize, SampleRate, SideResult, StepSize
 from experiments.benchmarks.batch_sizes import __main__ as run
 
 
@@ -16,34 +20,43 @@ def test_speed_counts_samples_not_steps():
     assert run.speedups(turns) == pytest.approx([1.25])
 
 
+def measured(batch: int, **outcomes: str) -> dict[str, Any]:
+    sides = {side: {"outcome": outcomes[side]} if side in outcomes else None for side in ("eager", "plan")}
+    return {"size": {"batch": batch, "accumulate": 1}, **sides}
+
+
 def test_a_size_that_did_not_fit_is_no_largest_batch():
-    def measured(batch: int, outcome: str) -> dict[str, object]:
-        return {"size": {"batch": batch, "accumulate": 1}, "eager": {"outcome": outcome}, "plan": None}
-
-    search = {"measured": [measured(4, "ok"), measured(9, "out_of_memory"), measured(7, "ok")]}
-    assert run.largest_batch(search, "eager") == 7
-    assert run.largest_batch(search, "plan") == 0
-    assert run.largest_batch({"error": "no size fits"}, "plan") == 0
+    sizes = [measured(4, eager="ok"), measured(9, eager="out_of_memory"), measured(7, eager="ok")]
+    document = {"batch": {"measured": sizes}, "throughput": {"error": "no size fits"}}
+    assert run.find_largest(document, "eager") == (7, False)
+    assert run.find_largest(document, "plan") == (0, False)
 
 
-@pytest.mark.parametrize(("settled", "cells"), [(True, "| 4 | 8 | 2.00 |"), (False, "| at least 4 | 8 | - |")])
-def test_a_ratio_needs_eager_s_largest_batch_to_be_known(settled: bool, cells: str):
-    ok = {"outcome": "ok"}
-    measured = [{"size": {"batch": size, "accumulate": 1}, side: ok} for size, side in ((4, "eager"), (8, "plan"))]
-    measured = [{"eager": None, "plan": None, **each} for each in measured]
-    batch = {"measured": measured, "settled": {"eager": settled, "plan": True}}
+@pytest.mark.parametrize(
+    ("refused", "cells"), [(5, "| 4 | at least 8 | 2.00 |"), (6, "| at least 4 | at least 8 | - |")]
+)
+def test_a_ratio_needs_eager_s_largest_batch_to_be_known_from_either_search(refused: int, cells: str):
     document = {
-        "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "budget": "200%",
-        "workloads": {"gpt2": {"arguments": {}, "batch": batch}},
+        "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "model": "gpt2",
+        "batch": {"measured": [measured(4, eager="ok", plan="ok"), measured(8, plan="ok")]},
+        "throughput": {"measured": [measured(refused, eager="over_budget")]},
     }  # fmt: skip
-    text = run.summarize(document)
+    text = run.summarize([document])
     assert cells in text
-    assert ("geometric mean 2.00" in text) == settled
+    assert ("geometric mean 2.00" in text) == (refused == 5)
+
+
+def test_eager_s_best_size_is_the_one_with_the_highest_median():
+    rates = {4: SampleRate(80.0, 70.0, 95.0), 7: SampleRate(90.0, 79.0, 91.0), 9: None}
+    sides = [MeasuredSize(StepSize(size), SideResult(Outcome.OK, rate=rate)) for size, rate in rates.items()]
+    search = BatchSearch("batch", {}, "batch", StepSize(4), measured=tuple(sides))
+    assert run.best_eager([search]) == StepSize(7)
+    assert run.best_eager([]) is None
 
 
 def test_a_workload_that_failed_is_a_row_without_figures():
     document = {
-        "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "budget": "200%",
-        "workloads": {"gpt2": {"arguments": {}, "batch": {"error": "no"}, "throughput": {"error": "no"}}},
+        "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "model": "gpt2",
+        "batch": {"error": "no"}, "throughput": {"error": "no"},
     }  # fmt: skip
-    assert "| gpt2 | nan | -, - | - | - | - | - | - | - |" in run.summarize(document)
+    assert "| gpt2 | nan | -, - | - | - | - | - | - | - |" in run.summarize([document])

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import json
 import math
 import os
 import tempfile
@@ -25,7 +26,7 @@ from autotune.records.json_codec import to_json
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import SEARCH_SHARE, BatchSources, choose_batch
 from autotune.study.batch.measurements import plan_path
-from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
+from autotune.study.batch.records import BatchSearch, StepSize, largest_gap, read_batch_search
 from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef
@@ -65,21 +66,24 @@ def main() -> None:
     if unknown := sorted(set(names) - workloads.keys()):
         parser.error(f"unknown workloads {', '.join(unknown)}; known: {', '.join(workloads)}")
     out = options.out or HERE / ("results-tiny" if options.tiny else "results")
-    out.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {**collect_facts(), "budget": BUDGET, "workloads": {}}
-    graphs: dict[str, str] = {}
     for name in names:
-        document["workloads"][name] = measure_workload(name, dict(workloads[name]), options.seconds)
+        facts = {**collect_facts(), "model": name, "arguments": dict(workloads[name]), "budget": BUDGET}
+        document = facts | measure_workload(name, dict(workloads[name]), options.seconds)
         # after each workload: what was measured is kept where a later one fails
-        graphs |= capture_digests({name: (name, workloads[name])})
-        write_result(out / "results.json", document, graphs)
-        (out / "summary.md").write_text(summarize(document), encoding="utf-8")
-    print(summarize(document))
+        write_result(out / f"{name}.json", document, capture_digests({name: (name, workloads[name])}))
+        (out / "summary.md").write_text(summarize(read_documents(out)), encoding="utf-8")
+    print(summarize(read_documents(out)))
+
+
+def read_documents(out: Path) -> list[dict[str, Any]]:
+    """Return the result of each workload in a folder."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
 
 
 def measure_workload(name: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Run both searches on a workload, then eager and the plan in turns, each at its best size."""
-    result: dict[str, Any] = {"arguments": arguments}
+    result: dict[str, Any] = {}
+    searches: list[BatchSearch] = []
     with tempfile.TemporaryDirectory() as folder:
         for objective in OBJECTIVES:
             config = Config.model_validate(
@@ -94,10 +98,10 @@ def measure_workload(name: str, arguments: dict[str, Any], seconds: float) -> di
             except AutotuneError as error:
                 result[objective] = {"error": " ".join(str(error).split())}
                 continue
-            settled = {"eager": search.eager_is_settled, "plan": search.plan_is_settled}
-            result[objective] = {**to_json(search), "settled": settled}
+            result[objective] = to_json(search)
+            searches.append(search)
             if objective == "throughput":
-                result["turns"] = run_in_turns(config, search, run_dir)
+                result["turns"] = run_in_turns(config, search, best_eager(searches), run_dir)
     return result
 
 
@@ -113,15 +117,24 @@ def run_search(config: Config, run_dir: Path) -> BatchSearch:
     return search
 
 
-def run_in_turns(config: Config, search: BatchSearch, run_dir: Path) -> dict[str, Any] | None:
+def best_eager(searches: Sequence[BatchSearch]) -> StepSize | None:
+    """Return the size at which eager's median of samples per second is the highest in any search; None without a size."""
+    sides = [(each.eager, each.size) for search in searches for each in search.measured]
+    rates = [
+        (side.rate.middle, size) for side, size in sides if side is not None and side.fits and side.rate is not None
+    ]
+    return max(rates)[1] if rates else None
+
+
+def run_in_turns(config: Config, search: BatchSearch, eager: StepSize | None, run_dir: Path) -> dict[str, Any] | None:
     """Time eager at its best size and the chosen plan in turns; None where either is missing."""
-    eager, chosen = search.eager_best, search.chosen
+    chosen = search.chosen
     if eager is None or chosen is None:
         return None
     plan = planfile.read(plan_path(run_dir, chosen)).plan
     with tempfile.TemporaryDirectory() as scratch:
         variants = {
-            EAGER: ProcessVariant(partial(start_child, config, search, eager.size, None, Path(scratch))),
+            EAGER: ProcessVariant(partial(start_child, config, search, eager, None, Path(scratch))),
             # the search compared its results; a step on malloc does not fit in the limit
             "plan": ProcessVariant(
                 partial(start_child, config, search, chosen, plan, Path(scratch)), plan, verifies=False
@@ -129,7 +142,7 @@ def run_in_turns(config: Config, search: BatchSearch, run_dir: Path) -> dict[str
         }
         times = interleave(variants, LIMITS, lambda text: print(f"{config.workload}: {text}", flush=True))
     return {
-        "eager": to_json(eager.size),
+        "eager": to_json(eager),
         "plan": to_json(chosen),
         "blocks": times.blocks,
         "charged_bytes": times.charged,
@@ -168,7 +181,7 @@ def mean(seconds: Sequence[float]) -> float:
     return sum(seconds) / len(seconds)
 
 
-def summarize(document: dict[str, Any]) -> str:
+def summarize(documents: Sequence[dict[str, Any]]) -> str:
     """Return the table of all workloads, and the geometric means."""
     rows = [
         "| workload | limit, MiB | by estimate: eager, plan | eager's largest batch | plan's largest batch | ratio | eager's best size | chosen size | plan over eager, samples/s |",
@@ -176,12 +189,12 @@ def summarize(document: dict[str, Any]) -> str:
     ]
     batches: list[float] = []
     rates: list[float] = []
-    for name, result in document["workloads"].items():
-        batch, throughput, turns = result.get("batch", {}), result.get("throughput", {}), result.get("turns")
-        eager, plan = largest_batch(batch, "eager"), largest_batch(batch, "plan")
-        is_known = batch.get("settled", {}).get("eager", False)
-        if eager and plan and is_known:
-            batches.append(plan / eager)
+    for document in documents:
+        batch, turns = document.get("batch", {}), document.get("turns")
+        (eager, is_known), (plan, _) = (find_largest(document, side) for side in ("eager", "plan"))
+        ratio = plan / eager if eager and plan and is_known else None
+        if ratio is not None:
+            batches.append(ratio)
         speed = "-"
         if turns and (measured := speedups(turns)):
             interval = median_interval(measured)
@@ -189,10 +202,10 @@ def summarize(document: dict[str, Any]) -> str:
             speed = format_interval(interval)
         estimate = batch.get("estimate") or {}
         limit = (batch["floor_bytes"] + batch["budget_bytes"]) / 2**20 if batch.get("budget_bytes") else math.nan
-        chosen = throughput.get("chosen")
         cells = (
-            name, f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}", spell_largest(batch, "eager"),
-            spell_largest(batch, "plan"), f"{plan / eager:.2f}" if eager and plan and is_known else "-", spell(turns and turns["eager"]), spell(chosen), speed,
+            document["model"], f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}",
+            spell_largest(document, "eager"), spell_largest(document, "plan"), "-" if ratio is None else f"{ratio:.2f}",
+            spell(turns and turns["eager"]), spell(document.get("throughput", {}).get("chosen")), speed,
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     means = [
@@ -204,21 +217,26 @@ def summarize(document: dict[str, Any]) -> str:
         if values
     ]
     text = "Limit: the idle process plus twice eager's peak at the workload's own batch, enforced on every process that runs a step."
-    return "\n".join([format_origin(document), "", text, "", *rows, "", *means]) + "\n"
+    origins = [f"{document['model']}: {format_origin(document)}" for document in documents]
+    return "\n".join([text, "", *rows, "", *means, "", *(f"- {origin}" for origin in origins)]) + "\n"
 
 
-def largest_batch(search: dict[str, Any], side: str) -> int:
-    """Return the largest batch that a side was measured to fit; 0 for none."""
-    fitting = (
-        each["size"]["batch"] for each in search.get("measured", ()) if (each[side] or {}).get("outcome") == "ok"
-    )
-    return max(fitting, default=0)
+def find_largest(document: dict[str, Any], side: str) -> tuple[int, bool]:
+    """Return the largest batch that a side was measured to fit, 0 for none, and whether a slightly larger one was refused.
+
+    Both searches count: their budget is the same share of the same peak.
+    """
+    measured = [each for objective in OBJECTIVES for each in document.get(objective, {}).get("measured", ())]
+    outcomes = [(each["size"]["batch"], each[side]["outcome"] == "ok") for each in measured if each[side]]
+    largest = max((batch for batch, fits in outcomes if fits), default=0)
+    refused = min((batch for batch, fits in outcomes if not fits and batch > largest), default=math.inf)
+    return largest, refused - largest <= largest_gap(largest)
 
 
-def spell_largest(search: dict[str, Any], side: str) -> str:
+def spell_largest(document: dict[str, Any], side: str) -> str:
     """Return a side's largest batch as text: `at least`, where time ended before a slightly larger one was refused."""
-    size = largest_batch(search, side)
-    return "-" if not size else str(size) if search["settled"][side] else f"at least {size}"
+    size, is_known = find_largest(document, side)
+    return "-" if not size else str(size) if is_known else f"at least {size}"
 
 
 def spell(size: dict[str, int] | None) -> str:
