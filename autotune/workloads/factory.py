@@ -163,10 +163,10 @@ def _run(reference: str, call: Callable[[], T]) -> T:
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:300]
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        raise ConfigError(f"{reference}: raised {text}{_locate(error)}; -v shows the traceback") from error
+        raise ConfigError(f"{reference}: raised {text}{locate_error(error)}; -v shows the traceback") from error
 
 
-def _locate(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """Return the line of the user's code that raised an error; a library's line only if there is no other."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {_shorten(error.filename)}:{error.lineno}"

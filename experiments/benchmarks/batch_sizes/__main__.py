@@ -25,7 +25,7 @@ from autotune.records.config import Config
 from autotune.records.json_codec import to_json
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import SEARCH_SHARE, BatchSources, choose_batch
-from autotune.study.batch.measurements import plan_path
+from autotune.study.batch.measurements import enforce_beyond, plan_path
 from autotune.study.batch.records import BatchSearch, StepSize, largest_gap, read_batch_search
 from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.loop import Loop
@@ -162,7 +162,7 @@ def start_child(config: Config, search: BatchSearch, size: StepSize, plan: Plan 
         WorkloadRef(config.workload, arguments),
         scratch,
         loop=words,
-        limit_bytes=search.limit_bytes,
+        limit_bytes=enforce_beyond(search.limit_bytes, "cpu"),
         scratch=scratch / name,
     )
     environment = {} if plan is None else allocator_environment(plan.allocator, "cpu", os.environ)
