@@ -90,7 +90,7 @@ def read_progress(run_dir: Path, trials: int, config: Mapping[str, Any]) -> Stud
         time_limit = str(config.get("time", DEFAULT_TIME))
         limit, most = parse_seconds(time_limit), config.get("trials")
         # the config has the time limit of the first session; a resumed one may have a later limit
-        timed = 0.0 < limit and used <= limit
+        timed = limit > 0.0 and used <= limit
         shares = [used / limit] if timed else []
         shares += [min(trials / most, 1.0)] if isinstance(most, int) and most else []
         of_most, of_time = f" of {most}" if most else "", f" of {time_limit}" if timed else ""

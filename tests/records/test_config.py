@@ -52,7 +52,12 @@ def test_a_bare_reference_is_a_config_of_defaults():
 def test_the_schema_lists_every_name_of_kernels_that_a_config_accepts():
     names = Config.model_json_schema()["properties"]["kernels"]["enum"]
     assert names == ["", "aten", "inductor", "any"]
-    assert [load_config("resnet18", overrides={"kernels": name}).kernels for name in names] == ["", "", "inductor", "any"]
+    assert [load_config("resnet18", overrides={"kernels": name}).kernels for name in names] == [
+        "",
+        "",
+        "inductor",
+        "any",
+    ]
 
 
 @pytest.mark.parametrize("other", [{"kernels": "inductor"}, {"kernels": "any"}, {"memory_format": "channels_last"}])
