@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.nightly.config import RESERVED
 from autotune.records.run_dir import RunDir
 
 T = TypeVar("T")
@@ -39,10 +40,7 @@ def find_runs(root: Path) -> RunIndex:
         path, names, run = Path(place), set(files), RunDir(Path(place))
         depth = len(path.relative_to(root).parts)
         is_entry = bool({"history.jsonl", "champion.json"} & names)
-        # a run that has just begun has only a lock; the lock of a whole night is beside the directory `nights`
-        begun = bool({run.config.name, run.trials.name} & names) or (
-            run.lock.name in names and "nights" not in subdirectories
-        )
+        begun = bool({run.config.name, run.trials.name} & names) or _holds_only_lock(path, names, subdirectories)
         is_run = depth > 0 and begun and not is_entry
         entries += [path] if is_entry else []
         runs += [path] if is_run else []
@@ -51,6 +49,16 @@ def find_runs(root: Path) -> RunIndex:
             [] if is_leaf else [name for name in subdirectories if name not in SKIPPED and not name.startswith(".")]
         )
     return RunIndex(tuple(sorted(runs, key=last_change, reverse=True)), tuple(sorted(entries)))
+
+
+def _holds_only_lock(path: Path, files: set[str], subdirectories: Iterable[str]) -> bool:
+    """Return True for the lock of a run that has just begun.
+
+    The lock of a night is beside the directory `nights`; that of a night's entry is above the lock of its study.
+    """
+    lock = RunDir(path).lock.name
+    above = any(name == RESERVED or RunDir(path / name).lock.exists() for name in subdirectories)
+    return lock in files and not above
 
 
 def last_change(run_dir: Path) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autotune.fleet.waiting import DeviceWait
-from autotune.records.trial import Trial
+from autotune.records.trial import Trial, TrialKind
 from autotune.study.recorded_run import RecordedRun
 
 HEAD = ("class", "chip", "hosts", "studies", "trials", "trials in 24 h", "lost in 24 h", "measures now")
@@ -23,7 +23,7 @@ class ClassRecord:
     studies: int
     trials: int
     recent_trials: int
-    """Trials that began within the last 24 hours."""
+    """Measured trials that began within the last 24 hours."""
     recent_losses: tuple[str, ...]
     """Hosts that were lost within the last 24 hours, once for each loss."""
     active: tuple[str, ...]
@@ -66,8 +66,10 @@ def waiting_rows(waits: Sequence[DeviceWait], now: float) -> list[tuple[str | in
 
 def _collect(name: str, studies: Mapping[str, RecordedRun], active: Mapping[str, float], now: float) -> ClassRecord:
     runs = {key: run for key, run in studies.items() if run.config.get("on") == name}
-    trials = [trial for run in runs.values() for trial in run.trials if trial.measurement and trial.measurement.node]
-    recent = [trial for trial in trials if trial.started > now - DAY_SECONDS]
+    # a repeat carries the measurement of an earlier trial; a plan that lost its devices has losses, but no node
+    tried = [trial for run in runs.values() for trial in run.trials if trial.kind is not TrialKind.REPEAT]
+    trials = [trial for trial in tried if _host(trial)]
+    since = now - DAY_SECONDS
     chips = {trial.measurement.device.silicon for trial in trials if trial.measurement and trial.measurement.device}
     return ClassRecord(
         name=name,
@@ -75,8 +77,13 @@ def _collect(name: str, studies: Mapping[str, RecordedRun], active: Mapping[str,
         hosts=tuple(sorted({_host(trial) for trial in trials})),
         studies=len(runs),
         trials=len(trials),
-        recent_trials=len(recent),
-        recent_losses=tuple(host for trial in recent if trial.measurement for host in trial.measurement.lost_nodes),
+        recent_trials=sum(trial.started > since for trial in trials),
+        recent_losses=tuple(
+            host
+            for trial in tried
+            if trial.measurement and trial.started > since
+            for host in trial.measurement.lost_nodes
+        ),
         active=tuple(_describe_active(key, runs[key], active[key]) for key in runs if key in active),
     )
 

@@ -1,12 +1,14 @@
 """Prepare nightly histories for a page: rows, regressions with their causes, and points for a chart."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
 from autotune.nightly.result_files import COLUMNS, build_row
+from dashboards.discovery import relative_name
 
 HEAD = ("night", *COLUMNS)
 MAX_NIGHTS = 14
@@ -28,9 +30,16 @@ class NightPoint:
     champion: str
 
 
-def load_history(directory: Path) -> list[NightRecord]:
-    """Return all nights of an entry, the first night first."""
-    return sorted(EntryDirectory(directory).history(), key=lambda night: night.started)
+def name_entries(directories: Sequence[Path], root: Path) -> dict[str, Path]:
+    """Return the directories of entries by name; entries of one name in several places are named by their path below `root`."""
+    counts = Counter(path.name for path in directories)
+    return {path.name if counts[path.name] == 1 else relative_name(path, root): path for path in directories}
+
+
+def load_history(directory: Path, name: str | None = None) -> list[NightRecord]:
+    """Return all nights of an entry, the first night first; `name` replaces the recorded name of the entry."""
+    nights = sorted(EntryDirectory(directory).history(), key=lambda night: night.started)
+    return nights if name is None else [replace(night, entry=name) for night in nights]
 
 
 def latest_nights(histories: Mapping[str, Sequence[NightRecord]]) -> list[NightRecord]:

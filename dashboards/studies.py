@@ -54,7 +54,7 @@ class StudyProgress:
     text: str
     running: bool = False
     share: float | None = None
-    """Used share of its trials or its time, whichever ends it first; None if it does not run."""
+    """Used share of its trials or its time, whichever ends it first; None if it does not run, or if no limit is known."""
 
 
 def read_study(run_dir: Path) -> Study:
@@ -89,10 +89,13 @@ def read_progress(run_dir: Path, trials: int, config: Mapping[str, Any]) -> Stud
         used = max(0.0, time.time() - RunDir(run_dir).lock.stat().st_mtime)
         time_limit = str(config.get("time", DEFAULT_TIME))
         limit, most = parse_seconds(time_limit), config.get("trials")
-        share = max(used / limit if limit else 0.0, trials / most if isinstance(most, int) and most else 0.0)
-        of_most = f" of {most}" if most else ""
-        text = f"running as process {process}: {count}{of_most}, {fmt_seconds(math.floor(used))} of {time_limit}"
-        return StudyProgress(text, True, min(share, 1.0))
+        # the config has the time limit of the first session; a resumed one may have a later limit
+        timed = limit > 0.0 and used <= limit
+        shares = [used / limit] if timed else []
+        shares += [min(trials / most, 1.0)] if isinstance(most, int) and most else []
+        of_most, of_time = f" of {most}" if most else "", f" of {time_limit}" if timed else ""
+        text = f"running as process {process}: {count}{of_most}, {fmt_seconds(math.floor(used))}{of_time}"
+        return StudyProgress(text, True, max(shares, default=None))
     signal = _last_signal(run_dir)
     if signal == 0:
         return StudyProgress(f"ended after {count}")

@@ -153,7 +153,8 @@ def planner_table() -> str:
         "## Planners",
         "",
         "The key `planners` lists, by kind, the planners that the search may choose from: `planners: {recompute: [greedy, blocks]}`. "
-        "Without it the search chooses from all planners that suit the device. The first planner of a kind is its default.",
+        "Without it the search chooses from all planners that suit the device, but uses `arena` on a CPU, `system` on a GPU, and in-place "
+        "`greedy`. The first planner of a kind is its default.",
         "",
     ]
     lines += ["| kind | planner | decision | knobs |", "| --- | --- | --- | --- |"]
@@ -430,7 +431,8 @@ def results_page() -> str:
         f"{HEADER}# Results",
         "Tables of the benchmarks under `experiments/benchmarks/`, as their commands wrote them. Each folder's README states the question, "
         "the method and the command. Commands with `experiments/NAME/run.py` were run before a move; today they are "
-        "`python -m experiments.benchmarks.NAME`.",
+        "`python -m experiments.benchmarks.NAME`. Where a result file records no commit or date, the table shows those of the last commit "
+        "that wrote the file: the measured version may be older.",
     ]
     for folder in sorted((EXPERIMENTS / "benchmarks").iterdir()):
         if not (folder / "results").is_dir():
@@ -438,7 +440,8 @@ def results_page() -> str:
         title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
         rows = [("result", "machine", "commit", "date"), ("---",) * 4, *origin_rows(folder)]
         parts.append(f"## {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows))
-        parts += [summary_text(path) for path in sorted((folder / "results").rglob("summary.md"))]
+        summaries = [summary_text(path) for path in sorted((folder / "results").rglob("summary.md"))]
+        parts += summaries or [f"No table: see the files in `{folder.relative_to(ROOT)}/results/`."]
     return "\n\n".join(parts) + "\n"
 
 

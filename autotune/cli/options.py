@@ -22,7 +22,7 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Upper limit of the charged bytes: a share of eager's peak (65%) or bytes of the step (step:512MiB), both with a tolerance of 0.5 %, or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%, or 110% for --objective pareto.",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%) or bytes of the step (step:512MiB), both with a tolerance of 0.5 %, or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%, or 110% for --objective pareto. In plan and with --dry-run a percentage is of the captured step's predicted peak, except with --objective batch.",
     ),
 ]
 Arguments = Annotated[

@@ -35,7 +35,7 @@ class DeviceClass(Section):
     cores: int | None = Field(None, ge=1)
     """Physical cores that a process may use; multiprocessors on a GPU."""
     limit: str | None = None
-    """Hard memory limit on every process that runs the step, which replaces the one of the study."""
+    """Hard memory limit on every process that runs the step: `900MiB`. Of this limit and the study's the lower one is enforced."""
     stores: dict[StoreName, str] | None = None
     """Directories of the stores on these devices, which replace those of the study; `{}` for none."""
     environment: dict[str, str] = Field(default_factory=dict)

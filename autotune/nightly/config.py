@@ -88,9 +88,13 @@ def load_nightly_config(path: Path, *, fleet: str | None = None, on: str | None 
     """Read and validate a nightly config; ConfigError names the file, the line and the first error.
 
     An entry with a list of classes becomes one entry for each. `fleet` and `on` replace those of the file and its entries.
+    Raises ConfigError also for a fleet that no entry measures on.
     """
     document = expand_classes(yamlfile.read(path), fleet, on)
     options = validate_section(NightlyConfig, document.data, document)
+    if options.fleet is not None and all(entry.on is None for entry in options.entries):
+        where = f"--fleet {fleet}" if fleet is not None else f"{document.where(('fleet',))}: fleet {options.fleet}"
+        raise ConfigError(f"{where}: no entry names a class; add `on` to the entries that it measures, or --on CLASS")
     keys: set[str] = set()
     for number, entry in enumerate(options.entries):
         where = document.where(("entries", number, "name"))

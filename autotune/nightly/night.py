@@ -38,6 +38,13 @@ class NightJob:
     """Number of devices of each class of a fleet; None is this machine."""
     start_entry: Callable[[NightlyEntry, EntryTime], EntryProcess] | None = None
     """Starts an entry in a process of its own; None to run all entries in this one, one after the other."""
+    only: str | None = None
+    """Key of the one entry to run; None for every entry. The results are those of every entry in any case."""
+
+    def entries_to_run(self, results: NightResults) -> list[NightlyEntry]:
+        """Return the entries without a result that this job runs, in the order of the config."""
+        keys = set(results.left) if self.only is None else {self.only}.intersection(results.left)
+        return [entry for entry in self.options.entries if entry.key in keys]
 
 
 def run_night(job: NightJob, name: str) -> NightResults:
@@ -52,11 +59,11 @@ def run_night(job: NightJob, name: str) -> NightResults:
         results = _write_results(job, name)
         if job.start_entry is not None:
             return _run_in_processes(job, name, interrupts, deadline, results)
-        for entry in job.options.entries:
+        for entry in job.entries_to_run(results):
             left = deadline - time.monotonic()
-            if entry.key not in results.left or left <= 0:
+            if left <= 0:
                 continue
-            shares = sum(other.share for other in job.options.entries if other.key in results.left)
+            shares = sum(other.share for other in job.entries_to_run(results))
             until = time.monotonic() + min(left * entry.share / shares, entry.time_seconds)
             try:
                 night = _run_entry(job, entry, name, interrupts, until, latest=deadline)
@@ -111,7 +118,7 @@ def _run_in_processes(
         if night is not None:
             job.on_result(night)
 
-    entries = [entry for entry in job.options.entries if entry.key in results.left]
+    entries = job.entries_to_run(results)
     files = {runs: WaitingFile(Path(runs)) for runs in {entry.runs for entry in entries}}
 
     def note_waiting(waiting: Sequence[NightlyEntry]) -> None:

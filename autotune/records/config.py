@@ -89,7 +89,8 @@ class Config(Section):
     file per point. `throughput` and `batch` choose the batch size, then tune the step of that size."""
     batch_argument: str | None = Field(None, min_length=1)
     """Argument of the factory that sets the batch size; default: the first that it takes of `batch`, `batch_size`,
-    `micro_batch_size`, `per_device_batch_size`, `per_device_train_batch_size`, `bs`."""
+    `micro_batch_size`, `per_device_batch_size`, `per_device_train_batch_size`, `bs`. Where plain eager does not
+    fit, results are compared at smaller batches: then the default is `batch` alone."""
     micro_batches: Literal["auto", "never", "always"] = "auto"
     """Micro-batching for `objective: throughput`: `auto` tries several per update, unless the step has batch norm, whose
     statistics would be those of a micro-batch; `always` tries them with batch norm too."""
@@ -112,7 +113,7 @@ class Config(Section):
     """Directory of the resulting plan files."""
     memory_format: Literal["", "channels_last"] = ""
     """Memory format of the plans and of their reference results. Time ratios still refer to the user's own format."""
-    kernels: Literal["", "inductor", "any"] = ""
+    kernels: Literal["", "inductor", "any"] = Field("", json_schema_extra={"enum": ["", "aten", "inductor", "any"]})
     """Kernels of the plans: `aten` (the default) gives eager's bits; `inductor` fuses ops into compiled regions, whose
     results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
     Where regions lead and `rebuild_price` is the default, three other prices are measured, too. `any` is for `tune` without

@@ -1,5 +1,7 @@
 """Show the nightly histories: regressions with their causes, and every entry's figures over time."""
 
+from functools import partial
+
 import streamlit as st
 
 from dashboards import charts, nightly_history, page
@@ -9,7 +11,10 @@ arguments, index = page.start_page(
     "Nights",
     "Each entry's champion, verified every night beside plain eager; a regression is re-measured before it is reported.",
 )
-results = {path.name: try_read(path, nightly_history.load_history) for path in index.entries}
+results = {
+    name: try_read(path, partial(nightly_history.load_history, name=name))
+    for name, path in nightly_history.name_entries(index.entries, arguments.runs).items()
+}
 page.show_unreadable([result for result in results.values() if isinstance(result, Unreadable)], arguments.runs)
 histories = {name: nights for name, nights in results.items() if not isinstance(nights, Unreadable) and nights}
 if not histories:

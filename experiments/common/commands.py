@@ -4,10 +4,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 UNFINISHED = 75
 """Exit status of an experiment that stored a part of its results: the same command continues (EX_TEMPFAIL)."""
+DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
+"""Handlers of signals that end a process."""
 
 
 def exit_unfinished(reason: str) -> NoReturn:
@@ -16,21 +19,45 @@ def exit_unfinished(reason: str) -> NoReturn:
     raise SystemExit(UNFINISHED)
 
 
-def run_to_end(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command like `subprocess.run`, and let it end by itself after an interrupt.
+def run_to_end(
+    command: Sequence[str], *, capture_output: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command like `subprocess.run`, and let it end by itself after a signal.
 
-    SIGINT reaches all processes of a group. `subprocess.run` would kill the command 0.25 s later. Raises KeyboardInterrupt
-    if SIGINT arrived and the command failed; the result of a command that succeeded anyway is returned.
+    SIGINT reaches all processes of a group. `subprocess.run` would kill the command 0.25 s later. SIGTERM and SIGHUP reach this
+    process alone, so the command gets them from here. Signals that this process ignores or handles otherwise stay as they are.
+
+    Raises KeyboardInterrupt when the command has ended after SIGTERM or SIGHUP, or has failed after SIGINT. The result of a
+    command that succeeded despite SIGINT is returned.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return subprocess.run(command, text=True, check=False, **options)
-    interrupts: list[int] = []
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    received: list[int] = []
+    processes: list[subprocess.Popen[str]] = []
+
+    def pass_on() -> None:
+        for number in set(received) & {signal.SIGTERM, signal.SIGHUP}:
+            for process in processes:
+                process.send_signal(number)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.append(number)
+        pass_on()
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler in DEFAULT_HANDLERS}
     # the command does not inherit a handler, only a signal that is ignored
-    signal.signal(signal.SIGINT, lambda *received: interrupts.append(received[0]))
+    for number in before:
+        signal.signal(number, note)
     try:
-        process = subprocess.run(command, text=True, check=False, **options)
+        with subprocess.Popen(command, text=True, **options) as process:
+            processes.append(process)
+            pass_on()  # what arrived before the command had started
+            output, errors = process.communicate()
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if interrupts and process.returncode:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received and (process.returncode or set(received) != {signal.SIGINT}):
         raise KeyboardInterrupt
-    return process
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -171,6 +171,23 @@ def test_the_port_that_was_asked_for_is_the_dashboard_s(start: Start) -> None:
     assert told(start("--json", "--port", str(port)))["dashboard"] == f"http://127.0.0.1:{port}"
 
 
+@pytest.mark.parametrize("name", ["mlflow", "optuna"])
+def test_a_requested_port_that_is_the_usual_one_of_another_server_is_the_dashboard_s_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with busy(0) as port:
+        pass
+    monkeypatch.setitem(dashboard.PORTS, name, port)
+    monkeypatch.setattr("autotune.cli.commands.dashboard.subprocess.Popen", lambda *_, **__: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "mlflow.db").touch()
+    servers: list[dashboard.Server] = []
+    dashboard._start(servers, ROOT, tmp_path, port, tmp_path)
+    urls = [server.url for server in servers]
+    assert urls[0] == f"http://127.0.0.1:{port}"
+    assert len(set(urls)) == len(urls) == 3
+
+
 def test_a_server_beside_that_ends_is_told_with_its_last_line_and_the_others_go_on(start: Start, fakes: Path) -> None:
     (fakes / "mlflow.py").write_text(ENDS)
     process = start("--json")

@@ -29,6 +29,19 @@ def test_runs_and_entries_are_told_apart_at_any_depth_the_latest_run_first(tmp_p
     assert [relative_name(path, tmp_path) for path in index.entries] == ["nightly/chain"]
 
 
+def test_the_running_study_of_an_entry_in_its_first_night_is_found_below_the_lock_of_the_entry(tmp_path: Path) -> None:
+    entry = tmp_path / "nightly" / "chain@a100"
+    run_dir = entry / "n0_chain"
+    (entry / "logs").mkdir(parents=True)
+    (tmp_path / "nightly" / "nights").mkdir()
+    for place in (entry.parent, entry):
+        (place / "lock").write_text("1")
+    assert find_runs(tmp_path).runs == (entry,)
+    run_dir.mkdir()
+    (run_dir / "lock").write_text("1")
+    assert find_runs(tmp_path).runs == (run_dir,)
+
+
 def test_copies_that_mlflow_keeps_are_no_runs(tmp_path: Path) -> None:
     sample_runs.study(tmp_path / "mlruns" / "1" / "artifacts", "run")
     assert find_runs(tmp_path).runs == ()
@@ -107,7 +120,18 @@ def test_how_far_a_study_is_follows_the_limit_that_ends_it_first(tmp_path: Path,
     begun = time.time() - 300
     os.utime(run_dir / "lock", (begun, begun))
     assert read_progress(run_dir, 10, {"trials": 40, "time": "10m"}).share == pytest.approx(0.5, abs=0.05)
-    assert read_progress(run_dir, 10, {"time": "2m"}).share == 1.0
+
+
+def test_a_resumed_study_beyond_the_time_of_its_first_session_shows_no_time_limit(tmp_path: Path, monkeypatch) -> None:
+    run_dir = sample_runs.study(tmp_path, "run")
+    sample_runs.begin(run_dir)
+    monkeypatch.setattr("dashboards.studies.find_active_process", lambda run_dir: 1)
+    begun = time.time() - 300
+    os.utime(run_dir / "lock", (begun, begun))
+    now = read_progress(run_dir, 10, {"time": "2m"})
+    assert (now.running, now.share) == (True, None)
+    assert " of " not in now.text
+    assert read_progress(run_dir, 10, {"trials": 40, "time": "2m"}).share == 0.25
 
 
 def test_a_study_that_was_stopped_or_cut_off_says_how_to_go_on(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.records.trial import TrialKind
 from autotune.study.recorded_run import RecordedRun
+from autotune.study.runner import make_lost_measurement
 from dashboards.fleet_devices import HEAD, class_rows, collect_classes
 from tests.dashboards import sample_runs
 
@@ -35,3 +37,16 @@ def test_a_class_has_its_hosts_its_losses_and_its_active_studies(tmp_path: Path)
     assert (second.name, second.recent_losses, second.active) == ("l4", ("n8",) * count, ())
     assert [len(row) for row in class_rows([first, second])] == [len(HEAD)] * 2
     assert collect_classes({"here": run}, {}, NOW) == []
+
+
+def test_a_plan_that_lost_its_devices_is_a_loss_and_a_repeat_is_no_measurement(tmp_path: Path):
+    run = on_class(RecordedRun.load(sample_runs.study(tmp_path, "one")), "a100", "n7", NOW - 60, ("n5",))
+    measured, repeat, lost = run.trials[:3]
+    trials = (
+        measured,
+        replace(repeat, kind=TrialKind.REPEAT),
+        replace(lost, measurement=make_lost_measurement(["n5", "n6"], None)),
+    )
+    (record,) = collect_classes({"one": replace(run, trials=trials)}, {}, NOW)
+    assert (record.trials, record.recent_trials) == (1, 1)
+    assert record.recent_losses == ("n5", "n5", "n6")

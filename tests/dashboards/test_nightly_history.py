@@ -7,6 +7,7 @@ from dashboards.nightly_history import (
     latest_nights,
     list_regressions,
     load_history,
+    name_entries,
     night_points,
 )
 from tests.dashboards import sample_runs
@@ -40,3 +41,11 @@ def test_the_overview_has_a_row_for_each_entry_and_the_last_night_first(tmp_path
     assert head == ["entry", "n4", "n3", "n2", "n1", "n0"]
     assert rows[0][:2] == ["chain", "regression 1.20x"]
     assert rows[1] == ["late", "regression 1.20x", "", "", "", ""]
+
+
+def test_entries_of_one_name_in_two_directories_are_named_by_their_paths(tmp_path: Path) -> None:
+    first, second = sample_runs.nights(tmp_path), sample_runs.nights(tmp_path / "benchmark")
+    other = sample_runs.nights(tmp_path, "other")
+    names = name_entries([first, second, other], tmp_path)
+    assert names == {"nightly/chain": first, "benchmark/nightly/chain": second, "other": other}
+    assert {night.entry for night in load_history(second, "benchmark/nightly/chain")} == {"benchmark/nightly/chain"}

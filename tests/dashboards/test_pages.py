@@ -160,6 +160,14 @@ def test_nights_show_the_regression_its_cause_and_every_night(runs: Path) -> Non
     assert len(test.dataframe[2].value) == 5
 
 
+def test_two_night_directories_with_one_entry_name_are_both_shown(runs: Path) -> None:
+    sample_runs.nights(runs)
+    sample_runs.nights(runs / "benchmark")
+    test = page("nightly")
+    assert list(test.dataframe[0].value["entry"]) == ["benchmark/nightly/chain", "nightly/chain"]
+    assert len(test.error) == 2
+
+
 def test_words_of_a_record_are_shown_as_they_are_and_not_as_markdown() -> None:
     assert escape_markdown("a_b* [c](d) -> $e$") == r"a\_b\* \[c\](d) -\> \$e\$"
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from experiments.benchmarks.no_fit import __main__ as no_fit
 from experiments.benchmarks.tuned import __main__ as tuned
 from experiments.common import long_run
 from experiments.common.commands import UNFINISHED, exit_unfinished, run_to_end
-from experiments.common.facts import is_same_machine
+from experiments.common.facts import ROOT, is_same_machine
 
 MACHINE = to_json(this_device("cpu")) | {"processors": os.cpu_count()}
 RESTARTED = {"driver": "Linux 0.0.1", "memory_bytes": MACHINE["memory_bytes"] + 12_288}
@@ -42,6 +43,35 @@ def test_a_command_that_is_interrupted_ends_by_itself(code: int, tmp_path: Path)
     else:
         assert run_to_end([sys.executable, "-c", program]).returncode == 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+LEADER = """
+import signal, sys
+from experiments.common.commands import run_to_end
+signal.signal(int(sys.argv[2]), signal.SIG_DFL)
+run_to_end([sys.executable, "-c", *sys.argv[1:]])
+"""
+SLOW_TO_END = """
+import os, signal, sys, time
+from pathlib import Path
+def end(number, frame):
+    time.sleep(0.3)
+    Path(sys.argv[2]).touch()
+    sys.exit(1)
+signal.signal(int(sys.argv[1]), end)
+os.kill(os.getppid(), int(sys.argv[1]))
+time.sleep(10)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_an_experiment_alone_ends_its_command_first(number: signal.Signals, tmp_path: Path):
+    ended = tmp_path / "ended"
+    leader = [sys.executable, "-c", LEADER, SLOW_TO_END, str(int(number)), str(ended)]
+    process = subprocess.run(leader, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.exists()
+    assert process.returncode
+    assert "KeyboardInterrupt" in process.stderr
 
 
 def test_a_restart_of_a_machine_leaves_it_the_same_and_what_changes_times_does_not():

@@ -71,6 +71,15 @@ def test_an_interrupted_night_is_continued(tmp_path: Path, interrupted: int):
     assert [night["resumed"] for night in results["nights"]] == [interrupted == 1, interrupted == 2]
 
 
+def test_a_night_whose_command_an_interrupt_ended_is_unfinished(tmp_path: Path):
+    def run(command: Sequence[str], directory: Path) -> tuple[int, str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_nights(tmp_path / "n.yaml", tmp_path / "work", tmp_path / "out", lambda: dict(FACTS), run)
+    assert ended.value.code == UNFINISHED
+
+
 @pytest.mark.parametrize("fails", [1, 2])
 def test_a_night_that_could_not_begin_is_begun_again_not_continued(tmp_path: Path, fails: int):
     nights = Nights(fails=fails)

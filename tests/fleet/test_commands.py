@@ -161,6 +161,12 @@ def test_doctor_inspects_one_device_of_each_class(call: Call):
     assert "there, gone, large: must be fixed before tuning" in err
 
 
+def test_doctor_refuses_a_store_beside_a_fleet_whose_classes_name_their_own(call: Call):
+    code, out, err = call("doctor", "--fleet", "fleet.yaml", "--store", "ssd=/nowhere")
+    assert (code, out) == (2, "")
+    assert "--store ssd=/nowhere: a fleet's classes name their own stores; write it under `stores` of the class" in err
+
+
 def test_doctor_does_not_wait_for_ever(call: Call, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("autotune.cli.doctor.fleet.WAIT_SECONDS", 0.5)
     monkeypatch.setattr("autotune.fleet.command.CLOSE_SECONDS", 0.1)

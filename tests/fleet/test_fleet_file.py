@@ -121,5 +121,16 @@ def test_a_nightly_entry_on_two_classes_is_two_entries_with_a_history_each():
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("fleet")
+def test_a_nightly_fleet_that_no_entry_measures_on_is_refused():
+    Path("night.yaml").write_text("entries:\n  - workload: gpt2\n")
+    with pytest.raises(ConfigError, match=r"^--fleet fleet\.yaml: no entry names a class; add `on` to the entries"):
+        load_nightly_config(Path("night.yaml"), fleet="fleet.yaml")
+    assert load_nightly_config(Path("night.yaml"), fleet="fleet.yaml", on="epyc").entries[0].key == "gpt2@epyc"
+    Path("night.yaml").write_text("time: 1h\nfleet: fleet.yaml\nentries:\n  - workload: gpt2\n")
+    with pytest.raises(ConfigError, match=r"^night\.yaml:2: fleet fleet\.yaml: no entry names a class"):
+        load_nightly_config(Path("night.yaml"))
+
+
 def test_an_experiment_is_that_of_one_class():
     assert experiment_name("gpt2", "cpu-x", "a100") != experiment_name("gpt2", "cpu-x") == "autotune.gpt2.cpu-x"

@@ -15,6 +15,7 @@ from autotune.fleet.far_end import device_lock
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
 from autotune.nightly.conditions import collect_conditions
+from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
 from autotune.study.verdicts.statistics import block_means
@@ -111,6 +112,23 @@ def test_resume_of_a_finished_night_runs_nothing_and_tells_it_again(night: Path,
     assert "is complete: every entry has a result; start a new night without --resume" in err
     assert (code, out) == (0, before)
     assert (night / "chain" / "history.jsonl").read_bytes() == history
+
+
+def test_resume_of_one_entry_keeps_the_results_of_the_others(night: Path, run: Run):
+    late = NIGHT.partition("entries:\n")[2].replace("workload: chain", "workload: chain\n    name: late")
+    Path("night.yaml").write_text(NIGHT + late)
+    table = night / "nights" / "2026-11-19" / "nightly.json"
+    for directory in (table.parent, night / "chain"):
+        directory.mkdir(parents=True)
+    table.write_text("{}")
+    EntryDirectory(night / "chain").record(NightRecord("2026-11-19", "chain", NightVerdict.REGRESSION, started=1.0))
+    code, _, err = run("nightly", "night.yaml", "--resume", "--only", "chain")
+    assert (code, json.loads(table.read_text())["left"]) == (3, ["late"])
+    assert "is complete" not in err
+    code, _, err = run("nightly", "night.yaml", "--resume", "--only", "late")
+    assert code == 3, err
+    verdicts = {entry["entry"]: entry["verdict"] for entry in json.loads(table.read_text())["entries"]}
+    assert verdicts == {"chain": "regression", "late": "new"}
 
 
 def test_resume_without_a_night_is_2_and_a_bad_config_names_its_line(night: Path, run: Run):

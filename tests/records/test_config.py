@@ -49,6 +49,17 @@ def test_a_bare_reference_is_a_config_of_defaults():
     assert load_config("models.py:make") == Config(workload="models.py:make")
 
 
+def test_the_schema_lists_every_name_of_kernels_that_a_config_accepts():
+    names = Config.model_json_schema()["properties"]["kernels"]["enum"]
+    assert names == ["", "aten", "inductor", "any"]
+    assert [load_config("resnet18", overrides={"kernels": name}).kernels for name in names] == [
+        "",
+        "",
+        "inductor",
+        "any",
+    ]
+
+
 @pytest.mark.parametrize("other", [{"kernels": "inductor"}, {"kernels": "any"}, {"memory_format": "channels_last"}])
 def test_eagers_bits_and_kernels_that_round_differently_exclude_each_other(other):
     ((name, value),) = other.items()

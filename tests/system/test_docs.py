@@ -138,6 +138,13 @@ def test_a_page_of_figures_is_up_to_date_but_for_commits_and_dates(name: str):
     assert figures((ROOT / "docs" / name).read_text()) == figures(generate.PAGES[name]()), "run python -m docs.generate"
 
 
+def test_every_benchmark_on_the_page_of_results_has_a_table_or_names_its_files():
+    _, *sections = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n## ")
+    assert len(sections) > 10
+    # title, table of the origins, tables of the results
+    assert [section.partition("\n")[0] for section in sections if len(section.strip().split("\n\n")) < 3] == []
+
+
 TUNED = ROOT / "experiments" / "benchmarks" / "tuned" / "results"
 README_ROWS = (
     ("resnet18", "ResNet-18", "best"),

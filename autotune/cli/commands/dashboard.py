@@ -122,7 +122,8 @@ def _start(
 
     Returns the addresses of servers that run elsewhere, and notes about servers that are missing.
     """
-    ports = {name: _port(name, port if name == "dashboard" else None) for name in PORTS}
+    with contextlib.ExitStack() as held:  # each port is held until all are chosen, so that no two servers get the same
+        ports = {name: _hold_port(held, name, port if name == "dashboard" else None) for name in PORTS}
     url = {name: f"http://{HOST}:{number}" for name, number in ports.items()}
     uri = tracking_uri(runs)
     remote = {"mlflow": without_credentials(uri).rstrip("/")} if uri.startswith("http") else {}
@@ -273,23 +274,24 @@ def _installed_files() -> Iterator[Path]:
         yield from (Path(str(file.locate())).resolve() for file in files(DISTRIBUTION) or ())
 
 
-def _port(name: str, requested: int | None) -> int:
-    """Return a free port: the requested one, or else the default of the server, or else any.
+def _hold_port(held: contextlib.ExitStack, name: str, requested: int | None) -> int:
+    """Return a free port: the requested one, or else the default of the server, or else any; `held` closes it.
 
     Raises ConfigError where the requested port is in use.
     """
     for number in (requested or PORTS[name], 0):
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port released just now is free
-            try:
-                listener.bind((HOST, number))
-            except OSError:
-                if requested:
-                    raise ConfigError(
-                        f"--port {requested}: another process listens there; leave it out for a free one"
-                    ) from None
-                continue
-            return int(listener.getsockname()[1])
+        listener = held.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port released just now is free
+        try:
+            listener.bind((HOST, number))
+            listener.listen()
+        except OSError:
+            if requested:
+                raise ConfigError(
+                    f"--port {requested}: another process listens there; leave it out for a free one"
+                ) from None
+            continue
+        return int(listener.getsockname()[1])
     raise ServerError(f"no free port on {HOST} for {name}")
 
 

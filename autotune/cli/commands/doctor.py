@@ -12,9 +12,17 @@ from autotune.fleet.open_runner import FLEET_VARIABLE
 
 
 def run(*, stores: dict[str, str], fleet: str | None, on: str | None, json: bool) -> None:
-    """Print the result of every check, of this machine or of a fleet; ConfigError where one must be fixed before tuning."""
+    """Print the result of every check, of this machine or of a fleet; ConfigError where one must be fixed before tuning.
+
+    Raises ConfigError for `stores` with a fleet, whose file names the stores of each class.
+    """
     if fleet is None and on is None:
         results = doctor.run_checks({name: Path(directory) for name, directory in stores.items()})
+    elif stores:
+        names = ", ".join(f"--store {name}={directory}" for name, directory in stores.items())
+        raise ConfigError(
+            f"{names}: a fleet's classes name their own stores; write it under `stores` of the class in the fleet's file"
+        )
     else:
         results = _check_fleet(fleet or os.environ.get(FLEET_VARIABLE), on)
     with answer_stream() as out:

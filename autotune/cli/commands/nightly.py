@@ -52,12 +52,14 @@ def run(
         run_entry(job, only, name, EntryTime(float(seconds), float(latest)))
         return
     if only is not None:
-        options = _select(options, only, path)
+        selected = _select(options, only, path)
+        # the night to continue keeps the results of its other entries
+        options = options if resume else selected
     night = latest_night(options) if resume else name_night()
     if resume and is_complete(options, night):
         print_note(f"night {night} is complete: every entry has a result; start a new night without --resume")
-    job = NightJob(options, path, _open_runner, studies.search, studies.report)
-    if any(entry.on is not None for entry in options.entries) and len(options.entries) > 1:
+    job = NightJob(options, path, _open_runner, studies.search, studies.report, only=only)
+    if only is None and any(entry.on is not None for entry in options.entries) and len(options.entries) > 1:
         start = _start_entry(path, options, night, fleet, on)
         job = replace(job, devices=_count_devices(options), start_entry=start, on_result=_print_result)
     with answer_stream() as out:

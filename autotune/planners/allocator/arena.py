@@ -12,9 +12,9 @@ from autotune.planners.knobs import Knob
 
 @dataclass(frozen=True, slots=True)
 class ArenaAllocator:
-    """Arena with a planned layout on a CPU.
+    """Arena with a planned layout on a CPU; the caching allocator with expandable segments on a GPU.
 
-    On a GPU it is the caching allocator with `expandable_segments`, which the process has to request at its start.
+    On a GPU the process has to request `expandable_segments` at its start.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autotune.records.run_dir import write_text
 from experiments.common.commands import exit_unfinished, run_to_end
@@ -69,18 +69,26 @@ def run_nights(
             "--json",
         ]
         began = time.monotonic()
-        code, text = run(command, work)
+        try:
+            code, text = run(command, work)
+        except KeyboardInterrupt:
+            exit_interrupted(number)
         document = read_night(text)
         if document is None:
             raise SystemExit(f"night {number} ended with exit code {code}; run the command again to continue")
         if document["interrupted"]:
-            exit_unfinished(f"night {number} was interrupted; run the command again to continue")
+            exit_interrupted(number)
         seconds = round(time.monotonic() - began)
         results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document})
         copy_pages(work, document["night"], out / f"night-{number}")
         write_result(path, results, read_graphs(results))
     write_text(out / "summary.md", summarize(results))
     return results
+
+
+def exit_interrupted(number: int) -> NoReturn:
+    """End this process as unfinished, in the night with this number."""
+    exit_unfinished(f"night {number} was interrupted; run the command again to continue")
 
 
 def read_night(text: str) -> dict[str, Any] | None:
