@@ -176,8 +176,9 @@ class PlannedLoss(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: the model and the arguments, but no captured step and no memory of it."""
-        left_out = {"_selectors": {}, "_tangents": self._tangents.restart(), "_lock": None, "_pid": 0}
-        return vars(self) | left_out
+        fresh = {"_tangents": self._tangents.restart(), "_verifier": self._verifier.restart()}
+        left_out = {"_selectors": {}, "_lock": None, "_pid": 0}
+        return vars(self) | fresh | left_out
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which captures its own steps."""
@@ -225,7 +226,6 @@ class PlannedLoss(torch.nn.Module):
 
             with without_gradients_and_hooks(self.model):
                 results = self._verifier.run_step(key, batch, eager, planned)
-            call.accept_versions()
         else:
             results = call.run()
         parameters = [step.program.tensors[value] for value in step.program.gradients]
