@@ -546,6 +546,20 @@ def test_a_step_in_plain_eager_shows_each_gradient_of_its_own_and_nothing_that_a
         assert not any(parameter._backward_hooks for parameter in workload.model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_that_a_parameters_hook_puts_into_eager_says_so():
+    workload = make(mlp)
+    with step_for(workload, other_shapes="eager") as step:
+        step(workload.batch)
+        assert not step.is_eager
+        hook = next(workload.model.parameters()).register_hook(lambda gradient: gradient)
+        step(workload.batch)
+        assert step.is_eager
+        hook.remove()
+        step(workload.batch)
+        assert not step.is_eager
+
+
 @pytest.mark.usefixtures("free_store")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_step_after_close_is_refused_in_every_shape_that_offloads(tmp_path: Path):
