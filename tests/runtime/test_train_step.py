@@ -694,6 +694,20 @@ def test_a_store_that_was_not_given_is_asked_for_by_its_argument():
 
 
 @pytest.mark.parametrize(
+    ("store", "words"),
+    [
+        ("nvme", r"stores names 'nvme'; known: host, ramdisk, ssd\. Write stores=\{'ssd': DIR\}"),
+        ("host", r"the store 'host' takes no tensors of device cpu; pass stores=\{'ssd': DIR\}"),
+    ],
+)
+def test_a_store_that_cannot_serve_the_step_is_refused_at_once_also_where_the_plan_does_not_offload(
+    store: str, words: str, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match=words):
+        step_for(make(mlp), stores={store: tmp_path})
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [({"accumulate": 0}, "accumulate is 0"), ({"other_shapes": "replane"}, "other_shapes is 'replane'; known: replan")],
 )
