@@ -30,10 +30,15 @@ class PlannedCall:
     """One call of a planned loss: its gradients, and the state from which it can run once more."""
 
     def __init__(
-        self, executor: Executor, tensors: list[torch.Tensor], expected: "ExpectedTangent", lock: "threading.RLock"
+        self,
+        executor: Executor,
+        tensors: list[torch.Tensor],
+        expected: "ExpectedTangent",
+        lock: "threading.RLock",
+        reopen: Callable[[], None],
     ) -> None:
-        """`lock` is held while the executor runs: threads that share a loss take turns."""
-        program, self._expected, self._lock = executor.program, expected, lock
+        """`lock` is held while the executor runs: threads that share a loss take turns. `reopen` lets it run once more."""
+        program, self._expected, self._lock, self._reopen = executor.program, expected, lock, reopen
         self._written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
         self._state = _State([program.tensors[value] for value in self._written], program)
@@ -69,6 +74,7 @@ class PlannedCall:
                     f"{what} of the planned loss changed in place between the call and backward(); call the planned loss again "
                     "after the change"
                 )
+        self._reopen()
         current = self._state.copy()
         # the buffers end as they are now, so graphs that read them stay valid
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(self._state.buffers):

@@ -149,7 +149,7 @@ class PlannedLoss(torch.nn.Module):
             refuse_gradients_of_the_batch(parts.tensors)
             step = selector.select(padded, self._signature(parts), parts)
             if step is not None:
-                return self._run(step, loss_fn, padded, parts.tensors)
+                return self._run(selector, step, loss_fn, padded, parts.tensors)
         return self._loss_fn(self.model, batch)
 
     def prepare(self, batch: Any) -> None:
@@ -212,10 +212,12 @@ class PlannedLoss(torch.nn.Module):
     def _make_preparer(self) -> StepPreparer:
         return StepPreparer(self._plan, self._stores, adapts=False)
 
-    def _run(self, step: PreparedStep, loss_fn: LossFn, batch: Any, tensors: list[torch.Tensor]) -> Any:
+    def _run(
+        self, selector: StepSelector, step: PreparedStep, loss_fn: LossFn, batch: Any, tensors: list[torch.Tensor]
+    ) -> Any:
         """Run forward and backward of one call; return its results, with a loss that hands over the gradients."""
         expected = self._tangents.expect(step.program)
-        call = PlannedCall(step.executor, tensors, expected, self._lock)
+        call = PlannedCall(step.executor, tensors, expected, self._lock, partial(selector.reopen, step))
         key = (id(loss_fn), step.number)
         if self._verifier.is_due(key):
             eager = partial(run_eager_gradients, self.model, loss_fn, expected.tensor)

@@ -4,17 +4,24 @@ import copy
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from autotune.errors import NumericsError
+from autotune.capture.tracer import capture
+from autotune.errors import NumericsError, StoreError
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.planners import make_plan
 from autotune.runtime import planned_loss
 from autotune.runtime.executor import Executor
 from autotune.runtime.gradient_handover import PlannedCall
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.workloads.workload import Workload
 from tests.runtime.test_planned_loss import Loop, Loss, Net, batches, clipping, eager, loss_fn, run
 
 
@@ -262,3 +269,32 @@ def test_a_copy_made_after_the_verified_calls_is_verified_itself():
     assert copied.verified == ""
     copied(torch.ones(2, 8))
     assert copied.verified == "bit-equal to eager"
+
+
+def offloading(model: nn.Module, batch: torch.Tensor) -> Plan:
+    """Plan of the gradients of `mean_square` that offloads all it can."""
+    graph = capture(Workload(model, mean_square, None, batch)).graph
+    costs = replace(Costs.unit(graph), stores={"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    window = {"planner": "window", "window": 1, "store": "ssd", "share": 1.0}
+    plan = make_plan(graph, {"recompute": {"planner": "keep"}, "offload": window}, 0, costs)
+    assert plan.offload
+    return plan
+
+
+@pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
+def test_a_call_runs_again_after_a_call_of_another_shape_that_closed_its_store(tmp_path: Path):
+    model, batches = layers(), (torch.randn(64, 8), torch.randn(32, 8))
+    planned = PlannedLoss(model, mean_square, offloading(model, batches[0]), stores={"ssd": tmp_path})
+    first, second = map(planned, batches)
+    (first / 3).backward()
+    (second / 3).backward()
+    got = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for batch in batches:
+        (mean_square(model, batch) / 3).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(got, model.parameters(), strict=True))
+
+    loss = planned(batches[0])
+    planned.close()
+    with pytest.raises(StoreError, match="must run again, but its ssd store was closed, by close"):
+        (loss / 7).backward()
