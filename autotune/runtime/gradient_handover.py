@@ -235,7 +235,9 @@ class _HandOver(torch.autograd.Function):
         _ = ctx.saved_tensors  # as of any node: autograd raises where the graph was not retained
         gradients = ctx.call.take_gradients(tangent)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.call = None  # autograd frees what it saved, not attributes, and a loss kept for a log would keep its batch
+            ctx.call = (
+                None  # autograd frees what it saved, not attributes, and a loss kept for a log would keep its batch
+            )
         return None, None, *gradients
 
 

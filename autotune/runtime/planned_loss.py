@@ -177,7 +177,7 @@ class PlannedLoss(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: the model and the arguments, but no captured step and no memory of it."""
         fresh = {"_tangents": self._tangents.restart(), "_verifier": self._verifier.restart()}
-        left_out = {"_selectors": {}, "_lock": None, "_pid": 0}
+        left_out: dict[str, Any] = {"_selectors": {}, "_lock": None, "_pid": 0}
         return vars(self) | fresh | left_out
 
     def __setstate__(self, state: dict[str, Any]) -> None:

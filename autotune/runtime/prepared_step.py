@@ -85,7 +85,9 @@ def store_directories(
         stores = plan.stores
     for name in stores or {}:
         if name not in DEVICE_KINDS:
-            raise ConfigError(f"stores names {name!r}; known: {', '.join(sorted(DEVICE_KINDS))}. Write stores={{'ssd': DIR}}")
+            raise ConfigError(
+                f"stores names {name!r}; known: {', '.join(sorted(DEVICE_KINDS))}. Write stores={{'ssd': DIR}}"
+            )
     return {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
 
 
@@ -342,8 +344,12 @@ class StepPreparer:
         """Raise ConfigError for a store that takes no tensors of a kind of device; no plan needs to offload to it."""
         for name in self._stores:
             if DEVICE_KINDS[name] != device:
-                known = ", ".join(f"stores={{{store!r}: DIR}}" for store, kind in DEVICE_KINDS.items() if kind == device)
-                raise ConfigError(f"the store {name!r} takes no tensors of device {device}; pass {known or 'no stores'}")
+                known = ", ".join(
+                    f"stores={{{store!r}: DIR}}" for store, kind in DEVICE_KINDS.items() if kind == device
+                )
+                raise ConfigError(
+                    f"the store {name!r} takes no tensors of device {device}; pass {known or 'no stores'}"
+                )
 
     def _directory(self, name: str) -> Path:
         if name not in self._stores:

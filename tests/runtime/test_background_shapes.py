@@ -310,9 +310,7 @@ def test_a_large_request_does_not_wait_for_a_process_that_reads_none(idle: Calla
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_the_copy_of_the_workload_goes_with_its_owner(
-    how: str, idle: Callable[[], BackgroundShapes], tmp_path: Path
-):
+def test_the_copy_of_the_workload_goes_with_its_owner(how: str, idle: Callable[[], BackgroundShapes], tmp_path: Path):
     background = idle()
     process = background._process
     assert process is not None

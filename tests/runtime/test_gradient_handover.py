@@ -201,7 +201,8 @@ def contrast_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"), [("queue", "the buffer queue of the planned loss"), ("teacher.weight", "a parameter or an input")]
+    ("changed", "words"),
+    [("queue", "the buffer queue of the planned loss"), ("teacher.weight", "a parameter or an input")],
 )
 def test_a_tensor_that_the_step_only_reads_and_that_changes_before_backward_is_refused_where_the_step_must_run_again(
     changed: str, words: str

@@ -94,9 +94,7 @@ class BackgroundShapes:
         resources.callback(self._process.wait)
         resources.callback(self._process.kill)
         resources.callback(self._requests.put, None)
-        self._send(
-            Job(directory / "workload", str(workload.loop), gradients, first.graph.digest, plan, stores)
-        )
+        self._send(Job(directory / "workload", str(workload.loop), gradients, first.graph.digest, plan, stores))
         assert self._process.stdin is not None
         writing = self._process.stdin, self._requests
         threading.Thread(target=_write_requests, args=writing, daemon=True).start()
