@@ -155,7 +155,7 @@ class Harness:
         checked = self._bytes.get(plan) or self._check_results_and_bytes(plan, Measurement(Outcome.OK))
         if checked.outcome is Outcome.OK:
             self._bytes[plan] = checked
-        assert checked.floor_bytes is not None or checked.outcome is not Outcome.OK
+        floor_bytes = measurement.floor_bytes if checked.floor_bytes is None else checked.floor_bytes
         return replace(
             measurement,
             outcome=checked.outcome,
@@ -163,8 +163,8 @@ class Harness:
             max_error=checked.max_error,
             verified=checked.verified,
             peak_bytes=checked.peak_bytes,
-            floor_bytes=checked.floor_bytes,
-            charged_bytes=(measurement.step_charged_bytes or 0) + (checked.floor_bytes or 0),
+            floor_bytes=floor_bytes,
+            charged_bytes=(measurement.step_charged_bytes or 0) + (floor_bytes or 0),
         )
 
     def _hash_traced(self, traced: Plan, *, baseline_fits: bool) -> Mapping[str, str] | None:

@@ -16,9 +16,12 @@ class Scratch:
         remove_dead(parent, prefix)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:  # another session may remove it before it is locked
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if self.path.exists():  # another session may have removed it before it was locked
+            if self.path.exists():
                 return
             os.close(self._lock)
 

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.program import Program
 from autotune.errors import ConfigError
+from autotune.ir.graph import Role
 from autotune.runtime.executor import Executor, seed_gradient
 
 LossGradient = Callable[[torch.Tensor], torch.Tensor]
@@ -29,13 +30,18 @@ class PlannedCall:
     """One call of a planned loss: its gradients, and the state from which it can run once more."""
 
     def __init__(
-        self, executor: Executor, tensors: list[torch.Tensor], expected: "ExpectedTangent", lock: "threading.RLock"
+        self,
+        executor: Executor,
+        tensors: list[torch.Tensor],
+        expected: "ExpectedTangent",
+        lock: "threading.RLock",
+        reopen: Callable[[], None],
     ) -> None:
-        """`lock` is held while the executor runs: threads that share a loss take turns."""
-        program, self._expected, self._lock = executor.program, expected, lock
-        written = {value for op in program.graph.ops for value in op.writes}
+        """`lock` is held while the executor runs: threads that share a loss take turns. `reopen` lets it run once more."""
+        program, self._expected, self._lock, self._reopen = executor.program, expected, lock, reopen
+        self._written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
-        self._state = _State([program.tensors[value] for value in written], program)
+        self._state = _State([program.tensors[value] for value in self._written], program)
         self._before = self._state.copy()
         self._versions = self._read_versions()
         self._gradients: tuple[torch.Tensor, ...] | None = None
@@ -50,10 +56,6 @@ class PlannedCall:
                 observe(program.tensors[value], gradient)
         return results
 
-    def accept_versions(self) -> None:
-        """Take the present versions of parameters and inputs for those of the call, after a restoration of their values."""
-        self._versions = self._read_versions()
-
     def take_gradients(self, tangent: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the gradients for a gradient of the loss. A retained graph may ask again, and each time the step runs again."""
         with self._lock:
@@ -64,23 +66,36 @@ class PlannedCall:
         if gradients is not None and self._expected.settle(tangent):
             return gradients
         del gradients
-        if self._read_versions() != self._versions:
-            raise RuntimeError(
-                "a parameter or an input of the planned loss changed in place between the call and backward(); call the "
-                "planned loss again after the change"
-            )
+        for value, version in self._read_versions().items():
+            if version != self._versions[value]:
+                changed = self._executor.program.graph.values[value]
+                what = f"the buffer {changed.name}" if changed.role is Role.BUFFER else "a parameter or an input"
+                raise RuntimeError(
+                    f"{what} of the planned loss changed in place between the call and backward(); call the planned loss again "
+                    "after the change"
+                )
+        self._reopen()
         current = self._state.copy()
-        self._state.restore(self._before)
-        self._executor.tangent = tangent.detach().to(self._expected.tensor.dtype, copy=True)
-        try:
-            return self._executor.run(self._inputs)[1]
-        finally:
-            self._state.restore(current)
+        # the buffers end as they are now, so graphs that read them stay valid
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(self._state.buffers):
+            self._state.restore(self._before)
+            self._executor.tangent = tangent.detach().to(self._expected.tensor.dtype, copy=True)
+            try:
+                return self._executor.run(self._inputs)[1]
+            finally:
+                self._state.restore(current)
 
-    def _read_versions(self) -> list[int]:
-        tensors = self._executor.program.tensors
-        trained = [tensors[value] for value in self._executor.program.gradients]
-        return [tensor._version for tensor in (*trained, *self._inputs)]
+    def _read_versions(self) -> dict[int, int]:
+        """Return the version of each tensor that the step reads and does not write, by its value."""
+        program = self._executor.program
+        inputs = (*program.batch, *(value for value, _ in program.free))
+        tensors = program.tensors | dict(zip(inputs, self._inputs, strict=True))
+        # a tensor of inference mode has no version
+        return {
+            value: 0 if tensor.is_inference() else tensor._version
+            for value, tensor in tensors.items()
+            if value not in self._written
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -176,18 +191,18 @@ class _State:
     """What a call changes: buffers of the model, and the random number generator."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], program: Program) -> None:
-        self._buffers = buffers
+        self.buffers = tuple(buffers)
         self._draws = any(op.random for op in program.graph.ops)
         self._device = program.device
 
     def copy(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Return copies of the state."""
-        return [buffer.detach().clone() for buffer in self._buffers], self._generator() if self._draws else None
+        return [buffer.detach().clone() for buffer in self.buffers], self._generator() if self._draws else None
 
     def restore(self, state: tuple[list[torch.Tensor], torch.Tensor | None]) -> None:
         """Write copies back into the state."""
         buffers, generator = state
-        for buffer, copy in zip(self._buffers, buffers, strict=True):
+        for buffer, copy in zip(self.buffers, buffers, strict=True):
             buffer.detach().copy_(copy)
         if generator is None:
             return
@@ -218,7 +233,12 @@ class _HandOver(torch.autograd.Function):
                 "gradients are differentiated again with loss_fn(model, batch)"
             )
         _ = ctx.saved_tensors  # as of any node: autograd raises where the graph was not retained
-        return None, None, *ctx.call.take_gradients(tangent)
+        gradients = ctx.call.take_gradients(tangent)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.call = (
+                None  # autograd frees what it saved, not attributes, and a loss kept for a log would keep its batch
+            )
+        return None, None, *gradients
 
 
 hand_over: Callable[..., torch.Tensor] = _HandOver.apply

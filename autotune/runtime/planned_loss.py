@@ -149,7 +149,7 @@ class PlannedLoss(torch.nn.Module):
             refuse_gradients_of_the_batch(parts.tensors)
             step = selector.select(padded, self._signature(parts), parts)
             if step is not None:
-                return self._run(step, loss_fn, padded, parts.tensors)
+                return self._run(selector, step, loss_fn, padded, parts.tensors)
         return self._loss_fn(self.model, batch)
 
     def prepare(self, batch: Any) -> None:
@@ -176,8 +176,9 @@ class PlannedLoss(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: the model and the arguments, but no captured step and no memory of it."""
-        left_out = {"_selectors": {}, "_tangents": self._tangents.restart(), "_lock": None, "_pid": 0}
-        return vars(self) | left_out
+        fresh = {"_tangents": self._tangents.restart(), "_verifier": self._verifier.restart()}
+        left_out: dict[str, Any] = {"_selectors": {}, "_lock": None, "_pid": 0}
+        return vars(self) | fresh | left_out
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which captures its own steps."""
@@ -211,10 +212,12 @@ class PlannedLoss(torch.nn.Module):
     def _make_preparer(self) -> StepPreparer:
         return StepPreparer(self._plan, self._stores, adapts=False)
 
-    def _run(self, step: PreparedStep, loss_fn: LossFn, batch: Any, tensors: list[torch.Tensor]) -> Any:
+    def _run(
+        self, selector: StepSelector, step: PreparedStep, loss_fn: LossFn, batch: Any, tensors: list[torch.Tensor]
+    ) -> Any:
         """Run forward and backward of one call; return its results, with a loss that hands over the gradients."""
         expected = self._tangents.expect(step.program)
-        call = PlannedCall(step.executor, tensors, expected, self._lock)
+        call = PlannedCall(step.executor, tensors, expected, self._lock, partial(selector.reopen, step))
         key = (id(loss_fn), step.number)
         if self._verifier.is_due(key):
             eager = partial(run_eager_gradients, self.model, loss_fn, expected.tensor)
@@ -225,7 +228,6 @@ class PlannedLoss(torch.nn.Module):
 
             with without_gradients_and_hooks(self.model):
                 results = self._verifier.run_step(key, batch, eager, planned)
-            call.accept_versions()
         else:
             results = call.run()
         parameters = [step.program.tensors[value] for value in step.program.gradients]

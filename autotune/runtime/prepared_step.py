@@ -36,7 +36,7 @@ from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.shapes.background import BackgroundShapes
 from autotune.runtime.shapes.step_costs import StepCosts
-from autotune.runtime.stores import SwapStore, measure_stores, open_store
+from autotune.runtime.stores import DEVICE_KINDS, SwapStore, measure_stores, open_store
 from autotune.units import fmt_bytes
 from autotune.workloads.loop import Loop
 from autotune.workloads.workload import Workload
@@ -77,9 +77,17 @@ def read_plan(source: PlanSource | None) -> PlanFile | Plan | PlanMaker | None:
 def store_directories(
     stores: Mapping[str, str | Path] | None, plan: PlanFile | Plan | PlanMaker | None
 ) -> dict[str, Path]:
-    """Return the absolute directory of each store; those of an `AutoPlan` where none are passed."""
+    """Return the absolute directory of each store; those of an `AutoPlan` where none are passed.
+
+    Raises ConfigError for a store that does not exist.
+    """
     if stores is None and not isinstance(plan, PlanFile | Plan | None):
         stores = plan.stores
+    for name in stores or {}:
+        if name not in DEVICE_KINDS:
+            raise ConfigError(
+                f"stores names {name!r}; known: {', '.join(sorted(DEVICE_KINDS))}. Write stores={{'ssd': DIR}}"
+            )
     return {name: Path(directory).absolute() for name, directory in (stores or {}).items()}
 
 
@@ -217,9 +225,13 @@ class StepPreparer:
     def first_plan(self, program: Program, make_workload: Callable[[], Workload], gradient_users: str) -> Plan:
         """Return the plan of the first captured step; a plan for another loop is transferred, with a warning.
 
-        `gradient_users` names what needs every gradient before any update. Raises PlanError if the plan file is for
-        another graph.
+        `gradient_users` names what needs every gradient before any update.
+
+        Raises:
+            PlanError: The plan file is for another graph.
+            ConfigError: A store takes no tensors of the step's device.
         """
+        self._refuse_stores_of_another_device(program.device.type)
         if self._make_file is not None and self.file is None:
             self.file = self._make_file(make_workload(), program.graph)
             self._plan = self.file.plan
@@ -327,6 +339,17 @@ class StepPreparer:
         else:
             return
         warnings.warn(f"{message}; {next_step}", stacklevel=5)
+
+    def _refuse_stores_of_another_device(self, device: str) -> None:
+        """Raise ConfigError for a store that takes no tensors of a kind of device; no plan needs to offload to it."""
+        for name in self._stores:
+            if DEVICE_KINDS[name] != device:
+                known = ", ".join(
+                    f"stores={{{store!r}: DIR}}" for store, kind in DEVICE_KINDS.items() if kind == device
+                )
+                raise ConfigError(
+                    f"the store {name!r} takes no tensors of device {device}; pass {known or 'no stores'}"
+                )
 
     def _directory(self, name: str) -> Path:
         if name not in self._stores:

@@ -9,7 +9,7 @@ from autotune.capture.program import Program
 from autotune.capture.python.guards import GuardFailure
 from autotune.capture.signature import Signature
 from autotune.capture.tracer import capture, separate_aliases
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError, PlanError, StoreError
 from autotune.runtime import malloc
 from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from autotune.runtime.recapture import Recaptures, transfer_plan
@@ -136,6 +136,21 @@ class StepSelector:
         step.resume()
         self.last = step
         return step
+
+    def reopen(self, step: PreparedStep) -> None:
+        """Make the step of an earlier call ready to run again, as `select` does.
+
+        Raises StoreError if its store was closed for good, by `close` or for the steps of other calls.
+        """
+        if step.plan.offload and step.open_store is None:
+            raise StoreError(
+                f"a step must run again, but its {step.plan.store} store was closed, by close() or for steps of newer shapes; "
+                "call backward() before that"
+            )
+        if step is not self.last:
+            self.last.suspend(step)
+        step.resume()
+        self.last = step
 
     def _refuse_call(self, call: Signature, change: GuardFailure | None) -> None:
         raise PlanError(

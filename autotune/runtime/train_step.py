@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -280,6 +281,7 @@ class TrainStep:
         call, has_hooks = self._signature(parts)
         if self._loss_fn is not None and has_hooks:
             if self._other_shapes == "eager":
+                self._last_executor = None
                 return self._run_eager(unpadded)
             refuse_parameter_hooks(self.model)
         tensors = parts.tensors
@@ -337,13 +339,14 @@ class TrainStep:
         if list_regions(step.program):
             gate = RegionGate()
             regions = RegionRuns(traced(one_by_one(step.program)), traced(gate.watch(step.program)), gate)
-        return self._verifier.run_step(
-            step.number,
-            batch,
-            lambda batch, observe: observed(partial(self._run_eager, batch), observe, calls_user=False),
-            lambda observe: observed(run, observe, calls_user=True),
-            regions,
-        )
+        with self._cycle.clear_on_failure() if self.optimizer is not None else nullcontext():
+            return self._verifier.run_step(
+                step.number,
+                batch,
+                lambda batch, observe: observed(partial(self._run_eager, batch), observe, calls_user=False),
+                lambda observe: observed(run, observe, calls_user=True),
+                regions,
+            )
 
     def _run_eager(self, batch: Any) -> Any:
         return self._eager_step.run(batch, None if self.on_gradient is None else self._call_on_gradient)

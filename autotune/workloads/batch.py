@@ -103,6 +103,14 @@ def map_batch(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> A
     return make_build(flat.structure)(list(map(function, flat.tensors)), flat.constants)
 
 
+def rebuild_batch(batch: Any) -> Any:
+    """Return a batch of the same tensors in containers of its own, for a loss function that takes parts out of them.
+
+    A container without tensors stays the same one.
+    """
+    return map_batch(lambda tensor: tensor, batch)
+
+
 def batch_tensors(batch: Any) -> list[torch.Tensor]:
     """Return the tensors of a batch, in order; those of numpy arrays share their memory."""
     return flatten_batch(batch).tensors

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from autotune.measure.children import Children
 from autotune.measure.scratch import Scratch, remove_dead
@@ -38,6 +41,24 @@ def test_scratch_of_another_user_and_a_link_stay(tmp_path: Path) -> None:
     remove_dead(tmp_path, "scratch-")
     assert (tmp_path / "scratch-link").is_symlink()
     assert (tmp_path / "other").is_dir()
+
+
+def test_a_directory_that_another_session_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdtemp, made = tempfile.mkdtemp, list[str]()
+
+    def make(**options: object) -> str:
+        made.append(mkdtemp(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])  # noqa: PTH106
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    with Scratch(tmp_path, "scratch-") as scratch:
+        assert scratch.path == Path(made[1])
+        assert scratch.path.is_dir()
+    assert len(made) == 2
 
 
 def test_a_sighup_that_nohup_ignores_stays_ignored() -> None:

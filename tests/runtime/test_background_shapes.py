@@ -1,9 +1,12 @@
 """New batch shapes are captured and planned in another process, and the training process goes on with the same bits."""
 
 import pickle
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autotune.capture.tracer import capture
+from autotune.errors import ConfigError
 from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
@@ -19,7 +23,8 @@ from autotune.runtime import prepared_step, step_selector
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
-from autotune.runtime.shapes.background import BackgroundShapes
+from autotune.runtime.shapes import background_worker
+from autotune.runtime.shapes.background import BackgroundShapes, Job
 from autotune.runtime.shapes.program_change import ProgramChange, describe_change, dump
 from autotune.runtime.shapes.step_costs import StepCosts, scale_costs
 from autotune.runtime.train_step import TrainStep
@@ -285,3 +290,57 @@ def test_without_the_other_process_shapes_are_captured_here(captures: list[Any],
         got = steps(workload, data, lambda _: None, step)
     assert all(torch.equal(one, two) for one, two in zip(eager(make(), data, lambda _: None), got, strict=True))
     assert len(captures) == 2
+
+
+@pytest.fixture
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], BackgroundShapes]:
+    """Starts a process that never reads a request; its copy of the workload lies in `tmp_path`."""
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: start(["sleep", "30"], **options))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first: Any = SimpleNamespace(graph=SimpleNamespace(digest=""))
+    return lambda: BackgroundShapes(first, first, make(), None, {}, gradients=False)
+
+
+def test_a_large_request_does_not_wait_for_a_process_that_reads_none(idle: Callable[[], BackgroundShapes]):
+    background, call, begin = idle(), Any, time.monotonic()
+    assert background.take(call, torch.zeros(1 << 20)) is None
+    assert time.monotonic() - begin < 10
+    background.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_the_copy_of_the_workload_goes_with_its_owner(how: str, idle: Callable[[], BackgroundShapes], tmp_path: Path):
+    background = idle()
+    process = background._process
+    assert process is not None
+    assert list(tmp_path.glob("autotune-shapes-*/workload"))
+    if how == "closed":
+        background.close()
+    del background
+    assert not list(tmp_path.iterdir())
+    assert process.poll() is not None
+
+
+def test_a_full_disk_leaves_no_copy_and_shapes_to_the_training_process(
+    idle: Callable[[], BackgroundShapes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fill(workload: Workload, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("autotune.runtime.shapes.background.save_workload", fill)
+    with pytest.warns(UserWarning, match="captured by the training process, which waits for it: .*No space left"):
+        background = idle()
+    assert not list(tmp_path.iterdir())
+    background.close()
+
+
+def test_a_copy_that_cannot_be_loaded_is_removed(tmp_path: Path):
+    path = tmp_path / "copy" / "workload"
+    path.parent.mkdir()
+    path.write_bytes(b"half")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="the saved step cannot be loaded"):
+        background_worker.load(Job(path, "", False, "", None, {}))
+    assert not path.parent.exists()

@@ -1,19 +1,27 @@
 """Gradients that are handed over: no copy, no second run where their factor is regular, and the bits of eager."""
 
+import copy
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from autotune.errors import NumericsError
+from autotune.capture.tracer import capture
+from autotune.errors import NumericsError, StoreError
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.plan import Plan
+from autotune.planners import make_plan
 from autotune.runtime import planned_loss
 from autotune.runtime.executor import Executor
 from autotune.runtime.gradient_handover import PlannedCall
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.workloads.workload import Workload
 from tests.runtime.test_planned_loss import Loop, Loss, Net, batches, clipping, eager, loss_fn, run
 
 
@@ -54,6 +62,20 @@ def test_the_first_gradients_become_grad_itself_and_later_ones_go_as_they_are_ad
         )
     planned(torch.ones(2, 8)).backward()
     assert alive == [3, 2, 1, 0]
+
+
+def test_a_loss_that_is_kept_after_its_last_backward_keeps_no_batch():
+    planned = PlannedLoss(layers(), mean_square)
+    planned(torch.ones(2, 8)).backward()
+    batch = torch.ones(2, 8)
+    reference = weakref.ref(batch)
+    loss = planned(batch)
+    del batch
+    loss.backward(retain_graph=True)
+    assert reference() is not None
+    loss.backward()
+    assert reference() is None
+    assert loss.requires_grad
 
 
 def count_runs(runs: list[Executor], factors: list[float], **options: Any) -> int:
@@ -162,3 +184,118 @@ def test_a_verified_call_may_still_run_again_for_another_factor():
     model.zero_grad()
     (mean_square(model, torch.ones(2, 8)) / 3).backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(got, model.parameters(), strict=True))
+
+
+class Contrast(nn.Module):
+    """An encoder that learns from a frozen teacher and from a queue of earlier keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.teacher = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("queue", torch.ones(4, 3))
+
+
+def contrast_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    keys = model.teacher(batch).detach()
+    return ((model.encoder(batch) - keys) @ model.queue.clone()).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [("queue", "the buffer queue of the planned loss"), ("teacher.weight", "a parameter or an input")],
+)
+def test_a_tensor_that_the_step_only_reads_and_that_changes_before_backward_is_refused_where_the_step_must_run_again(
+    changed: str, words: str
+):
+    model = Contrast()
+    planned = PlannedLoss(model, contrast_loss)
+    loss = planned(torch.ones(2, 4))
+    with torch.no_grad():
+        model.get_parameter(changed).mul_(2) if "." in changed else model.get_buffer(changed).mul_(2)
+    with pytest.raises(RuntimeError, match=f"^{words} .*changed in place between the call and backward"):
+        (loss / 3).backward()
+
+
+def test_a_teacher_of_inference_mode_may_be_read():
+    model = Contrast()
+    with torch.inference_mode():
+        model.queue = torch.ones(4, 3)
+    planned = PlannedLoss(model, lambda model, batch: model.encoder(batch).mean() + model.queue.detach().mean())
+    (planned(torch.ones(2, 4)) / 3).backward()
+    assert model.encoder.weight.grad is not None
+
+
+def test_a_second_run_that_updates_statistics_leaves_a_later_call_that_reads_them_its_own():
+    def gradients(planned: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+        loss_of = PlannedLoss(model, mean_square) if planned else lambda batch: mean_square(model, batch)
+        first = loss_of(torch.randn(4, 8))
+        model.eval()
+        second = loss_of(torch.randn(4, 8))
+        (first / 3).backward()
+        (second / 5).backward()
+        return [*(parameter.grad for parameter in model.parameters()), *model.buffers()]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the second capture
+        got = gradients(planned=True)
+    assert all(torch.equal(a, b) for a, b in zip(got, gradients(planned=False), strict=True))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 + 2**-23], ids=["bit-equal", "rounding"])
+def test_a_verified_call_leaves_graphs_valid_that_autograd_has_already(factor: float, monkeypatch: pytest.MonkeyPatch):
+    run_plan = Executor.run
+
+    def rounded(executor: Executor, inputs: Any) -> Any:
+        results, gradients = run_plan(executor, inputs)
+        return results, (gradients[0] * factor, *gradients[1:])
+
+    monkeypatch.setattr(Executor, "run", rounded)
+    model = layers()
+    planned = PlannedLoss(model, mean_square, verify=True)
+    penalty = sum(parameter.square().sum() for parameter in model.parameters())
+    losses = [planned(torch.ones(2, 8)) for _ in range(2)]
+    assert ("bit-equal" in planned.verified) is (factor == 1.0)
+    (sum(losses) + penalty).backward()
+    last = [*model.parameters()][-1]
+    loss = 2 * mean_square(model, torch.ones(2, 8)) + last.square().sum()
+    assert torch.allclose(last.grad, torch.autograd.grad(loss, last)[0])
+
+
+def test_a_copy_made_after_the_verified_calls_is_verified_itself():
+    planned = PlannedLoss(layers(), mean_square, verify=1)
+    planned(torch.ones(2, 8))
+    copied = copy.deepcopy(planned)
+    assert copied.verified == ""
+    copied(torch.ones(2, 8))
+    assert copied.verified == "bit-equal to eager"
+
+
+def offloading(model: nn.Module, batch: torch.Tensor) -> Plan:
+    """Plan of the gradients of `mean_square` that offloads all it can."""
+    graph = capture(Workload(model, mean_square, None, batch)).graph
+    costs = replace(Costs.unit(graph), stores={"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    window = {"planner": "window", "window": 1, "store": "ssd", "share": 1.0}
+    plan = make_plan(graph, {"recompute": {"planner": "keep"}, "offload": window}, 0, costs)
+    assert plan.offload
+    return plan
+
+
+@pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
+def test_a_call_runs_again_after_a_call_of_another_shape_that_closed_its_store(tmp_path: Path):
+    model, batches = layers(), (torch.randn(64, 8), torch.randn(32, 8))
+    planned = PlannedLoss(model, mean_square, offloading(model, batches[0]), stores={"ssd": tmp_path})
+    first, second = map(planned, batches)
+    (first / 3).backward()
+    (second / 3).backward()
+    got = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for batch in batches:
+        (mean_square(model, batch) / 3).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(got, model.parameters(), strict=True))
+
+    loss = planned(batches[0])
+    planned.close()
+    with pytest.raises(StoreError, match="must run again, but its ssd store was closed, by close"):
+        (loss / 7).backward()

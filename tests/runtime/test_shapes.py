@@ -185,6 +185,27 @@ def test_a_check_leaves_gradients_buffers_and_generators_as_they_are():
         assert torch.equal(buffer, buffers[name])
 
 
+def test_a_check_leaves_graphs_valid_that_autograd_has_already():
+    workload = make(layer=lambda: Norm(8))
+    buffer = next(buffer for buffer in workload.model.buffers() if buffer.is_floating_point())
+    weight = torch.ones((), requires_grad=True)
+    reader = (weight * buffer).sum()
+    compare_padded(workload.model, loss_fn, text(6), Buckets(SIZES).resize(text(6), 8))
+    reader.backward()
+    assert weight.grad == buffer.sum()
+
+
+def test_a_loss_function_that_takes_parts_out_of_its_batch_is_compared_and_the_users_batch_stays_whole():
+    def popping(model: nn.Module, batch: Text) -> Tensor:
+        return loss_fn(model, {**batch, "labels": batch.pop("labels")})
+
+    batch = text(6)
+    padded = Buckets(SIZES).resize(batch, 8)
+    effect = compare_padded(make().model, popping, batch, padded)
+    assert effect.conclusive
+    assert batch.keys() == padded.keys() == text(6).keys()
+
+
 @pytest.mark.usefixtures("silent")
 def test_dropout_is_left_out_of_the_comparison_and_runs_in_the_steps():
     workload = make(dropout=0.5)

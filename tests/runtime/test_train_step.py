@@ -546,6 +546,20 @@ def test_a_step_in_plain_eager_shows_each_gradient_of_its_own_and_nothing_that_a
         assert not any(parameter._backward_hooks for parameter in workload.model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_step_that_a_parameters_hook_puts_into_eager_says_so():
+    workload = make(mlp)
+    with step_for(workload, other_shapes="eager") as step:
+        step(workload.batch)
+        assert not step.is_eager
+        hook = next(workload.model.parameters()).register_hook(lambda gradient: gradient)
+        step(workload.batch)
+        assert step.is_eager
+        hook.remove()
+        step(workload.batch)
+        assert not step.is_eager
+
+
 @pytest.mark.usefixtures("free_store")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_step_after_close_is_refused_in_every_shape_that_offloads(tmp_path: Path):
@@ -677,6 +691,20 @@ def test_a_store_that_was_not_given_is_asked_for_by_its_argument():
     workload, _ = pair()
     with pytest.raises(ConfigError, match=r"offloads to 'ssd'; pass stores=\{'ssd': DIR\}"):
         step_for(workload, plan_file(workload, OFFLOAD))
+
+
+@pytest.mark.parametrize(
+    ("store", "words"),
+    [
+        ("nvme", r"stores names 'nvme'; known: host, ramdisk, ssd\. Write stores=\{'ssd': DIR\}"),
+        ("host", r"the store 'host' takes no tensors of device cpu; pass stores=\{'ssd': DIR\}"),
+    ],
+)
+def test_a_store_that_cannot_serve_the_step_is_refused_at_once_also_where_the_plan_does_not_offload(
+    store: str, words: str, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match=words):
+        step_for(make(mlp), stores={store: tmp_path})
 
 
 @pytest.mark.parametrize(

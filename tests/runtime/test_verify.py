@@ -14,6 +14,7 @@ from autotune.ir.costs import Costs
 from autotune.planners import make_plan
 from autotune.runtime import step_selector
 from autotune.runtime.train_step import TrainStep
+from autotune.runtime.verification import gates, verify
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
 from tests.measure.harness import seeded
@@ -229,3 +230,31 @@ def test_inference_is_verified_too() -> None:
     with TrainStep(model, None, None, batch, verify=True) as step:
         step(batch)
         assert step.verified == "bit-equal to eager"
+
+
+def test_a_refused_step_leaves_no_gradient_and_an_accumulation_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_has_equal_bits", lambda *_: False)
+    monkeypatch.setattr(gates, "error_share", lambda *_: 2.0)
+    workload = make(mlp)
+    with step_of(workload, accumulate=2, verify=True) as step:
+        with pytest.raises(NumericsError, match="off by 2 of its bound"):
+            step(workload.batch)
+        assert all(weight.grad is None for weight in workload.model.parameters())
+        assert not step._cycle.is_pending
+
+
+def test_a_loss_function_that_takes_parts_out_of_its_batch_is_verified_and_the_users_batch_stays_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def popping(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = batch.pop("labels")
+        return F.cross_entropy(model(batch["inputs"]), labels)
+
+    monkeypatch.setattr(verify, "_has_equal_bits", lambda *_: False)
+    monkeypatch.setattr(gates, "error_share", lambda *_: 0.5)
+    workload = make(mlp)
+    batch = dict(zip(("inputs", "labels"), workload.batch, strict=True))
+    with TrainStep(workload.model, popping, workload.optimizer, batch, verify=1) as step:
+        step(batch)
+        assert step.verified.startswith("relative gate against float64")
+    assert [*batch] == ["inputs", "labels"]

@@ -52,7 +52,7 @@ class StepArena:
 
     Two steps are recorded in a heap that returns freed pages at once. The second one, which creates no optimizer state,
     is laid out and replayed from then on. Too many misses cause another recording, and after `MAX_RECORDINGS` the step
-    uses malloc.
+    uses malloc. Steps beside the recording of another step use malloc, too.
     """
 
     replays: bool = True
@@ -84,11 +84,12 @@ class StepArena:
         if lib is None or (self._id is None and self._recordings >= MAX_RECORDINGS):
             yield
             return
-        self._steps += lays_out
         if self._id is not None:
             lib.arena_replay(self._id)
-        else:
-            lib.arena_record()
+        elif not lib.arena_record():  # another step is recorded now
+            yield
+            return
+        self._steps += lays_out
         is_complete = False
         try:
             with malloc.eager_release(self._id is None):

@@ -125,10 +125,12 @@ std::mutex mutex;
 c10::Allocator* original = nullptr;
 
 Heap heap;  // for recorded steps, and with its mappings for static tensors that are read back
-std::vector<Event> events;
+std::vector<Event> events;                 // of the one recording that runs, of whichever thread
 std::unordered_map<void*, size_t> recording;
 std::atomic<bool> is_recording{false};
 int64_t moment = 0;
+thread_local bool is_recorder = false;     // the recording that runs is the one of this thread
+thread_local std::vector<Event> recorded;  // of the last recording of this thread
 
 std::unordered_multimap<size_t, void*> kept;        // blocks freed while memory is kept, by their bytes
 std::unordered_map<void*, size_t> handed_out;       // requested bytes of all blocks allocated meanwhile, `kept` included
@@ -328,7 +330,10 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
   return static_cast<int>(arenas.size()) - 1;
 }
 
-int arena_group(int id) { return arenas[id]->group; }
+int arena_group(int id) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return arenas[id]->group;
+}
 
 // Release the memory until the next replay. If tensors of the step are still live, it is released after the last one.
 void arena_release(int id) {
@@ -393,19 +398,23 @@ void arena_stop_keeping() {
   any_kept = !handed_out.empty();
 }
 
-void arena_record() {
+// Begin a recording of this thread and return true; return false while another one runs, whose events would be mixed in.
+bool arena_record() {
   const std::lock_guard<std::mutex> lock(mutex);
+  if (is_recording) return false;
   events.clear();
   recording.clear();
   moment = 0;
-  is_recording = true;
+  is_recording = is_recorder = true;
   mode = Mode::kRecord;
+  return true;
 }
 
+// Copy at most `capacity` events of this thread's last recording, and return their number. A call that copies also drops them.
 int64_t arena_recorded(Event* out, int64_t capacity) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const int64_t count = static_cast<int64_t>(events.size());
-  for (int64_t i = 0; i < count && i < capacity; ++i) out[i] = events[i];
+  const int64_t count = static_cast<int64_t>(recorded.size());
+  std::copy_n(recorded.begin(), std::min(count, capacity), out);
+  if (out != nullptr) std::vector<Event>().swap(recorded);
   return count;
 }
 
@@ -426,11 +435,17 @@ int64_t arena_stop() {
   mode = Mode::kOff;
   current = nullptr;
   const std::lock_guard<std::mutex> lock(mutex);
-  is_recording = false;
-  recording.clear();
+  if (is_recorder) {
+    recorded.swap(events);
+    recording.clear();
+    is_recording = is_recorder = false;
+  }
   return missed;
 }
 
-int64_t arena_hits(int id) { return arenas[id]->hits; }
+int64_t arena_hits(int id) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return arenas[id]->hits;
+}
 
 }  // extern "C"

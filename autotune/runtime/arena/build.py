@@ -38,7 +38,8 @@ def library() -> ctypes.CDLL | None:
     loaded.arena_recorded.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     loaded.arena_limit_resident.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     loaded.arena_map_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    loaded.arena_map_storage.restype = ctypes.c_bool
+    for name in ("arena_map_storage", "arena_record"):
+        getattr(loaded, name).restype = ctypes.c_bool
     for name in ("arena_recorded", "arena_stop", "arena_hits"):
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.arena_install()

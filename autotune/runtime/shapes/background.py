@@ -5,6 +5,7 @@ import itertools
 import os
 import pickle
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature
@@ -74,20 +75,29 @@ class BackgroundShapes:
         self._numbers: dict[Signature, int] = {}
         self._answers: dict[int, Answer] = {}
         self._arrived: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         self._failure = ""
-        path = Path(tempfile.mkdtemp(prefix="autotune-shapes-")) / "workload"
+        resources = contextlib.ExitStack()
+        self._release = weakref.finalize(self, resources.close)
         try:
-            save_workload(workload, path)
-        except AutotuneError as error:
+            directory = Path(tempfile.mkdtemp(prefix="autotune-shapes-"))
+            resources.callback(shutil.rmtree, directory, ignore_errors=True)
+            save_workload(workload, directory / "workload")
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, str(os.getpid())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except (AutotuneError, OSError) as error:
             self._fail(str(error))
             return
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, str(os.getpid())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        self._send(Job(path, str(workload.loop), gradients, first.graph.digest, plan, stores))
-        weakref.finalize(self, self._process.kill)
+        resources.callback(self._process.wait)
+        resources.callback(self._process.kill)
+        resources.callback(self._requests.put, None)
+        self._send(Job(directory / "workload", str(workload.loop), gradients, first.graph.digest, plan, stores))
+        assert self._process.stdin is not None
+        writing = self._process.stdin, self._requests
+        threading.Thread(target=_write_requests, args=writing, daemon=True).start()
         threading.Thread(target=_read_answers, args=(self._process, self._arrived), daemon=True).start()
 
     def serves(self, call: Signature) -> bool:
@@ -113,18 +123,13 @@ class BackgroundShapes:
         return answer
 
     def close(self) -> None:
-        """End the other process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        """End the other process, and remove its copy of the workload."""
+        self._release()
         self._failure = self._failure or "closed"
 
     def _send(self, message: Any) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(pickle.dumps(message))
-            self._process.stdin.flush()
+            self._requests.put(pickle.dumps(message))
         except Exception as error:  # noqa: BLE001 - a part of the user's batch may raise anything
             self._fail(" ".join(str(error).split()) or type(error).__name__)
 
@@ -141,6 +146,7 @@ class BackgroundShapes:
     def _fail(self, reason: str) -> None:
         if not self._failure:
             self._failure = reason
+            self._release()
             self._warn(reason)
 
     def _warn(self, reason: str) -> None:
@@ -148,6 +154,18 @@ class BackgroundShapes:
             f"other_shapes='background': a shape is captured by the training process, which waits for it: {reason}",
             stacklevel=5,
         )
+
+
+def _write_requests(pipe: IO[bytes], requests: "queue.SimpleQueue[bytes | None]") -> None:
+    """Write each request until None. The training process never waits for a pipe that is full.
+
+    The thread that reads the answers tells of a process that ended.
+    """
+    with contextlib.suppress(OSError), pipe:
+        while (request := requests.get()) is not None:
+            pipe.write(request)
+            pipe.flush()
+            del request  # it may be large, and the next one may be far off
 
 
 def _read_answers(process: "subprocess.Popen[bytes]", arrived: "queue.SimpleQueue[Answer | None]") -> None:

@@ -39,9 +39,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     requests = sys.stdin.buffer
     job: Job = pickle.load(requests)
-    workload = replace(load_live_workload(job.workload), loop=Loop.parse(job.loop))
-    shutil.rmtree(job.workload.parent, ignore_errors=True)
-    serve(job, workload, requests, answers)
+    serve(job, load(job), requests, answers)
+
+
+def load(job: Job) -> Workload:
+    """Return the job's workload, and remove its file and directory whether it can be loaded or not."""
+    try:
+        return replace(load_live_workload(job.workload), loop=Loop.parse(job.loop))
+    finally:
+        shutil.rmtree(job.workload.parent, ignore_errors=True)
 
 
 def serve(job: Job, workload: Workload, requests: BinaryIO, answers: BinaryIO) -> None:

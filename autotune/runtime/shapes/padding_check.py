@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.trial_state import preserve_generators
 from autotune.runtime.verification import gates
+from autotune.workloads.batch import rebuild_batch
 from autotune.workloads.workload import LossFn
 
 
@@ -46,7 +47,7 @@ Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 def _run(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Computed:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with _restored_buffers(model), preserve_generators(trained.values()), WithoutDropout(), torch.enable_grad():
-        results = loss_fn(model, batch)
+        results = loss_fn(model, rebuild_batch(batch))
         first, *extras = results if isinstance(results, tuple) else (results,)
         # not backward(): the user's .grad and hooks on it are left alone
         gradients = torch.autograd.grad(first, list(trained.values()), allow_unused=True)
@@ -82,15 +83,17 @@ def _share(expected: torch.Tensor, actual: torch.Tensor) -> str:
 def _restored_buffers(model: torch.nn.Module) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     copies = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for module, named in buffers:
-            module._buffers.clear()
-            module._buffers.update(named)
-        with torch.no_grad():
-            for buffer, copy in copies:
-                buffer.copy_(copy)
+    # with their versions: autograd's graphs of before stay valid
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(buffer for buffer, _ in copies)):
+        try:
+            yield
+        finally:
+            for module, named in buffers:
+                module._buffers.clear()
+                module._buffers.update(named)
+            with torch.no_grad():
+                for buffer, copy in copies:
+                    buffer.copy_(copy)
 
 
 _FUNCTIONAL = torch.nn.functional

@@ -93,6 +93,7 @@ class SlabStore:
         self._writer, self._reader = TransferWorker(f"{name}-write"), TransferWorker(f"{name}-read")
         self._lock = threading.Lock()
         self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader))
+        self._finish.atexit = False  # it would wait for a disk that hangs; the file goes with the process anyway
         self._slots = Slots(
             name, {key: _Slot(key, offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish
         )

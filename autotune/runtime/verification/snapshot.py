@@ -22,6 +22,8 @@ class Snapshot:
         self._buffers = [dict(module._buffers) for module in model.modules()]
         self._optimizer_snapshot = None if optimizer is None else OptimizerSnapshot(optimizer)
         self._values = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+        tensors = tuple(tensor for tensor, _ in self._values)
+        self._versions = tensors, tuple(tensor._version for tensor in tensors)
         self._named = dict(zip((name for name, _ in named_tensors(model, optimizer)), self._copies(), strict=True))
         self._scale = None if scaler is None else scaler.state_dict()
         self._generators = (random.getstate(), np.random.get_state(), torch.get_rng_state(), _cuda_generators())
@@ -33,7 +35,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore everything; it may be called several times."""
+        """Restore everything, versions included: autograd's graphs of before stay valid. It may be called several times."""
         for module, buffers in zip(self._model.modules(), self._buffers, strict=True):
             module._buffers.clear()
             module._buffers.update(buffers)
@@ -41,6 +43,7 @@ class Snapshot:
             self._optimizer_snapshot.restore()
         for tensor, value in self._values:
             tensor.copy_(value)
+        torch._C._autograd._unsafe_set_version_counter(*self._versions)
         for parameter, gradient in self._gradients:
             parameter.grad = None if gradient is None else gradient.clone()
         if self._scaler is not None and self._scale is not None:

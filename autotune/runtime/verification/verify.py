@@ -19,7 +19,7 @@ from autotune.runtime.verification import gates
 from autotune.runtime.verification.region_gate import RegionGate
 from autotune.runtime.verification.snapshot import Snapshot, named_tensors
 from autotune.runtime.verification.witness import Witness, float64, move_weights, to_double
-from autotune.workloads.batch import map_batch
+from autotune.workloads.batch import map_batch, rebuild_batch
 
 GradientCallback = Callable[[str, torch.Tensor], None]
 """Function that is called with a parameter's name and its gradient."""
@@ -59,6 +59,10 @@ class Verifier:
         self._model, self._optimizer, self._scaler, self._steps = model, optimizer, scaler, steps
         self._done: dict[Any, int] = {}
 
+    def restart(self) -> "Verifier":
+        """Return the comparison of the same loop's steps that has compared none yet."""
+        return Verifier(self._model, self._optimizer, self._scaler, self._steps)
+
     def is_due(self, key: Any) -> bool:
         """Return True if the next step of the program `key` is to be compared."""
         return self._done.get(key, 0) < self._steps
@@ -78,7 +82,7 @@ class Verifier:
         """
         self._refuse_hooks()
         before = self._snapshot()
-        expected = self._record(partial(eager, batch))
+        expected = self._record(partial(eager, rebuild_batch(batch)))
         after = self._snapshot()
         expected |= after.named
         before.restore()
@@ -159,7 +163,7 @@ class Verifier:
                     return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
             case Witness.MOVED_0 | Witness.MOVED_1:
                 move_weights(self._model, [Witness.MOVED_0, Witness.MOVED_1].index(kind))
-        tensors = self._record(partial(eager, batch))
+        tensors = self._record(partial(eager, rebuild_batch(batch)))
         return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
 
     def _compare_regions(self, before: Snapshot, regions: RegionRuns, expected: Tensors, differing: Tensors) -> str:

@@ -36,7 +36,7 @@ from autotune.measure.worker.bench import Bench
 from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import simulate
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import Measurement, Outcome
 from autotune.workloads.live_workload import save_workload
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.reference import LIVE_SUFFIX, WorkloadRef
@@ -378,6 +378,20 @@ def test_where_memory_is_short_processes_return_theirs_between_blocks(
     assert runner.measure(Plan.traced(runner.prepare().graph)).outcome is Outcome.OK
     assert ("beside", "StopTiming") in requests
     assert requests.count(("seconds", "TimeBlock")) == 1, "a block has two steps then"
+
+
+def test_a_wrong_result_beside_the_bytes_leaves_the_charge_on_the_floor_of_the_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Measurement(Outcome.OK, floor_bytes=40, charged_bytes=100, step_seconds=(1.0,))
+    with harness(tmp_path, "switched") as runner:
+        monkeypatch.setattr(runner, "_measure_seconds", lambda *_: timed)
+        monkeypatch.setattr(
+            runner, "_check_results_and_bytes", lambda *_: Measurement(Outcome.WRONG_RESULT, max_error=2.0)
+        )
+        wrong = runner._measure_seconds_first(Plan((0,)), {}, None, None)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+    assert (wrong.floor_bytes, wrong.charged_bytes, wrong.step_charged_bytes) == (40, 100, 60)
 
 
 def test_over_the_budget_is_an_outcome_with_all_numbers(tripping: tuple[Harness, Path]) -> None:

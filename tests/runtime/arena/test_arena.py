@@ -341,6 +341,30 @@ def test_a_thread_that_allocates_beside_the_step_stays_outside():
     assert arena.bytes == 2 * 1024
 
 
+def test_a_step_beside_a_recording_on_another_thread_leaves_it_alone_and_is_recorded_later():
+    other = StepArena()
+
+    def beside():
+        with other.step():
+            assert chain(60) == 2.0**60
+
+    def work():
+        held = torch.ones(KIB)
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join()
+        return chain() + float(held[0])
+
+    arena = replaying(work)
+    assert (arena.bytes, other.bytes) == (3 * 1024, 0)
+    for _ in range(3):
+        with arena.step():
+            assert work() == 65
+        assert arena.misses == 0
+    assert other.bytes == 2 * 1024
+    assert other.misses == 0
+
+
 def test_a_tensor_may_be_dropped_by_another_thread():
     arena = replaying()
     with arena.step():

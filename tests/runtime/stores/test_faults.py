@@ -387,3 +387,23 @@ def test_kill_9_in_the_middle_of_a_write_leaves_nothing(request: pytest.FixtureR
         time.sleep(0.01)  # the kernel gives the space back a little after the process is gone
     assert slab.free_bytes(directory) == free
     assert sorted(directory.iterdir()) == listed
+
+
+HANGING = """
+import sys, threading, time, torch
+from pathlib import Path
+from autotune.runtime.stores.slab_store import SlabStore
+begun = threading.Event()
+def hang(*_):
+    begun.set()
+    time.sleep(600)
+store = SlabStore("ssd", Path(sys.argv[1]), {0: 4096}, pwritev=hang)
+store.put(0, torch.ones(1024))
+begun.wait()
+"""
+
+
+def test_a_process_whose_disk_hangs_can_exit(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", HANGING, str(tmp_path)], timeout=60, check=False)
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
