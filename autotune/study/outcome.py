@@ -218,7 +218,9 @@ def explain_failure(
     planned = [trial for trial in trials if trial.plan is not None]
     results = [trial.measurement for trial in planned if trial.measurement is not None]
     wrong = [result.detail for result in results if result.outcome is Outcome.WRONG_RESULT]
-    numerics = NumericsError(f"{config.ref}: no plan passed: {wrong[0]}. See {RunDir(run_dir).trials}") if wrong else None
+    numerics = (
+        NumericsError(f"{config.ref}: no plan passed: {wrong[0]}. See {RunDir(run_dir).trials}") if wrong else None
+    )
     if numerics is not None and len(wrong) == sum(trial.was_run for trial in planned):
         return numerics
     killed = [result.detail for result in results if result.was_killed]

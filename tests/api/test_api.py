@@ -185,7 +185,7 @@ def test_a_run_that_is_resumed_from_within_its_directory_keeps_the_name_of_its_p
     autotune.tune("tiny.py:make", budget="90%", trials=3, name="first")
     monkeypatch.chdir(folder / "runs" / "first")
     if from_command_line:
-        resume_command(Path("."), {"trials": 4}, json=True)
+        resume_command(Path(), {"trials": 4}, json=True)
     else:
         assert autotune.resume(".", trials=4).plan_path == Path("plans/first.json")
     assert [path.name for path in Path("plans").iterdir()] == ["first.json"]

@@ -213,7 +213,7 @@ def test_a_study_that_can_go_on_is_started_again_and_not_resumed_by_a_command(
 ):
     message = "Net: the process of a plan was killed by SIGKILL; continue with: autotune resume runs/auto"
     fake_child(monkeypatch, f"""print('{{"class": "WorkerError", "message": "{message}"}}')""")
-    with pytest.raises(WorkerError, match="was killed by SIGKILL; start again, finished trials are kept$"):
+    with pytest.raises(WorkerError, match=r"was killed by SIGKILL; start again, finished trials are kept$"):
         auto(make())
 
 

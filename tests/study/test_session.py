@@ -654,7 +654,7 @@ def test_a_damaged_record_of_trials_closes_the_runner(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "trials.jsonl").write_text("damaged\n{}\n")
     runner = FakeRunner()
-    with pytest.raises(ConfigError, match="trials.jsonl"):
+    with pytest.raises(ConfigError, match=r"trials\.jsonl"):
         run(tmp_path, runner)
     assert runner.closed == 1
 
@@ -890,7 +890,9 @@ class KilledRunner(FakeRunner):
 
     def measure(self, plan, *, budget_bytes, beat=None):
         result = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
-        return Measurement(Outcome.CRASHED, "killed by SIGKILL: end of log", device=DEVICE) if self.kills(self) else result
+        return (
+            Measurement(Outcome.CRASHED, "killed by SIGKILL: end of log", device=DEVICE) if self.kills(self) else result
+        )
 
 
 @pytest.mark.parametrize(("kills", "outcome"), [(1, Outcome.OK), (9, Outcome.CRASHED)])

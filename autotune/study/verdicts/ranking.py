@@ -267,7 +267,9 @@ def pool_runs(trials: Sequence[Trial]) -> Trial:
     floor_bytes = next((result.floor_bytes for result in reversed(results) if result.floor_bytes is not None), 0)
     # floors differ from process to process, so bytes of several runs are compared without them
     peaks = [result.peak_bytes - (result.floor_bytes or 0) for result in results if result.peak_bytes is not None]
-    charges = [result.charged_bytes - (result.floor_bytes or 0) for result in results if result.charged_bytes is not None]
+    charges = [
+        result.charged_bytes - (result.floor_bytes or 0) for result in results if result.charged_bytes is not None
+    ]
     pooled = replace(
         results[-1],
         step_seconds=tuple(chain.from_iterable(result.step_seconds for result in results)),

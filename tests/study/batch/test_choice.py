@@ -206,7 +206,9 @@ def test_a_search_that_ends_at_the_maximum_of_sizes_does_not_name_resume(
 ):
     monkeypatch.setattr("autotune.study.batch.race.MAX_MEASURED", 2)
     workload = FakeWorkload(overhead=3.0)
-    with pytest.raises(InfeasibleError, match="2 sizes were measured, the maximum; tune under another --name with") as error:
+    with pytest.raises(
+        InfeasibleError, match="2 sizes were measured, the maximum; tune under another --name with"
+    ) as error:
         choose(tmp_path, workload, budget=f"{FLOOR_BYTES + lowest_peak(5)}B")
     smallest = min(each.size.batch for each in recorded(tmp_path).measured if each.plan is not None)
     assert f"--set batch={smallest // 2} --budget" in str(error.value)
