@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 # two workers on two cores: torch's threads, waiting for each other, would take many times as long
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# a script starts its background jobs with SIGINT ignored, and tests send it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # every child process would compile the whole package again, half a second each
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

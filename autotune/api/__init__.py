@@ -26,6 +26,7 @@ from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
 from autotune.records.plan_file import PlanFile
+from autotune.records.run_dir import with_name
 from autotune.study.events import Progress, ignore_event
 from autotune.workloads.loop import Loop
 
@@ -166,8 +167,9 @@ def resume(
     """
     _refuse_worker()
     limits = {"time": _with_unit(time, "s"), "trials": trials, "tracking_uri": tracking_uri}
-    config = choose_batch_size(load_run_config(Path(run_dir), limits), Path(run_dir), progress)
-    return run_study(config, Path(run_dir), progress)
+    directory = with_name(Path(run_dir))
+    config = choose_batch_size(load_run_config(directory, limits), directory, progress)
+    return run_study(config, directory, progress)
 
 
 def plan(

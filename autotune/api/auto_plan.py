@@ -1,6 +1,7 @@
 """Tune the step of a running training loop once, and remember its plan for the next start."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -213,7 +214,9 @@ class AutoPlan:
                 file.write(str(os.getpid()))
                 file.flush()
                 yield
-        except PermissionError as error:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
             raise ConfigError(
                 f"{error.filename or directory}: cannot be written; name another directory by AutoPlan(cache=DIR, runs=DIR)"
             ) from error
@@ -254,7 +257,9 @@ def _run_study(config: Config, run_dir: Path, digest: str, log: Path) -> Path:
     if kind is StudyInterruptedError:
         raise WorkerError(f"the process that tuned the step was interrupted; see {log}, and start again")
     if isinstance(kind, type) and issubclass(kind, AutotuneError):
-        raise kind(document["message"])
+        # the copy of the step is deleted, so `autotune resume` cannot load it
+        reason, command, _ = document["message"].partition("; continue with: autotune resume")
+        raise kind(f"{reason}; start again, finished trials are kept" if command else reason)
     raise WorkerError(f"{document['message']}; see {log}")
 
 

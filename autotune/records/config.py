@@ -258,7 +258,8 @@ def load_config(
     '50%'
     """
     if isinstance(target, Config):
-        document = yamlfile.Document("config", target.model_dump(mode="json"))
+        # the default of a field that is not set may depend on the overrides
+        document = yamlfile.Document("config", target.model_dump(mode="json", exclude_unset=True))
     elif callable(target):
         reference = name_factory(target)
         document = yamlfile.Document(reference, {"workload": reference})

@@ -117,6 +117,11 @@ class Measurement:
     """Hosts that were lost while they measured the same plan before."""
 
     @property
+    def was_killed(self) -> bool:
+        """True if a signal from outside ended a process of the measurement, so that the plan may fit all the same."""
+        return self.outcome is Outcome.CRASHED and self.detail.startswith(KILLED)
+
+    @property
     def step_peak_bytes(self) -> int | None:
         """Peak above the floor, which `Estimate.peak_bytes` predicts."""
         if self.peak_bytes is None or self.floor_bytes is None:

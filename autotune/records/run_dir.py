@@ -242,12 +242,21 @@ def find_active_process(run_dir: Path) -> int | None:
     return process if alive else None
 
 
+def with_name(run_dir: Path) -> Path:
+    """Return the path of a run directory, absolute where its last part is not a name: `.`, `..`.
+
+    >>> str(with_name(Path("runs/first")))
+    'runs/first'
+    """
+    return run_dir.resolve() if run_dir.name in ("", "..") else run_dir
+
+
 def find_runs_dir(run_dir: Path) -> str:
     """Return the `runs` directory that contains a run now; its config may name an earlier place.
 
     Runs of a night lie deeper than others, so the nearest directory with an MLflow lock counts.
     """
-    above = list((run_dir if run_dir.name else run_dir.resolve()).parents)
+    above = list(with_name(run_dir).parents)
     return str(next((place for place in above if RunsDir(place).mlflow_lock.exists()), above[0]))
 
 

@@ -61,9 +61,9 @@ def trial_points(records: RecordedRun) -> list[TrialPoint]:
             nbytes, cost = trial.estimate.peak_bytes, trial.estimate.seconds / _cost_unit(records)
         if nbytes is not None and cost is not None:
             kind = _point_kind(records, trial, trial.measurement.outcome, is_measured=is_measured)
-            interval = intervals.get(trial.number)
-            bounds = None if interval is None else (interval.low, interval.high)
-            point = TrialPoint(trial.number, nbytes, cost, kind, bounds)
+            point = TrialPoint(trial.number, nbytes, cost, kind)
+            if (interval := intervals.get(trial.number)) is not None:
+                point = replace(point, cost=interval.middle, interval=(interval.low, interval.high))
             points.append(_mark_verified(point, verified[trial.number]) if trial.number in verified else point)
     return points
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload
@@ -150,7 +150,7 @@ class _Measurements:
                 result = _measure(combination, runner, earlier, leader)
                 if self._baseline is None:
                     self._baseline = runner.baseline(), runner.prepare().device
-        except (CaptureError, ConfigError, NumericsError, InfeasibleError) as error:
+        except (CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError) as error:
             if not self.measured:
                 raise
             if isinstance(error, ConfigError):  # a model without four-dimensional weights

@@ -57,7 +57,7 @@ def _expire(number: int, frame: FrameType | None) -> None:
 class Interrupts:
     """Signal handlers of a study: one SIGINT stops it after the running trial, a second one, SIGTERM or SIGHUP at once.
 
-    A signal that the process ignores, as `nohup` ignores SIGHUP, stays ignored.
+    A signal that the process ignores stays ignored: `nohup` ignores SIGHUP, and shells ignore SIGINT in jobs of a script.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is signal.SIG_IGN and number == signal.SIGHUP:
+                if signal.getsignal(number) is signal.SIG_IGN:
                     continue
                 self._before[number] = signal.signal(number, self._on_signal)
         return self

@@ -16,7 +16,7 @@ from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.device import Device
-from autotune.records.measurement import KILLED, Outcome
+from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
@@ -182,7 +182,7 @@ def prove_infeasible(config: Config, rules: Rules, graph: TrainGraph, costs: Cos
     place = f"{graph.ops[op].name} alone, with any recomputation" if op >= 0 else "the start of the step"
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(low)} at {place}: no plan fits; "
-        f"{_describe_budget(config, rules)}. {_suggest_remedy(stores=bool(costs.stores))}"
+        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, stores=bool(costs.stores))}"
     )
 
 
@@ -190,7 +190,7 @@ def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, 
     """Return the error for a budget that no plan fits, with the lowest peak reached and the op that needs it."""
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'the start of the step'} with the smallest plan; "
-        f"{_describe_budget(config, rules)}. {_suggest_remedy(stores=stores)}"
+        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, stores=stores)}"
     )
 
 
@@ -206,21 +206,24 @@ def _describe_budget(config: Config, rules: Rules) -> str:
     return f"the budget {config.budget} leaves the step {fmt_bytes(max(rules.budget_bytes, 0))}"
 
 
-def _suggest_remedy(*, stores: bool) -> str:
-    return "Raise --budget" if stores else "Raise --budget or allow --store ssd=DIR"
+def _suggest_remedy(config: Config, *, stores: bool) -> str:
+    store = "host" if config.device == "cuda" else "ssd"
+    return "Raise --budget" if stores else f"Raise --budget or allow --store {store}=DIR"
 
 
 def explain_failure(
     config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path
 ) -> AutotuneError:
     """Return the error that explains why no trial of a complete study won."""
-    results = [trial.measurement for trial in trials if trial.plan is not None and trial.measurement is not None]
-    wrong = next((result for result in results if result.outcome is Outcome.WRONG_RESULT), None)
-    if wrong is not None:
-        return NumericsError(f"{config.ref}: no plan passed: {wrong.detail}. See {RunDir(run_dir).trials}")
-    killed = [
-        result.detail for result in results if result.outcome is Outcome.CRASHED and result.detail.startswith(KILLED)
-    ]
+    planned = [trial for trial in trials if trial.plan is not None]
+    results = [trial.measurement for trial in planned if trial.measurement is not None]
+    wrong = [result.detail for result in results if result.outcome is Outcome.WRONG_RESULT]
+    numerics = (
+        NumericsError(f"{config.ref}: no plan passed: {wrong[0]}. See {RunDir(run_dir).trials}") if wrong else None
+    )
+    if numerics is not None and len(wrong) == sum(trial.was_run for trial in planned):
+        return numerics
+    killed = [result.detail for result in results if result.was_killed]
     if killed:  # their plans may fit, so nothing is known of the budget
         signal = killed[-1].partition(":")[0]
         return WorkerError(
@@ -233,6 +236,8 @@ def explain_failure(
             charged[trial.plan] = max(nbytes, charged.get(trial.plan, nbytes))
     if charged and min(charged.values()) > rules.accepted_bytes:
         return explain_too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
+    if numerics is not None:
+        return numerics
     # some plan fitted, so the reason is not the budget alone
     expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
     failed = [result for result in results if result.outcome not in expected]

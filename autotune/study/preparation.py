@@ -61,14 +61,13 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
 def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     """Capture and profile the step, and write the first records.
 
-    Raises ConfigError where the run directory contains a study of another budget, another graph or another device of a fleet.
+    Raises ConfigError where the run directory contains a study of another objective, budget or loop, of
+    another graph, or of another device of a fleet.
     """
     config, run_dir, files = task.config, task.run_dir, RunDir(task.run_dir)
     earlier = load_config(str(files.config)) if files.config.exists() else None
-    if earlier is not None and earlier.budget != config.budget:
-        raise ConfigError(
-            f"{run_dir}: contains a study for {earlier.budget}, not {config.budget}; tune under another --name"
-        )
+    if earlier is not None:
+        check_request(run_dir, earlier, config)
     task.progress(PhaseStarted(StudyPhase.PREPARE))
     with task.interrupts.breakable(patient=False):
         prepared = task.runner.prepare()
@@ -87,6 +86,17 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
         write_text(files.config, dump_config(config))
     task.progress(Ready(prepared.graph, prepared.costs, prepared.device))
     return prepared
+
+
+def check_request(run_dir: Path, earlier: Config, config: Config) -> None:
+    """Raise ConfigError where a run was recorded for another objective, budget or training loop than a config has."""
+    for key in ("objective", "budget", "loop"):
+        recorded, requested = getattr(earlier, key), getattr(config, key)
+        if recorded != requested:
+            raise ConfigError(
+                f"{run_dir}: contains a study for {key} {recorded or 'none'}, not {requested or 'none'}; "
+                "tune under another --name"
+            )
 
 
 def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None:
@@ -118,8 +128,13 @@ def find_recorded_device(run_dir: Path, trials: Sequence[Trial]) -> Device | Non
 
 
 def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) -> Rules:
-    """Measure plain eager as trial 0, unless `trials` contains it, and return the rules with the budget in bytes."""
+    """Measure plain eager as trial 0, unless `trials` contains it, and return the rules with the budget in bytes.
+
+    Raises ConfigError where plain eager fitted when the trials were recorded and does not now, or the other way round.
+    """
     config = task.config
+    if trials:
+        check_baseline(task.run_dir, trials[0], prepared)
     task.progress(PhaseStarted(StudyPhase.BASELINE))
     if not trials:
         trial = Trial(0, TrialKind.BASELINE, str(config.ref), prepared.graph.digest, started=time.time())
@@ -138,6 +153,19 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
     plain = first.median_seconds
     task.progress(Resolved(budget_bytes, prepared.floor_bytes, traced.seconds / plain if plain else None))
     return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds, config.parsed_budget.tolerance)
+
+
+def check_baseline(run_dir: Path, baseline: Trial, prepared: PreparedWorkload) -> None:
+    """Raise ConfigError where plain eager fits now but did not in the recorded trials, or the other way round.
+
+    Times of plans are ratios to eager's where it fits, and else ratios to a prediction: they cannot be compared.
+    """
+    fitted = baseline.measurement is not None and baseline.measurement.outcome is Outcome.OK
+    if fitted == prepared.baseline_fits:
+        return
+    change = "fitted in memory, now it does not" if fitted else "did not fit in memory, now it does"
+    remedy = "free memory, or tune under another --name" if fitted else "tune under another --name"
+    raise ConfigError(f"{run_dir}: plain eager {change}, so times cannot be compared; {remedy}")
 
 
 def reference_step_bytes(baseline: Measurement | None, traced_bytes: int) -> int:

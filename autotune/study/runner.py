@@ -111,16 +111,16 @@ class CompleteRunner:
 
 
 MAX_REPEATS = 2
-"""Maximum number of repeated measurements of one plan because other work disturbed it."""
+"""Maximum number of repeated measurements of one plan because other work disturbed it, or killed its process."""
 MAX_FRUITLESS = 4
 """Number of successive repeats that were disturbed too, after which only an undisturbed measurement allows others."""
 
 
 @dataclass(slots=True)
 class QuietRunner:
-    """Runner that measures a plan again where other work disturbed it, as long as time and the machine allow.
+    """Runner that measures a plan again where other work disturbed it or killed its process, while time and the machine allow.
 
-    On a machine that stays busy the repeats end, and measurements remain marked as disturbed.
+    On a machine that stays busy the repeats end: measurements remain marked as disturbed, and killed ones are crashes.
     """
 
     runner: Runner
@@ -143,20 +143,19 @@ class QuietRunner:
         seconds = time.monotonic() - began
         repeats = 0
         while (
-            result.disturbed
+            (reason := _describe_disturbance(result))
             and repeats < MAX_REPEATS
             and self.fruitless < MAX_FRUITLESS
-            and result.outcome in (Outcome.OK, Outcome.STOPPED_EARLY)
             and self.has_time(seconds)
         ):
-            self.notify(result.disturbed)
+            self.notify(reason)
             repeated = self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
             repeats += 1
             self.fruitless += 1
-            if repeated.outcome not in (Outcome.OK, Outcome.STOPPED_EARLY):
+            if not result.was_killed and repeated.outcome not in (Outcome.OK, Outcome.STOPPED_EARLY):
                 break  # killed or out of time: the disturbed measurement is worth more
             result = repeated
-        if not result.disturbed:
+        if not (result.disturbed or result.was_killed):
             self.fruitless = 0
         return result
 
@@ -165,3 +164,10 @@ class QuietRunner:
 
     def close(self) -> None:
         self.runner.close()
+
+
+def _describe_disturbance(result: Measurement) -> str:
+    """Return how other work disturbed a measurement, so that a repeat may give a better one; empty if it did not."""
+    if result.was_killed:
+        return f"a process was {result.detail.partition(':')[0]}"
+    return result.disturbed if result.outcome in (Outcome.OK, Outcome.STOPPED_EARLY) else ""

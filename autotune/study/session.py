@@ -46,6 +46,7 @@ from autotune.study.verdicts.ranking import (
     NEW_RUNS,
     Rules,
     apply_rules,
+    drop_killed,
     measured_ratio,
     select_by_layout,
     select_leader,
@@ -99,12 +100,14 @@ def tune(
         task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting)
         session: _Session | None = None
         plan_path = report_path = None
-        trials: list[Trial] = load_trials(RunDir(run_dir).trials)
-        resumed = len(trials)
+        trials: list[Trial] = []
         try:
+            trials += load_trials(RunDir(run_dir).trials)
+            resumed = len(trials)
             seeds = check_inputs(task, trials)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
+            resumed -= drop_killed(trials, rules)
             session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds, devices=devices)
             session.run()
         except Stopped:

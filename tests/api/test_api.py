@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import autotune
+from autotune.cli.commands.tune import resume as resume_command
 from autotune.errors import ConfigError, StudyInterruptedError
 from autotune.ir.costs import Costs
 from autotune.records.config import Config
@@ -175,6 +176,19 @@ def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing
         autotune.tune("tiny.py:make", name="none")
     assert raised.value.exit_code == 130
     assert not (folder / "runs/none").exists()
+
+
+@pytest.mark.parametrize("from_command_line", [False, True])
+def test_a_run_that_is_resumed_from_within_its_directory_keeps_the_name_of_its_plan(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, from_command_line: bool
+):
+    autotune.tune("tiny.py:make", budget="90%", trials=3, name="first")
+    monkeypatch.chdir(folder / "runs" / "first")
+    if from_command_line:
+        resume_command(Path(), {"trials": 4}, json=True)
+    else:
+        assert autotune.resume(".", trials=4).plan_path == Path("plans/first.json")
+    assert [path.name for path in Path("plans").iterdir()] == ["first.json"]
 
 
 def test_a_run_directory_of_an_earlier_version_is_readable(folder: Path):

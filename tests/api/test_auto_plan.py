@@ -1,5 +1,6 @@
 """A plan that a training loop tunes for itself: once, outside of the training process, and cached."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -204,6 +205,28 @@ def test_an_error_of_the_study_is_raised_as_itself_and_leaves_no_weights_behind(
 def test_a_killed_study_is_an_error_that_names_the_log(auto: AutoPlan, monkeypatch: pytest.MonkeyPatch):
     fake_child(monkeypatch, "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(WorkerError, match=r"killed by SIGKILL; see .*tune\.log, and start again"):
+        auto(make())
+
+
+def test_a_study_that_can_go_on_is_started_again_and_not_resumed_by_a_command(
+    auto: AutoPlan, monkeypatch: pytest.MonkeyPatch
+):
+    message = "Net: the process of a plan was killed by SIGKILL; continue with: autotune resume runs/auto"
+    fake_child(monkeypatch, f"""print('{{"class": "WorkerError", "message": "{message}"}}')""")
+    with pytest.raises(WorkerError, match=r"was killed by SIGKILL; start again, finished trials are kept$"):
+        auto(make())
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, ConfigError), (errno.ENOSPC, OSError)])
+def test_a_cache_on_a_read_only_disk_is_an_error_that_names_the_argument(
+    auto: AutoPlan, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+):
+    def refuse(path: Path, *, wait: bool) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(auto_plan, "lock_file", refuse)
+    expected = r"\.lock: cannot be written; name another directory by AutoPlan" if kind is ConfigError else "No space"
+    with pytest.raises(kind, match=expected):
         auto(make())
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
 from autotune.records import yaml_file as yamlfile
-from autotune.records.config import Config, dump_config, load_config
+from autotune.records.config import FRONT_BUDGET, Config, dump_config, load_config
 from autotune.workloads.reference import WorkloadRef
 
 CONFIGS = sorted(path for path in (Path(__file__).parents[2] / "configs").glob("*.yaml") if path.stem != "nightly")
@@ -81,6 +81,13 @@ def test_options_are_laid_over_the_file(tmp_path):
     assert config.stores == {"ssd": "/fast", "ramdisk": "/dev/shm"}
     assert config.parsed_budget.nbytes == 2**30
     assert (config.trials, config.seed) == (None, 4)
+
+
+def test_a_config_without_a_budget_gets_that_of_the_objective_that_is_laid_over_it():
+    assert load_config(Config(workload="a:b"), overrides={"objective": "pareto"}).budget == FRONT_BUDGET
+    named = Config(workload="a:b", budget="65%")
+    assert load_config(named, overrides={"objective": "pareto"}).budget == "65%"
+    assert load_config(named) == named
 
 
 VALUES = (

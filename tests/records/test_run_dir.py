@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import LockedError
-from autotune.records.run_dir import RunDir, find_active_process, lock_file, lock_run_dir, write_text
+from autotune.records.run_dir import RunDir, find_active_process, lock_file, lock_run_dir, with_name, write_text
 
 
 def test_a_directory_is_recorded_once_it_has_a_config_or_a_trial(tmp_path: Path):
@@ -53,3 +53,12 @@ def test_a_lock_is_free_again_after_its_block(tmp_path: Path):
     for _ in range(2):
         with lock_file(tmp_path / "lock", wait=False):
             pass
+
+
+def test_a_run_directory_that_is_the_working_one_or_above_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (below := tmp_path / "runs" / "first" / "front").mkdir(parents=True)
+    for place, text in ((below.parent, "."), (below, "..")):
+        monkeypatch.chdir(place)
+        assert with_name(Path(text)) == tmp_path / "runs" / "first"

@@ -3,7 +3,11 @@
 import re
 from dataclasses import replace
 
+from autotune.records.trial import Trial, TrialKind
 from autotune.report.charts import MemoryPanel, PointKind, TrialPoint, draw_frontier, draw_memory, draw_transfers
+from autotune.report.run_charts import trial_points
+from autotune.study.recorded_run import RecordedRun
+from tests.study.test_confirm import measured, trial
 
 MIB = 2**20
 COLOURS = {"parameters": "#0072b2", "activations": "#009e73"}
@@ -109,3 +113,14 @@ def test_colours_of_text_and_grid_follow_the_page():
     assert "currentColor" in svg
     assert "var(--grid, #e7e9ec)" in svg
     assert svg.count("#1b1f24") == 1
+
+
+def test_the_point_of_a_re_measured_plan_is_the_middle_of_its_interval():
+    baseline = Trial(0, TrialKind.BASELINE, "w", "d", measurement=measured(1.0))
+    rounds = [trial(number, measured(ratio), 1, TrialKind.CONFIRM) for number, ratio in ((2, 0.95), (3, 1.01))]
+    run = RecordedRun("run", {"budget": "step:1000B"}, (baseline, trial(1, measured(0.9), 1), *rounds))
+    (point,) = (point for point in trial_points(run) if point.interval is not None)
+    (confirmed,) = run.confirmed
+    assert confirmed.ratio is not None
+    assert (point.number, point.cost) == (3, confirmed.ratio.middle)
+    assert 0.97 < point.cost < 0.99

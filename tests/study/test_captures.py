@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.api.launch import load_run_config
-from autotune.errors import CaptureError, ConfigError
+from autotune.errors import AutotuneError, CaptureError, ConfigError, PlanError, StoreError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.records.config import Config, dump_config
@@ -174,12 +174,13 @@ def test_aten_is_a_name_for_the_default():
     assert Config.model_validate({"workload": "w", "kernels": "aten"}).kernels == ""
 
 
-def test_a_combination_that_cannot_be_captured_is_recorded(tmp_path: Path):
+@pytest.mark.parametrize("kind", [CaptureError, PlanError, StoreError])
+def test_a_combination_that_fails_is_recorded_and_the_others_are_measured(tmp_path: Path, kind: type[AutotuneError]):
     class Failing(Runners):
         @contextmanager
         def open(self, config: Config) -> Iterator[CaptureRunner]:
             if config.kernels:
-                raise CaptureError("inductor cannot compile fused1; use --kernels aten")
+                raise kind("inductor cannot compile fused1; use --kernels aten")
             with super().open(config) as runner:
                 yield runner
 

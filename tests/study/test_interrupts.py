@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from autotune.study.interrupts import Expired, expire_after
+from autotune.study.interrupts import Expired, Interrupts, expire_after
 
 
 def test_a_wait_ends_at_its_limit_and_a_shorter_one_is_left_alone():
@@ -49,3 +49,15 @@ def test_a_process_whose_parent_has_ended_before_it_could_ask_ends_too():
     for parent, expected in ((os.getpid(), (0, "on\n")), (os.getppid(), (-signal.SIGTERM, ""))):
         child = subprocess.run([*command, str(parent)], stdout=subprocess.PIPE, text=True, check=False)
         assert (child.returncode, child.stdout) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_the_process_ignores_stays_ignored_in_a_study(number: signal.Signals):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(number)
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert interrupts.received == 0
+    finally:
+        signal.signal(number, before)

@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.planners.knobs import Settings
+from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.measurement import Outcome
 from autotune.records.trial import load_trials
 from autotune.study.offline import landscape
@@ -69,6 +70,18 @@ def test_a_point_that_the_simulator_refused_has_no_worth(recorded):
     assert refused
     assert {known.ratio_of(point) for point in refused} == {None}
     assert known.best_ratio == min(known.ratio_of(point) for point in known.points if known.ratio_of(point) is not None)
+
+
+def test_a_plan_within_the_tolerance_of_a_share_budget_has_a_worth(recorded):
+    known = recorded[1]
+    assert known.budget_tolerance == STEP_TOLERANCE
+    point = next(point for point in known.points if known.ratio_of(point) is not None)
+    charged = point.measurement.floor_bytes + tolerated_bytes(known.budget_bytes, STEP_TOLERANCE)
+    highest = replace(point, measurement=replace(point.measurement, charged_bytes=charged))
+    over = replace(point, measurement=replace(point.measurement, charged_bytes=charged + 1))
+    assert known.ratio_of(highest) == known.ratio_of(point)
+    assert known.ratio_of(over) is None
+    assert replace(known, budget_tolerance=0.0).ratio_of(highest) is None
 
 
 def test_where_plain_pytorch_did_not_fit_plans_are_worth_their_time_over_the_predicted_one(tmp_path):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError, WorkerError
+from autotune.errors import ConfigError, NumericsError, WorkerError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.plan import Plan
 from autotune.records.config import load_config
@@ -34,6 +34,11 @@ def test_a_budget_that_is_proved_too_small_names_the_op_that_forbids_it():
 def test_with_a_store_at_hand_none_is_asked_for():
     stored = Costs(COSTS.seconds, COSTS.scratch_bytes, {"ssd": StoreCost(1.0, 1.0, 1.0, 1.0)})
     assert "--store" not in str(prove_infeasible(CONFIG, rules(0), GRAPH, stored))
+
+
+def test_on_a_gpu_the_store_of_host_memory_is_asked_for():
+    error = prove_infeasible(CONFIG.model_copy(update={"device": "cuda"}), rules(18 + 19), GRAPH, COSTS)
+    assert str(error).endswith("Raise --budget or allow --store host=DIR")
 
 
 def test_a_place_that_no_plan_can_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -81,6 +86,17 @@ def test_a_plan_whose_process_was_killed_from_outside_is_no_infeasible_budget():
     assert "was killed by SIGTERM; continue with: autotune resume run" in str(error)
     kept, fault = trial(1, charged=300 * 2**20), trial(2, outcome=Outcome.CRASHED, detail="killed by SIGSEGV")
     assert "no plan ran to its end" in said(kept, fault)
+
+
+def test_wrong_results_explain_a_failure_unless_every_right_plan_was_too_large():
+    over = trial(1, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET)
+    wrong = trial(2, outcome=Outcome.WRONG_RESULT, detail="results differ")
+    assert "needs 302.0 MiB at conv1 with the smallest plan" in said(over, wrong)
+    small = trial(3, charged=300 * 2**20, outcome=Outcome.WRONG_RESULT, detail="results differ")
+    for trials in ([wrong], [over, small]):
+        error = explain_failure(CONFIG, rules(301 * 2**20), trials, estimate(), Path("run"))
+        assert isinstance(error, NumericsError)
+        assert "no plan passed: results differ. See run/trials.jsonl" in str(error)
 
 
 def test_where_bytes_did_not_rule_a_plan_out_it_is_told_what_did():

@@ -61,3 +61,34 @@ def test_an_upgraded_device_another_class_of_equal_ones_and_a_renamed_cpu_here_g
     run(tmp_path, second, device, trials=8)
     assert files.trials.read_bytes().startswith(before)
     assert files.trials.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("fitted", "message"),
+    [
+        (True, "plain eager fitted in memory, now it does not, .*; free memory, or tune under another --name"),
+        (False, "plain eager did not fit in memory, now it does, .*; tune under another --name"),
+    ],
+)
+def test_a_study_is_not_resumed_where_plain_eager_fits_no_more_or_only_now(tmp_path: Path, fitted: bool, message: str):
+    def study(trials: int, *, fits: bool) -> None:
+        tune(make_config(tmp_path, trials=trials), FakeRunner(baseline_fits=fits), tmp_path / "run", lasting=False)
+
+    study(3, fits=fitted)
+    before = RunDir(tmp_path / "run").trials.read_bytes()
+    with pytest.raises(ConfigError, match=message):
+        study(5, fits=not fitted)
+    assert RunDir(tmp_path / "run").trials.read_bytes() == before
+    study(5, fits=fitted)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"objective": "pareto"}, "objective time, not pareto"), ({"loop": "clip"}, "loop none, not clip")],
+)
+def test_another_objective_or_loop_is_refused_under_the_name_of_a_run(
+    tmp_path: Path, change: dict[str, str], message: str
+):
+    run(tmp_path, None, DEVICE, trials=2)
+    with pytest.raises(ConfigError, match=f"contains a study for {message}; tune under another --name"):
+        tune(make_config(tmp_path, **change), FakeRunner(), tmp_path / "run", lasting=False)

@@ -23,6 +23,7 @@ from autotune.study.verdicts.ranking import (
     baseline_step_bytes,
     compute_stop_ratio,
     compute_target_bytes,
+    drop_killed,
     estimate_overhead,
     estimate_spread,
     exceeds_budget,
@@ -31,6 +32,7 @@ from autotune.study.verdicts.ranking import (
     ratio_noise,
     reject_by_estimate,
     score_trial,
+    select_fitting,
     select_leader,
     select_winner,
 )
@@ -184,6 +186,32 @@ def test_pooling_keeps_all_samples_and_the_highest_bytes():
     pooled = pool_runs([trial(1, seen(charged=1400)), trial(2, seen(charged=1300), plan=1)]).measurement
     assert len(pooled.step_seconds) == 16
     assert pooled.charged_bytes == 1400
+
+
+def test_pooled_bytes_are_the_highest_of_a_step_whatever_the_floors_of_its_processes():
+    runs = [trial(1, seen(charged=1400, floor_bytes=500)), trial(2, seen(charged=1410, floor_bytes=520), plan=1)]
+    for pooled in (pool_runs(runs).measurement, pool_runs(runs[::-1]).measurement):
+        assert (pooled.step_charged_bytes, pooled.step_peak_bytes) == (900, 850)
+
+
+def test_killed_plans_are_dropped_with_their_repeats_only_where_no_plan_won():
+    killed = trial(1, Measurement(Outcome.CRASHED, "killed by SIGKILL"))
+    repeat = trial(2, Measurement(Outcome.CRASHED, "same plan as trial 1: not run again"), TrialKind.REPEAT, plan=1)
+    over, fault = trial(3, seen(charged=1600)), trial(4, Measurement(Outcome.CRASHED, "killed by SIGSEGV"))
+    trials = [killed, repeat, over, fault]
+    assert drop_killed(trials, RULES) == 2
+    assert trials == [over, fault]
+    trials = [killed, repeat, trial(5, seen())]
+    assert drop_killed(trials, RULES) == 0
+    assert len(trials) == 3
+
+
+def test_a_killed_run_counts_until_a_later_run_of_its_plan_ends():
+    killed = Measurement(Outcome.CRASHED, "killed by SIGKILL")
+    first, last = trial(1, seen()), trial(3, seen(), TrialKind.CONFIRM, plan=1)
+    between = trial(2, killed, TrialKind.CONFIRM, plan=1)
+    assert select_fitting([first, between], RULES) == []
+    assert [fitting.number for fitting in select_fitting([first, between, last], RULES)] == [3]
 
 
 def test_a_plan_is_hopeless_once_all_pairs_together_exclude_what_is_to_be_beaten():

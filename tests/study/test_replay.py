@@ -9,6 +9,7 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
+from autotune.records.budget import STEP_TOLERANCE
 from autotune.records.measurement import Measurement, Outcome
 from autotune.study.events import PhaseStarted, StudyPhase
 from autotune.study.offline import replay as replays
@@ -65,6 +66,16 @@ def test_with_all_plans_measured_the_best_on_record_is_found_and_it_is_enough(kn
     assert len(found.fastest_gaps) == len(ran)
     assert found.fastest_gaps[-1] == 0.0
     assert found.requests < 400
+
+
+@pytest.mark.parametrize("tolerance", [0.0, STEP_TOLERANCE])
+def test_the_replayed_study_has_the_budget_of_the_record_and_its_tolerance(
+    known: Landscape, tmp_path: Path, tolerance: float
+):
+    record = replace(known, budget_tolerance=tolerance)
+    budget = replays._config(record, "random", 0, MOST, tmp_path, priors=False).parsed_budget
+    assert budget.tolerance == tolerance
+    assert budget.step_bytes(floor_bytes=known.floor_bytes, baseline_step_bytes=0) == known.budget_bytes
 
 
 def test_settings_on_record_get_their_own_plan_and_others_their_neighbours(known: Landscape):

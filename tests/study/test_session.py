@@ -7,14 +7,23 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import optuna
 import pytest
 
-from autotune.errors import ConfigError, InfeasibleError, LockedError, NumericsError, OutOfTimeError, StoreError
+from autotune.errors import (
+    ConfigError,
+    InfeasibleError,
+    LockedError,
+    NumericsError,
+    OutOfTimeError,
+    StoreError,
+    WorkerError,
+)
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.early_stop import MIN_STEPS
@@ -24,15 +33,16 @@ from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.config import Config, load_config
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, load_trials
 from autotune.report.tables import confirmed_rows, trial_rows, trial_verdict
 from autotune.study.events import Disturbed, Event, Finished, Measuring, PhaseStarted, Resolved
-from autotune.study.runner import MAX_FRUITLESS, QuietRunner
+from autotune.study.recorded_run import RecordedRun
+from autotune.study.runner import MAX_FRUITLESS, MAX_REPEATS, QuietRunner
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, TIE_SHARE, plan_hash, ratio_noise
-from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
+from autotune.testing.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
 from autotune.testing.graphs import training_chain
 
 ROOT = Path(__file__).parents[2]
@@ -634,10 +644,19 @@ def test_optuna_is_rebuilt_from_the_trials_on_disk(tmp_path, damage):
 
 def test_another_budget_or_graph_is_refused(tmp_path):
     run(tmp_path, trials=3)
-    with pytest.raises(ConfigError, match="contains a study for 65%, not 70%"):
+    with pytest.raises(ConfigError, match="contains a study for budget 65%, not 70%"):
         run(tmp_path, trials=3, budget="70%")
     with pytest.raises(ConfigError, match=r"contains trials of resnet18.*tune under another --name"):
         run(tmp_path, FakeRunner(graph=training_chain(5)), trials=3)
+
+
+def test_a_damaged_record_of_trials_closes_the_runner(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trials.jsonl").write_text("damaged\n{}\n")
+    runner = FakeRunner()
+    with pytest.raises(ConfigError, match=r"trials\.jsonl"):
+        run(tmp_path, runner)
+    assert runner.closed == 1
 
 
 def test_a_locked_directory_names_the_process_and_exits_75(tmp_path):
@@ -858,3 +877,55 @@ def test_nothing_is_repeated_without_time_for_it_or_after_a_failure(outcome):
     runner = QuietRunner(fake, lambda seconds: outcome is not Outcome.OK, noted.append)
     runner.measure(Plan.traced(fake.graph), budget_bytes=10**9)
     assert (len(fake.measured), noted) == (1, [])
+
+
+# -- processes that are killed from outside -------------------------------------------------------------------------
+
+
+@dataclass
+class KilledRunner(FakeRunner):
+    """Runner of which something else kills the process of chosen measurements."""
+
+    kills: Callable[["KilledRunner"], bool] = lambda runner: True
+
+    def measure(self, plan, *, budget_bytes, beat=None):
+        result = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+        return (
+            Measurement(Outcome.CRASHED, "killed by SIGKILL: end of log", device=DEVICE) if self.kills(self) else result
+        )
+
+
+@pytest.mark.parametrize(("kills", "outcome"), [(1, Outcome.OK), (9, Outcome.CRASHED)])
+def test_a_plan_whose_process_is_killed_is_measured_again_while_repeats_are_left(kills, outcome):
+    noted: list[str] = []
+    fake = KilledRunner(kills=lambda runner: len(runner.measured) <= kills)
+    seen = QuietRunner(fake, lambda seconds: True, noted.append).measure(Plan.traced(fake.graph), budget_bytes=10**9)
+    assert (seen.outcome, len(fake.measured)) == (outcome, 1 + min(kills, MAX_REPEATS))
+    assert set(noted) == {"a process was killed by SIGKILL"}
+
+
+def test_a_kill_in_a_re_measurement_costs_a_repeat_and_not_the_plan(tmp_path):
+    killed: list[str] = []
+
+    def kill_once(runner: KilledRunner) -> bool:
+        if runner.renewed and not killed:
+            killed.append(runner.measured[-1])
+            return True
+        return False
+
+    result = run(tmp_path, KilledRunner(kills=kill_once), trials=4)
+    assert killed
+    assert {trial.measurement.outcome for trial in result.trials if trial.kind == "confirm"} == {Outcome.OK}
+
+
+def test_a_resumed_study_without_a_winner_measures_killed_plans_again(tmp_path):
+    with pytest.raises(WorkerError, match=r"was killed by SIGKILL; continue with: autotune resume .*run$"):
+        run(tmp_path, KilledRunner(), trials=4, lasting=True)
+    before = load_trials(tmp_path / "run" / "trials.jsonl")
+    result = run(tmp_path, again := FakeRunner(), trials=4, lasting=True)
+    assert again.measured[0] == plan_hash(before[1].plan)
+    assert result.best is not None
+    records = load_trials(tmp_path / "run" / "trials.jsonl")
+    assert records[: len(before)] == before
+    assert RecordedRun.load(tmp_path / "run").best == result.best
+    assert run(tmp_path, FakeRunner(), trials=4, lasting=True).best == result.best

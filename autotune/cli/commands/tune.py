@@ -9,7 +9,7 @@ from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, with_name
 from autotune.records.speed_environment import advise_passive_waiting
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
 
 def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
     """Continue a recorded run within new `limits`, and print the result."""
+    run_dir = with_name(run_dir)
     config = load_run_config(run_dir, limits)
     with answer_stream() as out:
         with show_progress(config) as progress:

@@ -171,7 +171,7 @@ def _run_search(
     race.measure_start(argument)
     chosen = race.find_largest() if config.objective == "batch" else race.find_fastest()
     if chosen is None:
-        raise _explain_no_size(config, race.search, run_dir)
+        raise _explain_no_size(config, race, run_dir)
     notes = describe_consequences(config, race.search, steps, chosen)
     if race.unfinished:
         notes = (race.unfinished, *notes)
@@ -205,17 +205,24 @@ def describe_consequences(config: Config, search: BatchSearch, steps: SizedSteps
     return tuple(notes)
 
 
-def _explain_no_size(config: Config, search: BatchSearch, run_dir: Path) -> AutotuneError:
+def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneError:
     """Return the error of a search in which no plan kept the budget."""
+    search = race.search
     measured = [each for each in search.measured if each.plan is not None]
     smallest = min(measured, key=lambda each: each.size.batch)
     assert smallest.plan is not None
     reason = smallest.plan.detail or smallest.plan.outcome.value.replace("_", " ")
     if search.estimate is not None and search.estimate.largest > 0 and smallest.size.batch > 1:
-        return OutOfTimeError(
+        too_large = (
             f"{config.ref}: the smallest size that was measured, {search.argument}={smallest.size}, does not fit "
-            f"{config.budget}: {reason}; continue with: autotune resume {run_dir} --time 10m"
+            f"{config.budget}: {reason}"
         )
+        if race.is_full:
+            return InfeasibleError(
+                f"{too_large}; {race.count} sizes were measured, the maximum; tune under another --name with "
+                f"--set {search.argument}={smallest.size.batch // 2} --budget {search.budget}"
+            )
+        return OutOfTimeError(f"{too_large}; continue with: autotune resume {run_dir} --time 10m")
     return InfeasibleError(
         f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; raise --budget"
     )

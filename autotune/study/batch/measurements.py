@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.records import plan_file as planfile
@@ -21,7 +21,7 @@ CACHE_BYTES, CACHE_SHARE = 64 * 2**20, 0.02
 """Bytes of page cache that the enforced limit admits beyond the budget: at least so many, or this share of it."""
 KILLED_AIM = 0.95
 """Factor on the bytes to plan for after the limit ended the process of a plan that should have fitted."""
-_FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError)
+_FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError)
 """Errors that are recorded as the result of a batch size; at the workload's own size they are raised."""
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 STEP_DOWN = 0.95
 """Factor to the next smaller size where the profiled workspaces leave no plan for one."""
-MAX_SIZES = 5
-"""Maximum number of sizes that are profiled."""
+NEAR_SIZES = 5
+"""Number of sizes after which each further one is half of the one before."""
 
 
 def plan_largest(
@@ -24,8 +24,8 @@ def plan_largest(
 ) -> "tuple[PlanFile, WorkloadSurvey]":
     """Return a plan file for the largest batch size that fits by estimate, and the survey of that size.
 
-    The estimate excludes workspaces of kernels; the survey includes them. Where no plan fits with them, a smaller size is
-    tried. The plan file has the batch size among its workload's arguments.
+    The estimate excludes workspaces of kernels; the survey includes them. Where no plan fits with them, smaller sizes are
+    tried, down to 1: first in steps of 5 %, then halved. The plan file has the batch size among its workload's arguments.
 
     Args:
         config: Config with a budget for the workload's own size.
@@ -33,13 +33,10 @@ def plan_largest(
         survey: Captures a config's step and profiles its ops.
 
     Raises:
-        InfeasibleError: No batch size fits, or none of those that were profiled.
+        InfeasibleError: No batch size fits.
     """
-    size, smallest = estimate.largest, 0
-    for _ in range(MAX_SIZES):
-        if size < 1 or size == smallest:
-            break
-        smallest = size
+    size, refused = estimate.largest, list[int]()
+    while size >= 1:
         arguments = {**config.arguments, estimate.argument: size}
         sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
         surveyed = survey(sized)
@@ -47,6 +44,7 @@ def plan_largest(
         try:
             return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed
         except InfeasibleError:
-            size = int(STEP_DOWN * size)
-    tried = f"{estimate.argument}={smallest} is too large with its kernels' workspaces" if smallest else "by estimate"
+            refused.append(size)
+            size = int(STEP_DOWN * size) if len(refused) < NEAR_SIZES else size // 2
+    tried = f"{estimate.argument}={refused[-1]} is too large with its kernels' workspaces" if refused else "by estimate"
     raise InfeasibleError(f"{config.ref}: no batch size fits {config.budget}: {tried}; raise --budget")

@@ -109,6 +109,16 @@ class SizeRace:
             seconds = measured.seconds if measured is not None else 0.0
         return time.monotonic() + seconds < self.deadline
 
+    @property
+    def count(self) -> int:
+        """Number of batch sizes whose plans were measured."""
+        return sum(each.plan is not None for each in self.search.measured)
+
+    @property
+    def is_full(self) -> bool:
+        """True if plans of no further size may be measured, however much time is left."""
+        return self.count >= MAX_MEASURED
+
     def measure_plan(self, size: StepSize) -> SideResult | None:
         """Return the result of a plan at a size, measured now or before; None where no time is left.
 
@@ -117,8 +127,7 @@ class SizeRace:
         recorded = self.search.find(size)
         if recorded is not None and recorded.plan is not None:
             return recorded.plan
-        count = sum(each.plan is not None for each in self.search.measured)
-        if count > 1 and (count >= MAX_MEASURED or not self.has_time()):
+        if self.count > 1 and (self.is_full or not self.has_time()):
             return None
         self.notify(f"measuring {self.search.argument}={size}: eager, then a plan")
         self.record(self.measurer.measure_plan(self.search, size))
@@ -165,12 +174,11 @@ class SizeRace:
             first=first,
         )
         if refused - largest > largest_gap(largest):
-            count = sum(each.plan is not None for each in self.search.measured)
             between, name = f"between {largest} and {refused}", self.search.argument
             self.unfinished = (
-                f"{count} sizes were measured, the maximum, and none {between}; to go on, tune under another --name with "
+                f"{self.count} sizes were measured, the maximum, and none {between}; to go on, tune under another --name with "
                 f"--set {name}={largest} --budget {self.search.budget}"
-                if count >= MAX_MEASURED
+                if self.is_full
                 else f"time ended before sizes {between} were measured; tune under another --name with a longer --time"
             )
         self.find_eager_largest()

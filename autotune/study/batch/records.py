@@ -120,8 +120,9 @@ class MeasuredSize:
     """Duration of capture, planning and measurement."""
 
     def merge(self, later: "MeasuredSize") -> "MeasuredSize":
-        """Return this record with what was measured later."""
-        return replace(later, eager=later.eager or self.eager, seconds=self.seconds + later.seconds)
+        """Return this record with what was measured later; a side that was not measured again stays."""
+        planned = self if later.plan is None else later
+        return replace(planned, eager=later.eager or self.eager, seconds=self.seconds + later.seconds)
 
 
 @dataclass(frozen=True, slots=True)

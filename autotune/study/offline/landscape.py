@@ -60,6 +60,8 @@ class Landscape:
     date: str = ""
     command: str = ""
     """Commit, date and command of the recording; empty in records without them."""
+    budget_tolerance: float = 0.0
+    """Share by which the charge may exceed the budget; 0 in records without it."""
 
     @property
     def best_ratio(self) -> float:
@@ -74,13 +76,13 @@ class Landscape:
 
         None where the plan failed or exceeded the budget.
         """
-        result = apply_budget(point.measurement, self.budget_bytes)
+        result = apply_budget(point.measurement, self.budget_bytes, self.budget_tolerance)
         return measured_ratio(result, self.rules) if result.outcome is Outcome.OK else None
 
     @property
     def rules(self) -> Rules:
-        """Rules of the study; the tolerance was applied when the outcomes were recorded."""
-        return Rules(self.budget_bytes, self.floor_bytes, None, self.traced_seconds)
+        """Rules of the study; the numerical tolerance was applied when the outcomes were recorded."""
+        return Rules(self.budget_bytes, self.floor_bytes, None, self.traced_seconds, self.budget_tolerance)
 
     @property
     def stand_in_graph(self) -> TrainGraph:
@@ -132,6 +134,7 @@ def landscape_from_run(run_dir: Path, source: str = "") -> Landscape:
         capture_error=_capture_error(run_dir),
         baseline=_strip(first.measurement),
         points=tuple(_points(records.trials)),
+        budget_tolerance=rules.budget_tolerance,
     )
 
 

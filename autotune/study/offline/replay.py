@@ -27,6 +27,7 @@ from autotune.planners.candidates import Candidate
 from autotune.planners.knobs import Settings
 from autotune.planners.space import Space
 from autotune.predict.simulate import Estimate
+from autotune.records.budget import STEP_PREFIX
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
@@ -252,10 +253,11 @@ def _config(landscape: Landscape, sampler: str, seed: int, trials: int, folder: 
                 f"{landscape.workload}: this version has no {kind} planner of the record; record it again"
             )
         names[kind] = usable
+    budget_bytes, has_tolerance = landscape.budget_bytes, landscape.budget_tolerance > 0
     return Config.model_validate(
         {
             "workload": landscape.workload,
-            "budget": f"{landscape.floor_bytes + landscape.budget_bytes}B",
+            "budget": f"{STEP_PREFIX}{budget_bytes}B" if has_tolerance else f"{landscape.floor_bytes + budget_bytes}B",
             "planners": names,
             "sampler": sampler,
             "priors": priors,

@@ -12,13 +12,22 @@ from autotune.study.verdicts.statistics import block_ratios
 def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
     """Return the trials that ran a plan, grouped by plan, in the given order.
 
-    Trials of kind REPEAT are left out: they reuse an earlier measurement.
+    Trials of kind REPEAT are left out: they reuse an earlier measurement. So is a run whose process was killed from
+    outside, once a later run of the same plan came to an end.
     """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
-            runs.setdefault(trial.plan, []).append(trial)
+            same = runs.setdefault(trial.plan, [])
+            if not was_killed(trial):
+                same[:] = [run for run in same if not was_killed(run)]
+            same.append(trial)
     return runs
+
+
+def was_killed(trial: Trial) -> bool:
+    """Return whether a signal from outside ended the run of a trial."""
+    return trial.measurement is not None and trial.measurement.was_killed
 
 
 def count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:

@@ -15,7 +15,7 @@ from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.plan_runs import group_runs
+from autotune.study.verdicts.plan_runs import group_runs, was_killed
 from autotune.units import fmt_bytes
 
 ASSUMED_OVERHEAD = 0.03
@@ -257,21 +257,25 @@ def ratio_noise(measurement: Measurement) -> float:
 
 
 def pool_runs(trials: Sequence[Trial]) -> Trial:
-    """Return several runs of one plan as one trial: all samples, the highest bytes.
+    """Return several runs of one plan as one trial: all samples, the highest bytes of a step above the last run's floor.
 
     Where the plan was re-measured, only those runs count: the search selected the plan by the other ones.
     """
     confirmed = [trial for trial in trials if trial.kind == TrialKind.CONFIRM]
     last = (confirmed or list(trials))[-1]
     results = [trial.measurement for trial in confirmed or trials if trial.measurement is not None]
+    floor_bytes = next((result.floor_bytes for result in reversed(results) if result.floor_bytes is not None), 0)
+    # floors differ from process to process, so bytes of several runs are compared without them
+    peaks = [result.peak_bytes - (result.floor_bytes or 0) for result in results if result.peak_bytes is not None]
+    charges = [
+        result.charged_bytes - (result.floor_bytes or 0) for result in results if result.charged_bytes is not None
+    ]
     pooled = replace(
         results[-1],
         step_seconds=tuple(chain.from_iterable(result.step_seconds for result in results)),
         baseline_seconds=tuple(chain.from_iterable(result.baseline_seconds for result in results)),
-        peak_bytes=max((result.peak_bytes for result in results if result.peak_bytes is not None), default=None),
-        charged_bytes=max(
-            (result.charged_bytes for result in results if result.charged_bytes is not None), default=None
-        ),
+        peak_bytes=max(peaks) + floor_bytes if peaks else None,
+        charged_bytes=max(charges) + floor_bytes if charges else None,
         disturbed=next((result.disturbed for result in results if result.disturbed), ""),
     )
     return replace(last, measurement=pooled)
@@ -344,3 +348,22 @@ def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
         return None
     note = f"same plan as trial {same[-1].number}: not run again"
     return replace(trial, kind=TrialKind.REPEAT, measurement=replace(pooled, detail=note))
+
+
+def drop_killed(trials: list[Trial], rules: Rules) -> int:
+    """Remove the trials whose process was killed, and repeats of their plans, where no plan won; return their number.
+
+    Nothing is known of these plans, and one of them may fit, so a resumed study measures them again. Beside a winner they
+    stay failed: a plan that needs too much memory may be killed each time.
+    """
+    killed = {trial.plan for trial in trials if was_killed(trial)}
+    if not killed or select_winner(trials, rules) is not None:
+        return 0
+    kept = [
+        trial
+        for trial in trials
+        if trial.plan not in killed or (trial.kind != TrialKind.REPEAT and not was_killed(trial))
+    ]
+    dropped = len(trials) - len(kept)
+    trials[:] = kept
+    return dropped

@@ -126,6 +126,7 @@ def _find_repeats(path: Path) -> list[str]:
         plan_hash(trial.plan)
         for trial in trials
         if trial.plan and trial.was_run and trial.kind not in (TrialKind.REPEAT, TrialKind.CONFIRM)
+        if not (trial.measurement and trial.measurement.was_killed)  # measured again where no plan won
     )
     return problems + [f"plan {plan} ran {count} times" for plan, count in searched.items() if count > 1]
 

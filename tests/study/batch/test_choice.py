@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import ConfigError, InfeasibleError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, PlanError, StoreError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.planners.candidates import find_smallest
@@ -215,6 +215,30 @@ def test_a_budget_that_no_batch_fits_is_named_with_the_reason(tmp_path: Path):
     with pytest.raises(InfeasibleError, match="no batch size fits") as error:
         choose(tmp_path, FakeWorkload(), budget=f"{FLOOR_BYTES + 1000}B")
     assert "raise --budget" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [PlanError, StoreError])
+def test_a_size_whose_plan_fails_is_a_result_and_the_search_goes_on(tmp_path: Path, kind: type[AutotuneError]):
+    def fail(size: StepSize) -> None:
+        if size.batch > OWN:
+            raise kind("the plan cannot run")
+
+    assert choose(tmp_path, FakeWorkload(before_measure=fail)).arguments["batch"] == OWN
+    failed = [each.plan for each in recorded(tmp_path).measured if each.size.batch > OWN and each.plan is not None]
+    assert {(plan.outcome, plan.detail) for plan in failed} == {(Outcome.CRASHED, "the plan cannot run")}
+
+
+def test_a_search_that_ends_at_the_maximum_of_sizes_does_not_name_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("autotune.study.batch.race.MAX_MEASURED", 2)
+    workload = FakeWorkload(overhead=3.0)
+    with pytest.raises(
+        InfeasibleError, match="2 sizes were measured, the maximum; tune under another --name with"
+    ) as error:
+        choose(tmp_path, workload, budget=f"{FLOOR_BYTES + lowest_peak(5)}B")
+    smallest = min(each.size.batch for each in recorded(tmp_path).measured if each.plan is not None)
+    assert f"--set batch={smallest // 2} --budget" in str(error.value)
 
 
 def test_a_workload_that_does_not_fit_at_its_own_size_gets_a_smaller_one(tmp_path: Path):

@@ -10,7 +10,7 @@ from autotune.ir.costs import Costs
 from autotune.measure.survey import WorkloadSurvey
 from autotune.records.config import Config
 from autotune.study.batch.estimate import BatchEstimate
-from autotune.study.batch.plan_largest import plan_largest
+from autotune.study.batch.plan_largest import NEAR_SIZES, plan_largest
 from autotune.testing.fake_runner import DEVICE, FLOOR_BYTES
 
 from .fakes import graph_of, traced_bytes
@@ -52,8 +52,18 @@ def test_workspaces_lower_the_size_until_a_plan_fits():
     assert sizes[-1] < 40
 
 
+def test_workspaces_that_leave_a_small_part_of_the_estimate_are_no_infeasible_budget():
+    sizes: list[int] = []
+    file, _ = plan_largest(CONFIG, ESTIMATE, survey_of(traced_bytes(40) - traced_bytes(6), sizes))
+    assert len(sizes) > NEAR_SIZES
+    assert file.workload.arguments == {"batch": sizes[-1]}
+    assert 0 < sizes[-1] < 20
+
+
 def test_no_size_is_an_error_with_the_next_step():
-    with pytest.raises(InfeasibleError, match=r"no batch size fits 200%: batch=.* is too large .*; raise --budget"):
-        plan_largest(CONFIG, ESTIMATE, survey_of(10**9, []))
+    sizes: list[int] = []
+    with pytest.raises(InfeasibleError, match=r"no batch size fits 200%: batch=1 is too large .*; raise --budget"):
+        plan_largest(CONFIG, ESTIMATE, survey_of(10**9, sizes))
+    assert len(sizes) < 12
     with pytest.raises(InfeasibleError, match="no batch size fits 200%: by estimate; raise --budget"):
         plan_largest(CONFIG, replace(ESTIMATE, largest=0), survey_of(0, []))

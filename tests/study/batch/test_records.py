@@ -67,6 +67,13 @@ def test_a_largest_size_is_settled_once_the_next_one_was_refused():
     assert any("largest plan 60, eager 20" in line for line in describe_search(settled))
 
 
+def test_a_plan_stays_where_eager_alone_is_measured_later_at_its_size():
+    plan = MeasuredSize(StepSize(8), None, side(Outcome.OK, 95.0), 2**27, "bit-equal to eager", "cgroup", 2.0)
+    eager = MeasuredSize(StepSize(8), side(Outcome.OK, 100.0), seconds=1.0)
+    assert plan.merge(eager) == replace(plan, eager=eager.eager, seconds=3.0)
+    assert eager.merge(plan) == replace(plan, eager=eager.eager, seconds=3.0)
+
+
 def test_an_earlier_size_stays_the_best_within_the_noise():
     noisy = replace(SEARCH, measured=(
         MeasuredSize(StepSize(8), None, side(Outcome.OK, 100.0)), MeasuredSize(StepSize(9), None, side(Outcome.OK, 110.0)),
