@@ -572,3 +572,26 @@ def test_a_number_or_an_array_of_numpy_is_refused_by_name(made: Any, words: str)
     workload.model.scale = made
     with pytest.raises(CaptureError, match=words):
         capture(workload)
+
+
+class Weighted(nn.Module):
+    """A loss with weights of the classes, which users replace between epochs."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(4))
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], weight=self.weight)
+
+
+def test_a_new_buffer_of_a_loss_module_is_read_without_another_capture():
+    ours, other = (make(lambda: nn.Linear(8, 4), loss_fn=Weighted()) for _ in range(2))
+    with TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, other_shapes="error") as step:
+        for number in range(3):
+            assert torch.equal(step(ours.batch), eager_step(other)[0])
+            for workload in (ours, other):
+                workload.loss_fn.weight = torch.rand(4, generator=torch.Generator().manual_seed(number))
+    assert worst_difference(tensors(ours), tensors(other)) == 0.0
