@@ -204,9 +204,10 @@ class Updates:
 
 
 def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: bool) -> torch.Tensor:
-    """Return the gradient in the layout that `backward` leaves in `.grad`: a norm is summed in the order of memory.
+    """Return the gradient in the layout that `backward` leaves in `.grad`.
 
-    Autograd copies a gradient whose strides differ from its parameter's. `copied` forces a copy.
+    Norms and fused kernels read it in the order of memory. Autograd copies a gradient whose strides differ from its
+    parameter's. `copied` forces a copy.
     """
     same_layout = gradient.stride() == parameter.stride() or (gradient.is_contiguous() and parameter.is_contiguous())
     if same_layout and not copied:
