@@ -628,7 +628,9 @@ def test_tensors_from_outside_that_are_spelled_as_the_models_are_others():
         return workload, mean
 
     (one, mean), (other, _) = encoded(), encoded()
-    assert {"encoder.weight", "mean"} <= {value.name for value in capture(one).graph.values if value.role is Role.BUFFER}
+    assert {"encoder.weight", "mean"} <= {
+        value.name for value in capture(one).graph.values if value.role is Role.BUFFER
+    }
     assert_equals_eager(one, other, steps=3)
     assert torch.equal(mean, torch.full((8,), 0.5))
 

@@ -106,4 +106,4 @@ def test_marking_the_regions_of_cells_takes_time_in_proportion_to_their_number()
         recurrent.mark_regions(graph)
         lookups.append(CountedMeta.lookups - before)
         assert len({node.meta[recurrent.REGION] for node in graph.nodes if node.op == "call_function"}) == cells
-    assert lookups[1] <= 4 * lookups[0]
+    assert lookups[1] < 5 * lookups[0]

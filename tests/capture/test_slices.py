@@ -157,4 +157,4 @@ def test_folding_writes_takes_time_in_proportion_to_their_number():
         slices.fold_writes(graph)
         lookups.append(CountedMeta.lookups - before)
         assert sum(node.target is slices.write_part for node in graph.nodes) == writes
-    assert lookups[1] <= 4 * lookups[0]
+    assert lookups[1] < 5 * lookups[0]
