@@ -119,8 +119,8 @@ def refuse_shared_memory(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> N
 
 def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first byte of a tensor in its storage, and the one behind its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset()
+    last = sum((size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset())
     return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
 
 
