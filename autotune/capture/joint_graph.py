@@ -217,10 +217,9 @@ class JointTrace:
         desc = node.meta["desc"]
         match type(desc).__name__:
             case "ParamAOTInput":
-                name = self._parameter_name(desc.target)
-                self._add_input(node, name, Role.PARAM, get_attribute(self._owner, desc.target))
+                self._read_own(node, desc.target, Role.PARAM)
             case "BufferAOTInput":
-                self._read_buffer(node, desc.target)
+                self._read_own(node, desc.target, Role.BUFFER)
             case "PlainAOTInput" if (free := self._free_input(desc)) is not None:
                 self._read_free_input(node, desc.idx, free)
             case "PlainAOTInput":
@@ -242,11 +241,13 @@ class JointTrace:
         refuse_loss(node.meta["val"], is_second=self._tangent is not None)
         self._tangent = self._add_input(node, "tangent", Role.BATCH)
 
-    def _read_buffer(self, node: fx.Node, target: str) -> None:
+    def _read_own(self, node: fx.Node, target: str, role: Role) -> None:
+        """Read a parameter or a buffer of model and loss. No signature compares those of a loss: it is read in each step."""
         tensor = get_attribute(self._owner, target)
-        is_known = id(tensor) in self._value_of
-        value = self._add_input(node, user_path(target), Role.BUFFER, tensor)
-        if target.startswith(LOSS) and not is_known:  # no signature compares it, as it does the model's: read it anew
+        is_read_anew = target.startswith(LOSS) and not tensor.requires_grad and id(tensor) not in self._value_of
+        role = Role.BUFFER if is_read_anew else role
+        value = self._add_input(node, self._parameter_name(target), role, tensor)
+        if is_read_anew:
             self._free[value] = partial(get_attribute, self._owner, target)
             del self._tensors[value]
 
