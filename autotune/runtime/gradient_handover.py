@@ -35,7 +35,11 @@ class PlannedCall:
         program, self._expected, self._lock = executor.program, expected, lock
         written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
-        self._state = _State([program.tensors[value] for value in written], program)
+        values = (*program.batch, *(value for value, _ in program.free))
+        given = dict(zip(values, self._inputs, strict=True))
+        own = program.tensors | given
+        self._unchanged = [tensor for value, tensor in given.items() if value not in written]
+        self._state = _State([own[value] for value in written], program)
         self._before = self._state.copy()
         self._versions = self._read_versions()
         self._gradients: tuple[torch.Tensor, ...] | None = None
@@ -80,7 +84,7 @@ class PlannedCall:
     def _read_versions(self) -> list[int]:
         tensors = self._executor.program.tensors
         trained = [tensors[value] for value in self._executor.program.gradients]
-        return [tensor._version for tensor in (*trained, *self._inputs)]
+        return [tensor._version for tensor in (*trained, *self._unchanged)]
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +177,7 @@ class Tangents:
 
 
 class _State:
-    """What a call changes: buffers of the model, and the random number generator."""
+    """What a call changes: buffers, tensors from outside, and the random number generator."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], program: Program) -> None:
         self._buffers = buffers
