@@ -1,10 +1,14 @@
 """Refuse steps that a captured graph would run differently from eager: hooks, gradients of the batch, checkpoints."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
+from autotune.capture.fx_nodes import tensor_storage
 from autotune.capture.signature import has_hooks
 from autotune.errors import CaptureError
 
@@ -36,6 +40,88 @@ def refuse_two_gradients(names: list[str]) -> None:
             f"{twice} has several names in the model, and the trace has a gradient for each; give it one name, or report "
             "the model as a bug"
         )
+
+
+def refuse_loss(loss: torch.Tensor, *, is_second: bool) -> None:
+    """Raise CaptureError for a loss of several elements, and for a second result to differentiate."""
+    if is_second:
+        raise CaptureError(
+            "the loss function returns several tensors to differentiate; return one loss, or (loss, extras) with "
+            "detached extras"
+        )
+    if loss.numel() != 1:
+        raise CaptureError(
+            f"the loss has {loss.numel()} elements, and backward needs one number; reduce it, for example with loss.mean()"
+        )
+
+
+def refuse_constant(node: fx.Node, constant: object) -> None:
+    """Raise CaptureError for a constant of the trace that is no tensor: the graph of an op, or a generator."""
+    if isinstance(constant, torch.Tensor):
+        return
+    if isinstance(constant, fx.GraphModule):
+        op = next(iter(node.users), node).target
+        raise CaptureError(
+            f"{op} runs a function as a graph of its own, which a captured step does not support; write it as plain operations, "
+            "such as torch.where for torch.cond, or scaled_dot_product_attention for flex_attention"
+        )
+    raise CaptureError("the step draws from a torch.Generator; draw from the default one, or before the step")
+
+
+def refuse_sparse(node: fx.Node, results: Iterable[torch.Tensor]) -> None:
+    """Raise CaptureError for an op with a sparse result."""
+    if any(result.layout is not torch.strided for result in results):
+        raise CaptureError(
+            f"{node.target} makes a sparse tensor, which a captured step does not support; use the dense form, such as "
+            "Embedding(sparse=False)"
+        )
+
+
+def refuse_part_views(node: fx.Node, results: Iterable[torch.Tensor], storages: set[int]) -> None:
+    """Raise CaptureError for an op of which a result, but not each, lies in the memory of an input. `storages` has the inputs'."""
+    if any(tensor_storage(result) in storages for result in results):
+        raise CaptureError(
+            f"{node.target} returns a view of its input and a new tensor at once, which a captured step does not support; "
+            "replace it in the model by two operations"
+        )
+
+
+class _Span(NamedTuple):
+    """Bytes of a storage in which a tensor lies."""
+
+    start: int
+    end: int
+    name: str
+    is_written: bool
+
+
+def refuse_shared_memory(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
+    """Raise CaptureError for two tensors in the same bytes, where the step writes one: a plan takes them as independent.
+
+    `tensors` has for each tensor its name, the tensor, and whether the step writes it. Each tensor is another object.
+    """
+    spans: dict[int, list[_Span]] = defaultdict(list)
+    for name, tensor, is_written in tensors:
+        if tensor.numel():
+            spans[tensor_storage(tensor)].append(_Span(*_byte_range(tensor), name, is_written))
+    for sharing in spans.values():
+        sharing.sort()
+        for position, span in enumerate(sharing):
+            for other in islice(sharing, position + 1, None):
+                if other.start >= span.end:
+                    break
+                if span.is_written or other.is_written:
+                    raise CaptureError(
+                        f"{span.name} and {other.name} are two tensors in the same memory, and the step writes to it, so a plan "
+                        "may change one before the other is read; make them one parameter, or give one its own memory: .clone()"
+                    )
+
+
+def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its storage, and the one behind its last."""
+    last = sum((size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset())
+    return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
 
 
 def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:

@@ -3,13 +3,21 @@
 import operator
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune.capture.capture_checks import refuse_two_gradients
+from autotune.capture.capture_checks import (
+    refuse_constant,
+    refuse_loss,
+    refuse_part_views,
+    refuse_shared_memory,
+    refuse_sparse,
+    refuse_two_gradients,
+)
 from autotune.capture.fx_nodes import (
     get_attribute,
     is_backward,
@@ -26,6 +34,7 @@ from autotune.capture.optimizers.update_ops import UpdateOps
 from autotune.capture.optimizers.whole_update import make_updates
 from autotune.capture.program import Call, Program, Read, View, reads, view_part
 from autotune.capture.python.python_trace import FreeInput
+from autotune.capture.python.step_module import LOSS
 from autotune.capture.python.step_trace import StepGuards
 from autotune.capture.regions import renumber
 from autotune.capture.rewrites import batch_norm, dropout, lstm, recurrent
@@ -40,8 +49,6 @@ REDUCED_IN_PLACE = (
     torch.ops.aten.soft_margin_loss.default,
 )
 """Losses whose kernels reduce a tensor of one loss per element to one number in the same memory, which stays as large."""
-
-
 EMBEDDING_BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
 """Kernels whose second output is one element shorter than its memory."""
 
@@ -80,9 +87,11 @@ class JointTrace:
         self._batch_size = batch_size
         self._free_inputs = free
         self._free: dict[int, Callable[[], torch.Tensor]] = {}
+        self._free_values: dict[int, int] = {}  # of free inputs, by position among the inputs of the step
         self._tangent: int | None = None
         self._results: list[Any] = []
-        self._inputs: dict[str, int] = {}  # parameters and buffers by name
+        self._value_of: dict[int, int] = {}  # of parameters, buffers and constants, by id of the tensor
+        self._outside: dict[int, torch.Tensor] = {}  # tensor of each value that is no batch, at capture
         self.current_op = ""
         """Op that is being read, with its module, for error messages; empty between ops."""
 
@@ -135,6 +144,9 @@ class JointTrace:
                     self._read_call(node)
         self.current_op = ""
         self._read_outputs(outputs)
+        written = {value for op in self._builder.ops for value in op.writes}
+        values = self._builder.values
+        refuse_shared_memory([(values[v].name, tensor, v in written) for v, tensor in self._outside.items()])
 
     def _drop_unused_gradients(self, output: fx.Node, outputs: list[tuple[Any, Any]]) -> None:
         """Remove gradients that neither an update nor the loop reads, and the ops that only they need."""
@@ -163,37 +175,39 @@ class JointTrace:
                 case "PlainAOTOutput":
                     self._results.append(self._argument(node))
                 case "InputMutationAOTOutput":
-                    self._commit(self._mutated_buffer(desc.mutated_input), node)
+                    self._commit(desc.mutated_input, node)
                 case "GradAOTOutput" if node is not None:
-                    gradients.append((node, self._parameter_name(desc.grad_of.target)))
-        refuse_two_gradients([name for _, name in gradients])
+                    target = desc.grad_of.target
+                    value = self._value_of[id(get_attribute(self._owner, target))]
+                    gradients.append((node, self._parameter_name(target), value))
+        refuse_two_gradients([name for _, name, _ in gradients])
         if self._returns_gradients:
             self._return_gradients(gradients)
             return
         position = {node: index for index, node in enumerate(self._trace.nodes)}
         readers = Counter(value for op in self._builder.ops for value in op.inputs)
-        readers.update(value for node, _ in gradients for value in reads(self._argument(node)))
+        readers.update(value for node, *_ in gradients for value in reads(self._argument(node)))
         readers.update(reads(self._results))
         if self._updates is None:
             return
         updates = UpdateOps(self._builder, self._updates, self._tensors)
-        for node, name in sorted(gradients, key=lambda pair: position[pair[0]]):
+        for node, name, parameter in sorted(gradients, key=lambda gradient: position[gradient[0]]):
             gradient = self._argument(node)
             values = list(reads(gradient))
             for value in values:
                 self._builder.mark_gradient(value, name)
-            updates.add(name, self._inputs[name], gradient, any(readers[value] > 1 for value in values))
+            updates.add(name, parameter, gradient, any(readers[value] > 1 for value in values))
         updates.finish()
 
-    def _return_gradients(self, gradients: list[tuple[fx.Node, str]]) -> None:
+    def _return_gradients(self, gradients: list[tuple[fx.Node, str, int]]) -> None:
         """Add the gradients to the results, in the order of the model's parameters."""
         order = {name: position for position, name in enumerate(self._name_of.values())}
-        for node, name in sorted(gradients, key=lambda pair: order.get(pair[1], len(order))):
+        for node, name, parameter in sorted(gradients, key=lambda gradient: order.get(gradient[1], len(order))):
             gradient = self._argument(node)
             for value in reads(gradient):
                 self._builder.mark_gradient(value, name)
             self._results.append(gradient)
-            self._gradients.append(self._inputs[name])
+            self._gradients.append(parameter)
 
     def _parameter_name(self, target: str) -> str:
         """Return the model's first name for a parameter; the tracer may use another one for a tied parameter."""
@@ -203,13 +217,11 @@ class JointTrace:
         desc = node.meta["desc"]
         match type(desc).__name__:
             case "ParamAOTInput":
-                name = self._parameter_name(desc.target)
-                self._inputs[name] = self._add_input(node, name, Role.PARAM, get_attribute(self._owner, desc.target))
+                self._read_own(node, desc.target, Role.PARAM)
             case "BufferAOTInput":
-                name = user_path(desc.target)
-                self._inputs[name] = self._add_input(node, name, Role.BUFFER, get_attribute(self._owner, desc.target))
+                self._read_own(node, desc.target, Role.BUFFER)
             case "PlainAOTInput" if (free := self._free_input(desc)) is not None:
-                self._read_free_input(node, free)
+                self._read_free_input(node, desc.idx, free)
             case "PlainAOTInput":
                 self._batch.append(self._add_input(node, f"batch.{desc.idx}", Role.BATCH))
             case "TangentAOTInput":
@@ -226,28 +238,27 @@ class JointTrace:
                 f"the model changes {self._mutated_name(desc.output.mutated_input)} in place while it is trained, and "
                 "backward would differentiate that change; do it between steps, or on a copy under torch.no_grad()"
             )
-        if self._tangent is not None:
-            raise CaptureError(
-                "the loss function returns several tensors to differentiate; return one loss, or (loss, extras) with "
-                "detached extras"
-            )
-        if node.meta["val"].numel() != 1:
-            raise CaptureError(
-                f"the loss has {node.meta['val'].numel()} elements, and backward needs one number; reduce it, for "
-                "example with loss.mean()"
-            )
+        refuse_loss(node.meta["val"], is_second=self._tangent is not None)
         self._tangent = self._add_input(node, "tangent", Role.BATCH)
 
-    def _read_free_input(self, node: fx.Node, free: FreeInput) -> None:
+    def _read_own(self, node: fx.Node, target: str, role: Role) -> None:
+        """Read a parameter or a buffer of model and loss. No signature compares those of a loss: it is read in each step."""
+        tensor = get_attribute(self._owner, target)
+        is_read_anew = target.startswith(LOSS) and not tensor.requires_grad and id(tensor) not in self._value_of
+        role = Role.BUFFER if is_read_anew else role
+        value = self._add_input(node, self._parameter_name(target), role, tensor)
+        if is_read_anew:
+            self._free[value] = partial(get_attribute, self._owner, target)
+            del self._tensors[value]
+
+    def _read_free_input(self, node: fx.Node, number: int, free: FreeInput) -> None:
         self._refuse_trained(free.example)
-        value = self._add_input(node, free.name, Role.BUFFER)
-        self._free[value] = free.read
-        self._inputs[free.name] = value
+        value = self._free_values[number] = self._add_input(node, free.name, Role.BUFFER)
+        self._free[value], self._outside[value] = free.read, free.example
 
     def _read_constant(self, node: fx.Node) -> None:
         tensor = get_attribute(self._trace.owning_module, str(node.target))
-        if not isinstance(tensor, torch.Tensor):
-            raise CaptureError("the step draws from a torch.Generator; draw from the default one, or before the step")
+        refuse_constant(node, tensor)
         self._refuse_trained(tensor)
         self._add_input(node, node.name, Role.BUFFER, tensor)
 
@@ -261,12 +272,13 @@ class JointTrace:
     def _add_input(self, node: fx.Node, name: str, role: Role, tensor: torch.Tensor | None = None) -> int:
         # the tracer has a tied weight twice: of two values one could be read, and a recomputation use it, after the
         # update of the other
-        value = next((value for value, other in self._tensors.items() if other is tensor), None)
+        value = None if tensor is None else self._value_of.get(id(tensor))
         if value is None:
             value = self._builder.add_value(name, role, node.meta.get("val", tensor))
+            if tensor is not None:
+                self._value_of[id(tensor)] = value
+                self._tensors[value] = self._outside[value] = tensor
         self._arguments[node] = Read(value)
-        if tensor is not None:
-            self._tensors[value] = tensor
         return value
 
     def _argument(self, argument: Any) -> Any:
@@ -291,22 +303,14 @@ class JointTrace:
             return
         if not isinstance(result, torch.Tensor):
             parts = list(result) if isinstance(result, (tuple, list)) else []
-        if any(isinstance(part, torch.Tensor) and part.layout is not torch.strided for part in (parts or [result])):
-            raise CaptureError(
-                f"{node.target} makes a sparse tensor, which a captured step does not support; use the dense form, such as "
-                "Embedding(sparse=False)"
-            )
         read_storages = {storage_of(source) for source in node.all_input_nodes if is_tensor(source)}
         tensors = [part for part in (parts if parts is not None else [result]) if isinstance(part, torch.Tensor)]
+        refuse_sparse(node, tensors)
         if tensors and all(tensor_storage(part) in read_storages for part in tensors):
             identity = node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
             self._arguments[node] = args[0] if identity else View(target, args, kwargs)
             return
-        if any(tensor_storage(part) in read_storages for part in tensors):
-            raise CaptureError(
-                f"{node.target} returns a view of its input and a new tensor at once, which a captured step does not support; "
-                "replace it in the model by two operations"
-            )
+        refuse_part_views(node, tensors, read_storages)
         self._add_op(node, args, kwargs, result if parts is None else parts)
 
     def _add_op(self, node: fx.Node, args: Any, kwargs: tuple[tuple[str, Any], ...], result: Any) -> None:
@@ -362,9 +366,7 @@ class JointTrace:
     def _same_size(self, values: tuple[int, ...], output: int) -> tuple[int, ...]:
         """Return those of the values that the step allocates itself and that are as large as the output."""
         values_by_id = self._builder.values
-        nbytes = values_by_id[
-            output
-        ].nbytes  # the memory of a loss that is reduced in place is larger than its one number
+        nbytes = values_by_id[output].nbytes  # larger than the one number of a loss that is reduced in place
         return tuple(v for v in values if values_by_id[v].role is Role.ACTIVATION and values_by_id[v].nbytes == nbytes)
 
     def _free_input(self, desc: Any) -> FreeInput | None:
@@ -377,20 +379,20 @@ class JointTrace:
         free = self._free_input(desc)
         return f"batch.{desc.idx}" if free is None else free.name
 
-    def _mutated_buffer(self, desc: Any) -> str:
-        if type(desc).__name__ != "PlainAOTInput":
-            return user_path(desc.target)
-        if (free := self._free_input(desc)) is not None:
-            return free.name
+    def _mutated_value(self, desc: Any) -> int:
+        if hasattr(desc, "target"):
+            return self._value_of[id(get_attribute(self._owner, desc.target))]
+        if desc.idx in self._free_values:
+            return self._free_values[desc.idx]
         raise CaptureError(
             f"the model changes batch.{desc.idx} in place; let its first layer work on a copy: x = x.clone()"
         )
 
-    def _commit(self, target: str, node: fx.Node) -> None:
+    def _commit(self, mutated: Any, node: fx.Node) -> None:
         """Write the new content of a buffer at the end of the step: until then forward ops can be recomputed."""
-        buffer = self._inputs[target]
-        self._builder.layer = target.rpartition(".")[0]
+        buffer, name = self._mutated_value(mutated), self._mutated_name(mutated)
+        self._builder.layer = name.rpartition(".")[0]
         call = Call(torch.ops.aten.copy_.default, (Read(buffer), self._argument(node)))
         self._builder.add_op(
-            call, name=f"{target}.commit", target="commit", phase=Phase.UPDATE, writes=(buffer,), repeatable=False
+            call, name=f"{name}.commit", target="commit", phase=Phase.UPDATE, writes=(buffer,), repeatable=False
         )

@@ -2,6 +2,7 @@
 
 import hashlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,13 +139,21 @@ def argument_text(argument: Any, metas: Sequence[Meta | None]) -> str:
             meta = metas[value]
             return f"<{meta.dtype}{meta.shape}{meta.stride}{meta.device.type}>" if meta else "<state>"
         case View(target, args, kwargs):
-            return f"{target}{argument_text(args, metas)}{argument_text(kwargs, metas)}"
+            return f"{stable_text(target)}{argument_text(args, metas)}{argument_text(kwargs, metas)}"
         case tuple() | list():
             return "(" + ",".join(argument_text(part, metas) for part in argument) + ")"
         case torch.nn.Parameter():
             return "<parameter>"
         case _:
-            return repr(argument)
+            return stable_text(repr(argument))
+
+
+def stable_text(value: object) -> str:
+    """Return a value as text without the addresses of functions and other objects, which differ between processes."""
+    return _ADDRESS.sub("", str(value))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def hash_signature(description: object) -> str:

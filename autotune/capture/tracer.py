@@ -220,7 +220,10 @@ def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name
     if way == "recorded":
         return record_step(stack, step, tensors, name)
     try:
-        return _trace_with_dynamo(stack, step, tensors, name, dynamic)
+        with ExitStack() as attempt:  # of a failed attempt no context stays open for the other way
+            trace = _trace_with_dynamo(attempt, step, tensors, name, dynamic)
+            stack.enter_context(attempt.pop_all())
+        return trace
     except CaptureError:
         raise
     except Exception as refusal:  # Dynamo raises the user's own exceptions and dozens of its own

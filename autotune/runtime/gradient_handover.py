@@ -41,7 +41,7 @@ class PlannedCall:
         program, self._expected, self._lock, self._reopen = executor.program, expected, lock, reopen
         self._written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
-        self._state = _State([program.tensors[value] for value in self._written], program)
+        self._state = _State([self._tensors()[value] for value in self._written], program)
         self._before = self._state.copy()
         self._versions = self._read_versions()
         self._gradients: tuple[torch.Tensor, ...] | None = None
@@ -85,15 +85,18 @@ class PlannedCall:
             finally:
                 self._state.restore(current)
 
-    def _read_versions(self) -> dict[int, int]:
-        """Return the version of each tensor that the step reads and does not write, by its value."""
+    def _tensors(self) -> dict[int, torch.Tensor]:
+        """Return the tensors of the step by their values: the model's, and those that the call passes."""
         program = self._executor.program
         inputs = (*program.batch, *(value for value, _ in program.free))
-        tensors = program.tensors | dict(zip(inputs, self._inputs, strict=True))
+        return program.tensors | dict(zip(inputs, self._inputs, strict=True))
+
+    def _read_versions(self) -> dict[int, int]:
+        """Return the version of each tensor that the step reads and does not write, by its value."""
         # a tensor of inference mode has no version
         return {
             value: 0 if tensor.is_inference() else tensor._version
-            for value, tensor in tensors.items()
+            for value, tensor in self._tensors().items()
             if value not in self._written
         }
 
@@ -188,7 +191,7 @@ class Tangents:
 
 
 class _State:
-    """What a call changes: buffers of the model, and the random number generator."""
+    """What a call changes: buffers, tensors from outside, and the random number generator."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], program: Program) -> None:
         self.buffers = tuple(buffers)

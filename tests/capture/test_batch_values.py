@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autotune.capture.tracer import capture
+from autotune.capture.values.batch_values import BatchValues
+from autotune.capture.values.constant_values import ConstantValues
 from autotune.errors import CaptureError
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
@@ -263,3 +265,23 @@ def test_a_step_with_a_backward_pass_of_its_own_is_refused_with_its_line():
         CaptureError, match=r"runs a backward pass that adds to \.grad at .*test_batch_values\.py:\d+ .*autograd\.grad"
     ):
         capture(workload)
+
+
+def test_a_value_that_is_used_twice_is_computed_once_per_op_and_once_per_check():
+    calls: list[str] = []
+
+    def double(one: Tensor, other: Tensor) -> Tensor:
+        calls.append("double")
+        return one + other
+
+    values = BatchValues([torch.ones(2)], ConstantValues())
+    traced = torch.empty(2)
+    values.add_inputs([traced])
+    for _ in range(10):
+        result = torch.empty(2)
+        values.follow(double, (traced, traced), {}, result)
+        traced = result
+    assert values.read(torch.equal, (traced, traced), {}) == (True,)
+    assert len(calls) == 10
+    assert values.branches[0].holds([torch.zeros(2)])
+    assert len(calls) == 20

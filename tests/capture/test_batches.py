@@ -1,5 +1,7 @@
 """A step takes batches as loaders give them, trains as in eager, and is captured again only for what it reads."""
 
+import inspect
+import re
 import warnings
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
@@ -178,3 +180,51 @@ def test_a_workload_of_arrays_is_an_input_and_no_constant():
         first = step(array)
         array *= 2
         assert step(array) != first
+
+
+SCALES = {"task_2": 2.0, "task_3": 3.0}
+READS: dict[str, Callable[[str], float]] = {
+    "a comparison": lambda word: 2.0 if word == "2" else 3.0,
+    "a text with it": lambda word: SCALES[f"task_{word}"],
+    "a text before it": lambda word: SCALES["task_" + word],
+    "a join": lambda word: SCALES["_".join(["task", word])],
+    "a float": float,
+    "an integer": int,
+    "an integer of a base": lambda word: int(word, 16),
+    "an expression": lambda word: float(re.match(r"\d", word)[0]),
+    "an array": lambda word: float(np.array([word]).astype(float)[0]),
+}
+"""Ways to read a word, as numbers."""
+
+
+@pytest.mark.filterwarnings("ignore:batch.*changed")
+@pytest.mark.parametrize("way", READS)
+def test_a_recorded_step_is_captured_again_for_another_word_that_it_reads(way: str):
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert inspect.currentframe() is not None  # Dynamo refuses it
+        return by_key(model, batch) * READS[way](batch["word"])
+
+    ours, other = make(net, loss_fn=loss_fn), make(net, loss_fn=loss_fn)
+    with TrainStep(ours.model, loss_fn, ours.optimizer, numbered(0, word="2")) as step:
+        assert step._selector.first.recorded
+        for number, word in enumerate("232"):
+            other.batch = numbered(number, word=word)
+            assert torch.equal(step(other.batch), eager_step(other)[0])
+        assert len(list(step._selector.cache)) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_recorded_step_is_captured_once_for_words_that_it_does_not_read():
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert inspect.currentframe() is not None
+        assert len([batch["name"], *batch["names"]]) == 3
+        kept = {key: part for key, part in batch.items() if not isinstance(part, str)}
+        return by_key(model, kept) * SCALES["task_" + batch["word"]]
+
+    ours, other = make(net, loss_fn=loss_fn), make(net, loss_fn=loss_fn)
+    with TrainStep(ours.model, loss_fn, ours.optimizer, numbered(0, word="2", name="0", names=["a", "b"])) as step:
+        for number in range(3):
+            other.batch = numbered(number, word="2", name=f"{number}.png", names=[f"{number}", "b"])
+            assert torch.equal(step(other.batch), eager_step(other)[0])
+        assert len(list(step._selector.cache)) == 1
+        assert step._selector.first.recorded

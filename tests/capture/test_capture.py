@@ -1,9 +1,12 @@
 """A captured step is the user's own step, and capturing it disturbs nothing."""
 
+import copy
 import subprocess
 import sys
 from collections import OrderedDict
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from autotune.capture import tracer
+from autotune.capture.capture_checks import refuse_shared_memory
 from autotune.capture.program import reads
+from autotune.capture.python.recorded_run import record_step
+from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.ir.costs import Costs
@@ -510,6 +517,22 @@ class Clamped(nn.Linear):
         return super().forward(inputs)
 
 
+class Transposed(nn.Module):
+    """Autoencoder of two parameters in one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc, self.dec = nn.Linear(8, 4), nn.Linear(4, 8)
+        self.dec.weight = nn.Parameter(self.enc.weight.t())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.dec(self.enc(inputs))
+
+
+def branching(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.cond(batch[0].sum() > 0, lambda made: made.sum(), lambda made: made.mean(), (model(batch[0]),))
+
+
 @pytest.mark.parametrize(
     ("model", "loss_fn", "words"),
     [
@@ -523,6 +546,8 @@ class Clamped(nn.Linear):
             lambda model, batch: model(batch[1]).sum(),
             "makes a sparse tensor",
         ),
+        (Transposed, summed, "dec.weight and enc.weight are two tensors in the same memory"),
+        (mlp, branching, "cond runs a function as a graph of its own"),
     ],
 )
 def test_what_a_captured_step_would_do_otherwise_than_eager_is_refused(model, loss_fn, words: str):
@@ -575,3 +600,60 @@ def test_every_op_reads_what_its_call_names():
         named = {*reads(call.args), *reads([part for _, part in call.kwargs])}
         assert named <= set(op.inputs)
         assert all(program.graph.values[extra].role is Role.STATE for extra in set(op.inputs) - named)
+
+
+class Encoded(nn.Module):
+    """An encoder, with the running mean of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
+        return self.head(self.encoder(inputs - self.mean))
+
+
+def test_tensors_from_outside_that_are_spelled_as_the_models_are_others():
+    def encoded() -> tuple[Workload, Tensor]:
+        workload = make(Encoded)
+        encoder, mean = copy.deepcopy(workload.model.encoder).requires_grad_(False), torch.full((8,), 0.5)
+
+        def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return labelled_loss(model, batch) + (model.encoder(batch[0]) - encoder(batch[0] - mean)).square().mean()
+
+        workload.loss_fn = loss_fn
+        return workload, mean
+
+    (one, mean), (other, _) = encoded(), encoded()
+    assert {"encoder.weight", "mean"} <= {
+        value.name for value in capture(one).graph.values if value.role is Role.BUFFER
+    }
+    assert_equals_eager(one, other, steps=3)
+    assert torch.equal(mean, torch.full((8,), 0.5))
+
+
+def test_tensors_in_one_memory_are_refused_only_where_bytes_overlap_and_one_is_written():
+    whole = torch.zeros(4, 8)
+    refuse_shared_memory([("whole", whole, False), ("part", whole[1], False), ("empty", whole[:0], True)])
+    refuse_shared_memory([("first", whole[:2], True), ("second", whole[2:], True)])
+    with pytest.raises(CaptureError, match=r"^whole and part are two tensors in the same memory.*: \.clone\(\)$"):
+        refuse_shared_memory([("part", whole[1], True), ("whole", whole, False)])
+
+
+def test_a_failed_trace_leaves_no_context_open_for_the_other_way(monkeypatch: pytest.MonkeyPatch):
+    closed: list[str] = []
+
+    def refuse(stack: ExitStack, *_: object) -> None:
+        stack.callback(closed.append, "context")
+        raise NotImplementedError
+
+    def record(*arguments: Any) -> StepTrace:
+        assert closed == ["context"]
+        return record_step(*arguments)
+
+    monkeypatch.setattr(tracer, "_trace_with_dynamo", refuse)
+    monkeypatch.setattr(tracer, "record_step", record)
+    assert capture(make(mlp)).recorded

@@ -1,5 +1,6 @@
 """A captured step follows the Python values that it reads, or refuses by name; it never trains with stale ones."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -572,3 +573,40 @@ def test_a_number_or_an_array_of_numpy_is_refused_by_name(made: Any, words: str)
     workload.model.scale = made
     with pytest.raises(CaptureError, match=words):
         capture(workload)
+
+
+class Weighted(nn.Module):
+    """A loss with tensors of its own, which users replace between epochs."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(4))
+        self.teacher = nn.Linear(8, 4).requires_grad_(False)
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        made = model(batch[0])
+        return F.cross_entropy(made, batch[1], weight=self.weight) + F.mse_loss(made, self.teacher(batch[0]))
+
+
+def new_weight(loss: Weighted) -> None:
+    loss.weight = torch.rand(4)
+
+
+def new_teacher(loss: Weighted) -> None:
+    loss.teacher = nn.Linear(8, 4).requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [new_weight, new_teacher])
+def test_a_new_tensor_of_a_loss_module_is_read_without_another_capture(change: Callable[[Weighted], None]):
+    torch.manual_seed(0)
+    loss = Weighted()
+    ours, other = (make(lambda: nn.Linear(8, 4), loss_fn=copy.deepcopy(loss)) for _ in range(2))
+    with TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, other_shapes="error") as step:
+        for number in range(3):
+            assert torch.equal(step(ours.batch), eager_step(other)[0])
+            for workload in (ours, other):
+                torch.manual_seed(number)
+                change(workload.loss_fn)
+    assert worst_difference(tensors(ours), tensors(other)) == 0.0

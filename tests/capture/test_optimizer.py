@@ -2,17 +2,20 @@
 
 import copy
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from autotune.capture.program import View, argument_text
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.planners import make_plan
+from autotune.runtime.op_profiler import profile
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 from tests.support.eager import eager_step, tensors, worst_difference
@@ -314,3 +317,52 @@ def test_an_optimizer_that_writes_into_gradients_changes_no_other_parameters(pla
         step(workload.batch)
         eager_step(other)
     assert_same(workload, other)
+
+
+class Einsum(nn.Module):
+    """Its weight's gradient is a transposed view, which `backward` copies into the weight's layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bi,oi->bo", inputs, self.weight)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_fused_update_gets_its_gradient_in_the_layout_of_the_parameter(place: str):
+    workload, step, other = pair(OPTIMIZERS["fused"], place, Einsum)
+    for _ in range(3):
+        step(workload.batch)
+        eager_step(other)
+    assert_same(workload, other)
+
+
+def test_several_updates_at_once_get_their_gradients_in_the_layout_of_the_parameters():
+    program, other = capture(make(Einsum, optimizer=OPTIMIZERS["fused"])), make(Einsum, optimizer=OPTIMIZERS["fused"])
+    (weight,) = (parameter for parameter in program.tensors.values() if isinstance(parameter, nn.Parameter))
+    gradient = torch.randn(8, 4).t()
+    program.updates.update_together([("weight", weight, gradient, False)])
+    other.model.weight.grad = gradient.contiguous()
+    other.optimizer.step()
+    assert torch.equal(weight, other.model.weight)
+
+
+def test_the_copy_of_a_gradient_into_its_parameters_layout_is_scratch_of_the_update():
+    program = capture(make(Einsum, optimizer=OPTIMIZERS["sgd"]))
+    (update,) = [op for op in program.graph.ops if op.name == "weight.update"]
+    assert profile(program).scratch_bytes[update.id] >= 4 * 8 * 4
+
+
+class Ruled(Mine):
+    def __init__(self, params: Any, rule: Any) -> None:
+        super().__init__(params)
+        self.defaults["rule"] = rule
+
+
+def test_a_function_among_an_optimizers_settings_leaves_the_digest_as_it_is_in_another_process():
+    rules = [FunctionType(last_layer.__code__, globals(), "rule") for _ in range(2)]  # as two processes load it
+    digests = {capture(make(mlp, optimizer=partial(Ruled, rule=rule))).graph.digest for rule in rules}
+    assert len(digests) == 1
+    assert len({argument_text(View(rule, ()), []) for rule in rules}) == 1

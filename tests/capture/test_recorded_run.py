@@ -331,3 +331,30 @@ def test_a_teacher_in_a_closure_is_read_again_for_each_step():
                     teacher[0].weight.mul_(0.5)
                 teacher[3].bias = nn.Parameter(teacher[3].bias * 2)
         assert len(list(step._selector.cache)) == 1
+
+
+class Tapped(Odd):
+    """Reads a container of its attributes, which may become another one."""
+
+    taps: Any
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        taps = getattr(self, "taps", None) or ()
+        return super().forward(inputs) * (1 + len(taps))
+
+
+@pytest.mark.filterwarnings("ignore:model.taps changed")
+@pytest.mark.parametrize("first", [[3, 5], (3, 5), {"a": 3, "b": 5}])
+@pytest.mark.parametrize("second", [None, 0, [3], "absent"])
+def test_a_container_that_becomes_another_value_needs_another_capture(first: Any, second: Any):
+    ours, other = make(Tapped), make(Tapped)
+    ours.model.taps = other.model.taps = first
+    with TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch) as step:
+        assert torch.equal(step(ours.batch), eager_step(other)[0])
+        for model in (ours.model, other.model):
+            if second == "absent":
+                del model.taps
+            else:
+                model.taps = second
+        assert torch.equal(step(ours.batch), eager_step(other)[0])
+        assert len(list(step._selector.cache)) == 2

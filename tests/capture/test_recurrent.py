@@ -1,14 +1,15 @@
 """Recurrent layers stay one op per layer and direction of time, with eager's bits under every plan."""
 
 from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from autotune.capture.program import Call, Meta, Read
 from autotune.capture.regions import Region, region_signature
-from autotune.capture.rewrites import slices
+from autotune.capture.rewrites import recurrent, slices
 from autotune.capture.tracer import capture
 from autotune.ir.costs import Costs
 from autotune.planners import make_plan
@@ -76,3 +77,33 @@ def test_the_signature_of_a_region_does_not_depend_on_the_address_of_a_function(
         region_signature([Call(function, (Read(0), Read(1), ()), (), 2)], [0, 1, 2], [2], metas) for function in loaded
     }
     assert len(signatures) == 1
+
+
+class CountedMeta(dict[str, Any]):
+    """Entries of a node that count how often they are looked up."""
+
+    lookups = 0
+
+    def get(self, *arguments: Any) -> Any:
+        CountedMeta.lookups += 1
+        return super().get(*arguments)
+
+    def __contains__(self, key: object) -> bool:
+        CountedMeta.lookups += 1
+        return super().__contains__(key)
+
+
+def test_marking_the_regions_of_cells_takes_time_in_proportion_to_their_number():
+    lookups = []
+    for cells in (20, 80):
+        graph = fx.Graph()
+        state = graph.placeholder("state")
+        for number in range(cells):
+            for _ in range(2):
+                state = graph.call_function(torch.tanh, (state,))
+                state.meta = CountedMeta(custom={recurrent._CALL: f"call_{number} lstm_cell"})
+        before = CountedMeta.lookups
+        recurrent.mark_regions(graph)
+        lookups.append(CountedMeta.lookups - before)
+        assert len({node.meta[recurrent.REGION] for node in graph.nodes if node.op == "call_function"}) == cells
+    assert lookups[1] < 5 * lookups[0]

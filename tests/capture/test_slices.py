@@ -1,10 +1,14 @@
 """A step that writes to parts of tensors is eager's step, and its bytes are those that its kernels allocate."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotune.capture.rewrites import slices
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.ir.costs import Costs
@@ -121,3 +125,36 @@ def test_the_bytes_of_the_copy_behind_a_part_are_allocated_once():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
         call.target(base, part, call.args[2])
     assert sum(nbytes for _, nbytes in read_allocations(recorded)[1] if nbytes > 0) == base.nbytes
+
+
+class CountedMeta(dict[str, Any]):
+    """Entries of a node that count how often they are looked up."""
+
+    lookups = 0
+
+    def __getitem__(self, key: str) -> Any:
+        CountedMeta.lookups += 1
+        return super().__getitem__(key)
+
+
+def test_folding_writes_takes_time_in_proportion_to_their_number():
+    aten, lookups = torch.ops.aten, []
+    for writes in (10, 40):
+        graph = fx.Graph()
+        with FakeTensorMode():
+            base = graph.placeholder("base")
+            base.meta = CountedMeta(val=torch.empty(8, 8))
+            for _ in range(writes):  # a row each, with another tensor than those of the other rows
+                tensor = graph.call_function(aten.neg.default, (base,))
+                part = graph.call_function(aten.select.int, (tensor, 0, 1))
+                row = graph.call_function(aten.select.int, (base, 0, 2))
+                copied = graph.call_function(aten.copy.default, (part, row))
+                written = graph.call_function(aten.select_scatter.default, (tensor, copied, 0, 1))
+                for node in (tensor, part, row, copied, written):
+                    arguments = fx.node.map_arg(node.args, lambda source: source.meta["val"])
+                    node.meta = CountedMeta(val=node.target(*arguments))
+        before = CountedMeta.lookups
+        slices.fold_writes(graph)
+        lookups.append(CountedMeta.lookups - before)
+        assert sum(node.target is slices.write_part for node in graph.nodes) == writes
+    assert lookups[1] < 5 * lookups[0]

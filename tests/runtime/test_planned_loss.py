@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -360,3 +361,23 @@ def test_ranks_train_a_planned_loss_in_ddp_to_the_bits_of_ddp(tmp_path: Path):
         for rank in range(2)
     ]
     assert [rank.communicate(timeout=300)[0].strip() for rank in ranks] == ["True", "True"]
+
+
+@pytest.mark.parametrize("factors", [(1, 1, 1), (1, 0.5, 2)])
+def test_tensors_from_outside_that_the_loss_changes_end_as_in_eager(factors: tuple[float, ...]):
+    ends = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model, mean = nn.Linear(8, 4), torch.zeros(4)
+
+        def centered(model: nn.Module, batch: Any, mean: torch.Tensor = mean) -> torch.Tensor:
+            made = model(batch)
+            with torch.no_grad():
+                mean.mul_(0.9).add_(made.mean(0), alpha=0.1)
+            return (made - mean).square().mean()
+
+        loss_of = PlannedLoss(model, centered) if planned else partial(centered, model)
+        for number, factor in enumerate(factors):
+            (loss_of(torch.full((2, 8), float(number))) * factor).backward()
+        ends.append([mean, *(parameter.grad for parameter in model.parameters())])
+    assert all(map(torch.equal, *ends))

@@ -67,7 +67,7 @@ class Updates:
         """Run the optimizer for one parameter; its `.grad` is None afterwards. `shared`: other ops read the gradient too."""
         if self.on_gradient is not None:
             self.on_gradient(name, gradient)
-        parameter.grad = gradient.clone() if shared and self.writes_gradients else gradient
+        parameter.grad = in_layout_of(parameter, gradient, copied=shared and self.writes_gradients)
         del gradient
         try:
             self._run(parameter, self._group_of[id(parameter)], self.optimizer.state)
@@ -81,7 +81,7 @@ class Updates:
             for name, parameter, gradient, shared in uses:
                 if self.on_gradient is not None:
                     self.on_gradient(name, gradient)
-                parameter.grad = gradient.clone() if shared and self.writes_gradients else gradient
+                parameter.grad = in_layout_of(parameter, gradient, copied=shared and self.writes_gradients)
                 group = self._group_of[id(parameter)]
                 groups.setdefault(id(group), {**group, "params": []})["params"].append(parameter)
             self._step(self._copy_with(self.optimizer.state, list(groups.values())))
@@ -128,7 +128,7 @@ class Updates:
         self,
         parameters: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        shared: Sequence[bool],  # noqa: ARG002 - an update changes its own stand-in alone
+        shared: Sequence[bool],
         before: Callable[[Sequence[torch.Tensor]], object] | None = None,
     ) -> Callable[[], None]:
         """Return a repeatable update of stand-ins with a separate state; the user's objects stay as they are.
@@ -146,11 +146,13 @@ class Updates:
         )
 
         def rehearse() -> None:
-            for image, gradient in zip(images.values(), gradients, strict=True):
-                image.grad = gradient
+            for image, gradient, is_shared in zip(images.values(), gradients, shared, strict=True):
+                image.grad = in_layout_of(image, gradient, copied=is_shared and self.writes_gradients)
             if before is not None:
                 before(list(images.values()))
             self._step(alone)
+            for image in images.values():
+                image.grad = None  # a copy is of this update alone
 
         return rehearse
 
@@ -202,9 +204,10 @@ class Updates:
 
 
 def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: bool) -> torch.Tensor:
-    """Return the gradient in the layout that `backward` leaves in `.grad`: a norm is summed in the order of memory.
+    """Return the gradient in the layout that `backward` leaves in `.grad`.
 
-    Autograd copies a gradient whose strides differ from its parameter's. `copied` forces a copy.
+    Norms and fused kernels read it in the order of memory. Autograd copies a gradient whose strides differ from its
+    parameter's. `copied` forces a copy.
     """
     same_layout = gradient.stride() == parameter.stride() or (gradient.is_contiguous() and parameter.is_contiguous())
     if same_layout and not copied:

@@ -7,7 +7,7 @@ import torch
 from autotune.capture.graph_builder import GraphBuilder
 from autotune.capture.optimizers.optimizer import Updates
 from autotune.capture.optimizers.whole_update import WholeUpdates
-from autotune.capture.program import Call, Read
+from autotune.capture.program import Call, Read, stable_text
 from autotune.ir.graph import Phase
 
 
@@ -33,7 +33,7 @@ class UpdateOps:
             Call(self._updates.update, (name, Read(parameter), gradient, shared)),
             name=f"{name}.update",
             target=f"update.{type(optimizer).__name__}",
-            detail=repr(sorted((k, str(v)) for k, v in optimizer.defaults.items() if k != "lr")),
+            detail=repr(sorted((k, stable_text(v)) for k, v in optimizer.defaults.items() if k != "lr")),
             phase=Phase.UPDATE,
             extra=(state,),
             writes=(parameter, state),

@@ -27,6 +27,7 @@ from autotune.capture.optimizers.optimizer_probe import (
 )
 from autotune.capture.optimizers.trial_state import preserve_generators
 from autotune.capture.optimizers.wrapped_optimizer import unwrap_optimizer
+from autotune.capture.program import stable_text
 
 
 def make_updates(optimizer: torch.optim.Optimizer) -> Updates:
@@ -155,7 +156,7 @@ class WholeUpdates(Updates):
             [
                 (
                     type(optimizer).__name__,
-                    sorted((k, str(v)) for k, v in getattr(optimizer, "defaults", {}).items() if k != "lr"),
+                    sorted((k, stable_text(v)) for k, v in getattr(optimizer, "defaults", {}).items() if k != "lr"),
                     [[number[id(p)] for p in group["params"]] for group in optimizer.param_groups],
                 )
                 for optimizer in (self.optimizer, *find_inner_optimizers(self.optimizer))

@@ -43,8 +43,9 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
+    reads, swap = _observe_settled(step, tensors, name)
     words = Words(step.constants)
-    reads, swap = _observe_settled(step, tensors, words, name)
+    words.find_unread(lambda constants: _observe(step, tensors, constants, name)[1].calls == swap.calls)
     parameters = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
     free = _free_inputs(reads, [tensor for key, tensor in swap.reals.items() if key not in parameters])
     inputs = (*tensors, *(each.example for each in free))
@@ -69,15 +70,13 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
     )
 
 
-def _observe_settled(
-    step: StepModule, tensors: list[torch.Tensor], words: Words, name: str
-) -> "tuple[StateReads, _Swap]":
+def _observe_settled(step: StepModule, tensors: list[torch.Tensor], name: str) -> "tuple[StateReads, _Swap]":
     """Observe a step whose changes the next step does not read, after one that fills a library's registries if needed.
 
     Raises:
         CaptureError: the step changes what it reads, or draws random numbers outside of torch.
     """
-    reads, swap = _observe(step, tensors, words, name)
+    reads, swap = _observe(step, tensors, step.constants, name)
     changes = [change for change in reads.changes if change.is_read]
     if not changes:
         _refuse(reads, name)
@@ -85,7 +84,7 @@ def _observe_settled(
     if not reads.draws and not any(_has_fakes(change.after) for change in changes):
         for change in changes:
             change.apply()
-        again, second = _observe(step, tensors, words, name)
+        again, second = _observe(step, tensors, step.constants, name)
         if second.calls == swap.calls and not again.draws and not any(change.is_read for change in again.changes):
             return again, second
         for change in changes:
@@ -98,7 +97,9 @@ def _has_fakes(value: Any) -> bool:
     return any(isinstance(tensor, FakeTensor) for tensor, *_ in _tensors_in(value, "", lambda: value))
 
 
-def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: str) -> "tuple[StateReads, _Swap]":
+def _observe(
+    step: StepModule, tensors: list[torch.Tensor], constants: list[Any], name: str
+) -> "tuple[StateReads, _Swap]":
     """Run forward and backward once on fake tensors; return the Python state read, and the mode with the tensors read."""
     mode = FakeTensorMode(allow_fallback_kernels=True)
     swap = _Swap(mode.from_tensor, tensors)
@@ -106,8 +107,8 @@ def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: 
     recorder = Recorder(roots)
     fakes = [mode.from_tensor(tensor) for tensor in tensors]
     swap.batch.add_inputs(fakes)
-    constants = list(step.constants)
-    step.constants[:] = words.replaced()
+    own = list(step.constants)
+    step.constants[:] = constants
 
     def run() -> None:
         with torch.autograd.set_multithreading_enabled(False):
@@ -121,7 +122,7 @@ def _observe(step: StepModule, tensors: list[torch.Tensor], words: Words, name: 
         with as_eager_decides(tensors), recorder.recording() as reads, _compiling(), _in_backward(swap), mode, swap:
             _explained(run, name)
     finally:
-        step.constants[:] = constants
+        step.constants[:] = own
     return reads, swap
 
 

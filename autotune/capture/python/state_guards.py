@@ -163,19 +163,28 @@ class Frozen:
         """Return a function that compares the parts of a container by identity first."""
         if self.kind != "container" or any(part.kind in ("container", "array", "any") for part in self.parts):
             return self.matches
-        if type(current) in (dict, OrderedDict):
+        kind = type(current)
+        if kind in (dict, OrderedDict):
             keys, values = tuple(current), tuple(current.values())
 
             def check_items(value: Any) -> bool:
+                if type(value) is not kind:
+                    return False
                 if len(value) == len(keys) and all(map(is_, value, keys)) and all(map(is_, value.values(), values)):
                     return True
                 return self.matches(value)
 
             return check_items
-        if type(current) not in (list, tuple):
+        if kind not in (list, tuple):
             return self.matches
         elements = tuple(current)
-        return lambda value: (len(value) == len(elements) and all(map(is_, value, elements))) or self.matches(value)
+
+        def check_elements(value: Any) -> bool:
+            if type(value) is kind and len(value) == len(elements) and all(map(is_, value, elements)):
+                return True
+            return self.matches(value)
+
+        return check_elements
 
     def describe(self, name: str) -> str:
         """Return the condition in words."""

@@ -1,62 +1,117 @@
-"""Find out which words of a batch a step reads, such as the names of its files."""
+"""Find out which words of a batch a step reads, such as the names of its files.
 
+Functions in C read the characters of a `str` without any call of its methods. So the step runs once with objects in place
+of the words that such functions refuse, and that note each read by Python.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 
-class _Word(str):
-    """Word that notes whether it is read."""
+class _Opaque:
+    """Word of which C code cannot read the characters. Python's reads are noted, and answered as by the word."""
 
-    __slots__ = ("is_read",)
+    __slots__ = ("is_read", "word")
+
+    def __init__(self, word: str) -> None:
+        object.__setattr__(self, "word", word)
+        object.__setattr__(self, "is_read", False)
 
     def __getattribute__(self, name: str) -> Any:
-        if name not in ("is_read", "__class__"):
-            str.__setattr__(self, "is_read", True)
-        return str.__getattribute__(self, name)
+        if name == "__class__":
+            return str  # isinstance(word, str) stays true, and reads no character
+        return getattr(_read(self), name)
+
+    def __radd__(self, other: Any) -> Any:
+        return other + _read(self)
+
+    def __rmod__(self, other: Any) -> Any:
+        return other % _read(self)
+
+    def __int__(self) -> int:
+        return int(_read(self))
+
+    def __float__(self) -> float:
+        return float(_read(self))
+
+    def __bool__(self) -> bool:
+        return bool(_read(self))
 
 
-def _noting(name: str) -> Any:
+def _read(part: Any) -> Any:
+    """Return the word of a part, and note that it is read; any other part as it is."""
+    if type(part) is not _Opaque:
+        return part
+    object.__setattr__(part, "is_read", True)
+    return object.__getattribute__(part, "word")
+
+
+def _noting(name: str) -> Callable[..., Any]:
     method = getattr(str, name)
 
     def note(self: Any, *arguments: Any) -> Any:
-        str.__setattr__(self, "is_read", True)
-        return method(self, *arguments)
+        return method(_read(self), *map(_read, arguments))
 
     return note
 
 
 for _name in (
     "__eq__", "__ne__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__len__", "__contains__", "__getitem__",
-    "__iter__", "__add__", "__mul__", "__mod__", "__format__", "__str__", "__repr__",
+    "__iter__", "__add__", "__mul__", "__rmul__", "__mod__", "__format__", "__str__", "__repr__",
 ):  # fmt: skip
-    setattr(_Word, _name, _noting(_name))
+    setattr(_Opaque, _name, _noting(_name))
 
 
 class Words:
-    """Words among the constants of a batch, each in place of the user's while the step runs once."""
+    """Words among the constants of a batch, and which of them the step reads. By default it reads them all."""
 
     def __init__(self, constants: list[Any]) -> None:
-        self._words: dict[int, list[_Word]] = {}
-        self._constants = constants
+        self._constants = list(constants)
+        self._unread: set[int] = set()
 
-    def replaced(self) -> list[Any]:
-        """Return the constants with words that note their reads; lists and tuples of words get them, too."""
-        return [self._replace(position, part) for position, part in enumerate(self._constants)]
+    def find_unread(self, run: Callable[[list[Any]], bool]) -> None:
+        """Find the constants whose words a step does not read.
+
+        `run` runs it with other constants, and returns whether it takes its usual way. A run that fails may have failed
+        because C code got an object in place of a word. The words that were read before are then given as they are, in
+        another run. If none was read before, all words count as read.
+        """
+        opaque = {position for position, part in enumerate(self._constants) if _words(part)}
+        while opaque:
+            parts = [_replace(part) if number in opaque else part for number, part in enumerate(self._constants)]
+            try:
+                is_complete = run(parts)
+            except Exception:  # noqa: BLE001 - C code and the user's code raise anything on an object that is no word
+                is_complete = False
+            read = {position for position in opaque if any(map(_is_read, _words(parts[position])))}
+            opaque -= read
+            if is_complete:
+                self._unread = opaque
+            if is_complete or not read:
+                return
 
     def is_unread(self, position: int, part: Any) -> bool:
-        """Return whether a part of another batch may differ, because the step read none of its words."""
-        words = self._words.get(position)
-        if words is None or any(getattr(word, "is_read", False) for word in words):
+        """Return whether a part of another batch may differ, because the step reads none of its words."""
+        if position not in self._unread:
             return False
+        first = self._constants[position]
         if isinstance(part, str):
-            return isinstance(self._constants[position], str)
-        same = type(part) is type(self._constants[position]) and len(part) == len(words)
-        return same and all(type(word) is str for word in part)
+            return isinstance(first, str)
+        return type(part) is type(first) and len(part) == len(first) and all(type(word) is str for word in part)
 
-    def _replace(self, position: int, part: Any) -> Any:
-        if type(part) is str:
-            self._words[position] = [_Word(part)]
-            return self._words[position][0]
-        if type(part) in (list, tuple) and part and all(type(word) is str for word in part):
-            self._words[position] = list(map(_Word, part))
-            return type(part)(self._words[position])
-        return part
+
+def _words(part: Any) -> list[Any]:
+    """Return the words of a constant: of a word, or of a list or a tuple of words; none of any other constant."""
+    if type(part) in (str, _Opaque):
+        return [part]
+    is_list = type(part) in (list, tuple) and all(type(word) in (str, _Opaque) for word in part)
+    return list(part) if is_list else []
+
+
+def _replace(part: Any) -> Any:
+    return _Opaque(part) if type(part) is str else type(part)(map(_Opaque, part))
+
+
+def _is_read(word: Any) -> bool:
+    read: bool = object.__getattribute__(word, "is_read")
+    return read

@@ -69,9 +69,12 @@ def mark_regions(graph: fx.Graph) -> None:
             layer_of[node] = layer
             of_sequence.setdefault((call, node.meta.get("seq_nr", -1)), layer)
         tagged[call, layer, backward].add(node)
-    position = {node: index for index, node in enumerate(graph.nodes)}
+    ordered = list(graph.nodes)
+    position = {node: index for index, node in enumerate(ordered)}
+    sums = [node for node in ordered if node.meta.get("is_gradient_acc")]
     for (call, layer, backward), nodes in tagged.items():
-        region = _close(nodes, position)
+        first, last = min(position[node] for node in nodes), max(position[node] for node in nodes)
+        region = _close(nodes, ordered[first : last + 1], sums)
         if any(REGION in node.meta or node.target is dropout.draw_mask for node in region):
             continue  # interleaved with another call: its ops stay single
         name = f"{call.partition(' ')[0]}.{layer} {call.partition(' ')[2]}_{'backward' if backward else 'forward'}"
@@ -103,21 +106,22 @@ def _call(node: fx.Node) -> str | None:
     return call
 
 
-def _close(nodes: set[fx.Node], position: dict[fx.Node, int]) -> set[fx.Node]:
-    """Add the nodes on paths between two of the nodes, and sums of their gradients."""
-    first, last = min(position[node] for node in nodes), max(position[node] for node in nodes)
-    ordered = sorted(position, key=position.__getitem__)
+def _close(nodes: set[fx.Node], span: list[fx.Node], sums: list[fx.Node]) -> set[fx.Node]:
+    """Add the nodes on paths between two of the nodes, and sums of their gradients.
+
+    `span` has the graph's nodes from the first of the nodes to the last. `sums` has all sums of gradients. Both are in order.
+    """
     below: set[fx.Node] = set()
-    for node in ordered[first : last + 1]:
+    for node in span:
         if node in nodes or any(source in below for source in node.all_input_nodes):
             below.add(node)
     above: set[fx.Node] = set()
-    for node in reversed(ordered[first : last + 1]):
+    for node in reversed(span):
         if node in nodes or any(user in above for user in node.users):
             above.add(node)
     closed = below & above
-    for node in ordered[first:]:
-        if node.meta.get("is_gradient_acc") and node not in closed and set(node.all_input_nodes) <= closed:
+    for node in sums:
+        if node not in closed and closed.issuperset(node.all_input_nodes):
             closed.add(node)
     return closed
 

@@ -3,14 +3,20 @@
 The trace has a copy that clones the whole storage of a part, and then a scatter that clones the tensor again.
 """
 
+from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
+
+from autotune.capture.fx_nodes import tensor_storage
 
 aten = torch.ops.aten
 Path = tuple[tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
 """View ops from a tensor to its part, each with the arguments behind the tensor."""
+Memories = dict[int, list[fx.Node]]
+"""Nodes whose tensors lie in each memory, by its identity."""
 
 VIEW_OF: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -48,22 +54,23 @@ def copy_strided(
 
 def fold_writes(graph: fx.Graph) -> None:
     """Replace copies and scatters of parts by one `write_part` each, other copies by `copy_strided`."""
+    memories = _find_memories(graph)
     for node in list(graph.nodes):
         if node.target not in VIEW_OF:
             continue
         base = node.args[0].meta["val"]
         if _has_own_strides(base) and node.meta["val"].stride() == base.stride():
-            _fold_scatter(graph, node)
+            _fold_scatter(memories, node)
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
         place, source = node.args[:2]
         like = place.meta["val"]
         if node.users and _has_own_strides(like) and node.meta["val"].stride() == like.stride():
             node.target, node.kwargs = copy_strided, {}
             node.args = (tuple(like.shape), like.stride(), like.dtype, like.device, source)
-            _move(graph, node.meta["val"], _empty_like(like))
+            _move(memories, node.meta["val"], _empty_like(like))
 
 
-def _fold_scatter(graph: fx.Graph, node: fx.Node) -> None:
+def _fold_scatter(memories: Memories, node: fx.Node) -> None:
     base: Any = node.args[0]
     source: Any = node.args[1]
     view = VIEW_OF[node.target]
@@ -75,10 +82,10 @@ def _fold_scatter(graph: fx.Graph, node: fx.Node) -> None:
         source, path = inner, (*path, *below)
     if _is_part(source, base, path):
         node.replace_all_uses_with(base)  # the part is written back to the place that it was read from
-        _move(graph, node.meta["val"], base.meta["val"])
+        _move(memories, node.meta["val"], base.meta["val"])
         return
     node.target, node.args, node.kwargs = write_part, (base, source, path), {}
-    _move(graph, node.meta["val"], _empty_like(base.meta["val"]))
+    _move(memories, node.meta["val"], _empty_like(base.meta["val"]))
 
 
 def _is_part(node: fx.Node, base: fx.Node, path: Path) -> bool:
@@ -87,22 +94,33 @@ def _is_part(node: fx.Node, base: fx.Node, path: Path) -> bool:
     return same and len(path) == 1
 
 
-def _move(graph: fx.Graph, old: Any, new: Any) -> None:
+def _find_memories(graph: fx.Graph) -> Memories:
+    memories: Memories = defaultdict(list)
+    for node in graph.nodes:
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+        for memory in set(map(tensor_storage, tensors)):
+            memories[memory].append(node)
+    return memories
+
+
+def _move(memories: Memories, old: Any, new: Any) -> None:
     """Move every node's tensor from the memory of `old` to that of `new`: views are recognized by their memory."""
     shift = new.storage_offset() - old.storage_offset()
-    memory = old.untyped_storage()._cdata
+    memory = tensor_storage(old)
 
     def move(part: Any) -> Any:
         if isinstance(part, (list, tuple)):
             return [move(inner) for inner in part]
-        if not isinstance(part, torch.Tensor) or part.untyped_storage()._cdata != memory:
+        if not isinstance(part, torch.Tensor) or tensor_storage(part) != memory:
             return part
         with new.fake_mode:
             return new.as_strided(part.shape, part.stride(), part.storage_offset() + shift)
 
-    for node in graph.nodes:
-        if "val" in node.meta:
-            node.meta["val"] = move(node.meta["val"])
+    moved = memories.pop(memory, [])
+    for node in moved:
+        node.meta["val"] = move(node.meta["val"])
+    memories[tensor_storage(new)] += moved
 
 
 def _has_own_strides(tensor: torch.Tensor) -> bool:

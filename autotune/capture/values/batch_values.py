@@ -7,7 +7,7 @@ Any other use of a number of the batch is refused, because it would be another n
 
 import operator
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -45,26 +45,38 @@ class _Expression(NamedTuple):
     arguments: tuple[Any, ...]
     structure: pytree.TreeSpec
 
-    def evaluate(self, tensors: Any) -> Any:
-        parts = [_evaluate(part, tensors) for part in self.arguments]
+    def call(self, parts: list[Any]) -> Any:
+        """Call the function with these leaves of its arguments."""
         args, kwargs = pytree.tree_unflatten(parts, self.structure)
         return self.function(*args, **kwargs)
 
-    def inputs(self) -> Iterator[int]:
-        """Yield the positions of the batch's tensors that it reads."""
-        for part in self.arguments:
-            if isinstance(part, _Input):
-                yield part.position
-            elif isinstance(part, _Expression):
-                yield from part.inputs()
+    def sequence(self) -> "list[_Expression]":
+        """Return the expressions that it consists of, each once and behind its arguments; itself last."""
+        found: dict[int, _Expression] = {}
+        stack = [self]
+        while stack:
+            waiting = [part for part in stack[-1].arguments if isinstance(part, _Expression) and id(part) not in found]
+            stack += waiting
+            if not waiting:
+                done = stack.pop()
+                found[id(done)] = done
+        return list(found.values())
 
 
-def _evaluate(part: Any, tensors: Any) -> Any:
-    if isinstance(part, _Input):
-        return tensors[part.position]
-    if isinstance(part, _Live):
-        return part.tensor
-    return part.evaluate(tensors) if isinstance(part, _Expression) else part
+def _evaluate(sequence: list[_Expression], tensors: Mapping[int, torch.Tensor]) -> Any:
+    """Return the value of the last expression of a sequence for other tensors of the batch, by position."""
+    values: dict[int, Any] = {}
+
+    def value(part: Any) -> Any:
+        if isinstance(part, _Input):
+            return tensors[part.position]
+        if isinstance(part, _Live):
+            return part.tensor
+        return values[id(part)] if isinstance(part, _Expression) else part
+
+    for expression in sequence:
+        values[id(expression)] = expression.call([value(part) for part in expression.arguments])
+    return values[id(sequence[-1])]
 
 
 class BatchValues:
@@ -99,20 +111,21 @@ class BatchValues:
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, BatchNumber) for leaf in leaves):
             raise BatchValueNeededError(f"Tensor.item() in {name}")
-        if name not in READERS or (expression := self._expression(function, args, kwargs)) is None:
+        if name not in READERS or (computed := self._computed(function, args, kwargs)) is None:
             return None
-        with _plainly():
-            value = expression.evaluate(self._batch)
+        expression, value = computed
         if isinstance(value, bool):
             return (self.decide(expression, value),)
         return (BatchNumber(self, expression, value),) if name == "item" else None
 
     def decide(self, expression: _Expression, value: bool) -> bool:
         """Note a branch; return its value."""
-        positions = tuple(dict.fromkeys(expression.inputs()))
+        sequence = expression.sequence()
+        read = (part for each in sequence for part in each.arguments if isinstance(part, _Input))
+        positions = tuple(dict.fromkeys(part.position for part in read))
 
         def compute(*tensors: torch.Tensor) -> Any:
-            return expression.evaluate(dict(zip(positions, tensors, strict=True)))
+            return _evaluate(sequence, dict(zip(positions, tensors, strict=True)))
 
         line = innermost_user_line(traceback.extract_stack())
         self.branches.append(BatchBranch(compute, value, positions, line))
@@ -132,36 +145,40 @@ class BatchValues:
             return
         if any(part.numel() > MOST_ELEMENTS or part.requires_grad for part in results):
             return
-        expression = self._expression(function, args, kwargs)
-        if expression is None:
-            return
         try:
-            with _plainly():
-                value = expression.evaluate(self._batch)
+            computed = self._computed(function, args, kwargs)
         except Exception:  # noqa: BLE001 - a call that fails on values has no value to follow
             return
+        if computed is None:
+            return
+        expression, value = computed
         for position, part in enumerate(results):
             single = expression if part is result else _call(operator.getitem, expression, position)
             self._known[id(part)] = (value if part is result else value[position]), single
         self._keep.append(result)
 
-    def _expression(self, function: Any, args: Any, kwargs: Any) -> "_Expression | None":
-        """Return a call as an expression; None where it reads no tensor of the batch, or an unknown one."""
+    def _computed(self, function: Any, args: Any, kwargs: Any) -> "tuple[_Expression, Any] | None":
+        """Return a call as an expression, and its value; None where it reads no tensor of the batch, or an unknown one."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         parts: list[Any] = []
-        reads_batch = False
+        values: list[Any] = []
         for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
-                parts.append(leaf)
-            elif id(leaf) in self._known:
-                parts.append(self._known[id(leaf)][1])
-                reads_batch = True
-            elif (constant := self._constants.value(leaf)) is not None:
-                with _plainly():  # the step may change it in place afterwards
-                    parts.append(constant.clone())
-            else:
-                return None
-        return _Expression(function, tuple(parts), structure) if reads_batch else None
+            part = value = leaf
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) in self._known:
+                    value, part = self._known[id(leaf)]
+                elif (constant := self._constants.value(leaf)) is not None:
+                    with _plainly():  # the step may change it in place afterwards
+                        part = value = constant.clone()
+                else:
+                    return None
+            parts.append(part)
+            values.append(value)
+        if not any(isinstance(part, (_Input, _Live, _Expression)) for part in parts):
+            return None
+        expression = _Expression(function, tuple(parts), structure)
+        with _plainly():
+            return expression, expression.call(values)
 
     def _forget(self, tensor: torch.Tensor) -> None:
         """Forget the values in the memory of a tensor that the step overwrites."""

@@ -77,6 +77,9 @@ def _refusal(program: Program, graphs: int) -> str:
         return "its gradients are handed to the loop, which may keep them, and a graph overwrites them in the next step"
     if program.updates is not None and program.updates.loop.needs_all_gradients:
         return f"the loop ({program.updates.loop}) holds gradients, which a graph overwrites in the next step"
+    outside = {value for value, _ in program.free}
+    if any(not outside.isdisjoint(op.writes) for op in program.graph.ops):
+        return "it changes a tensor from outside of the model, of which a graph would change a copy"
     if not graphs:
         return "no op of it can run in a graph"
     return ""

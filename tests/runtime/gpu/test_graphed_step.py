@@ -315,6 +315,18 @@ def test_a_loop_that_holds_gradients_runs_without_graphs(loop: str) -> None:
     assert "gradients" in split_step(program, lower(program.graph, Plan.traced(program.graph))).reason
 
 
+def test_a_step_that_changes_a_tensor_from_outside_runs_without_graphs() -> None:
+    network, total = MODELS["dropout"][0](), torch.zeros(())
+
+    def loss_fn(net: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = net(batch).square().mean()
+        total.add_(loss.detach())
+        return loss
+
+    program = capture(Workload(network, loss_fn, torch.optim.SGD(network.parameters(), lr=0.1), torch.randn(5, 6)))
+    assert "from outside" in split_step(program, lower(program.graph, Plan.traced(program.graph))).reason
+
+
 def test_results_of_a_step_stay_when_the_next_step_has_run() -> None:
     training = make("dropout")
     executor = executor_of(training, FakeRecorder)
