@@ -342,7 +342,9 @@ def test_on_several_ranks_a_wrapper_and_gradients_that_nothing_reduces_are_refus
     ):
         step_for(workload)
     workload.model = Wrapped(workload.model)
-    with pytest.raises(ConfigError, match=r"^the model is wrapped in DistributedDataParallel, .*pass the module within it"):
+    with pytest.raises(
+        ConfigError, match=r"^the model is wrapped in DistributedDataParallel, .*pass the module within it"
+    ):
         step_for(workload, before_update=print)
 
 

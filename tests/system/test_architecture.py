@@ -342,7 +342,13 @@ def test_a_circle_is_found():
 
 
 def test_importing_what_the_command_line_needs_loads_nothing_heavy_and_light_names_load_no_framework():
-    modules = ("autotune", "autotune.cli.main", "autotune.planners", "autotune.records.trial", "autotune.records.plan_file")
+    modules = (
+        "autotune",
+        "autotune.cli.main",
+        "autotune.planners",
+        "autotune.records.trial",
+        "autotune.records.plan_file",
+    )
     code = (
         "import sys, autotune\n"
         f"for module in {modules}:\n"

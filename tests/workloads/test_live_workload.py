@@ -86,6 +86,7 @@ if __name__ == "__main__":
     print(capture(step).graph.digest)
 """
 
+
 def test_functions_of_a_script_closures_and_hooks_are_the_same_graph_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

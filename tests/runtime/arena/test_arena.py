@@ -9,7 +9,6 @@ import threading
 import warnings
 from dataclasses import replace
 
-
 import pytest
 import torch
 from torch import nn

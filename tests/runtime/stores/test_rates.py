@@ -61,9 +61,7 @@ def test_the_probe_names_a_missing_directory(tmp_path: Path) -> None:
         measure_speed("ssd", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("beside_seconds", "beside_rate", "ratios"), [(3.0, 2.0, (3.0, 4.0)), (0.5, 16.0, (1.0, 1.0))]
-)
+@pytest.mark.parametrize(("beside_seconds", "beside_rate", "ratios"), [(3.0, 2.0, (3.0, 4.0)), (0.5, 16.0, (1.0, 1.0))])
 def test_contention_is_the_ratio_to_the_time_alone_and_never_a_gain(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
