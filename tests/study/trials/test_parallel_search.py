@@ -21,6 +21,7 @@ from autotune.study.session import tune
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 from autotune.testing.runner_contract import make_config, without_times
+from tests.support.waiting import wait_for
 
 SEARCHED = (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT)
 
@@ -226,14 +227,25 @@ def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
     assert time.monotonic() - began < 25
 
 
+def while_searching(other: FakeRunner) -> Callable[[FakeRunner], None]:
+    """Return a hook that keeps a device in its first trial of the search until another one has begun its second trial."""
+
+    def wait(device: FakeRunner) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            wait_for(lambda: len(other.measured) >= 2)
+
+    return wait
+
+
 def test_one_interrupt_lets_the_running_trials_end_and_resume_goes_on(tmp_path: Path):
     def interrupt(device: FakeRunner) -> None:
         if len(device.measured) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    first = Device(name="n1", seconds=0.1)  # slow, so that the second device has two trials long before the last
     second = Device(name="n2", before_measure=interrupt)
+    first = Device(name="n1", before_measure=while_searching(second))
     before = run(tmp_path, [first, second], trials=24)
+    assert len(second.measured) >= 2
     assert len(before) < 24
     assert len(first.measured) + len(second.measured) == sum(
         trial.plan is not None and trial.was_run and trial.kind != TrialKind.REPEAT for trial in before
@@ -249,8 +261,10 @@ def test_an_urgent_signal_drops_the_running_trials_alone(tmp_path: Path):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
 
-    devices = [Device(name="n1", seconds=0.1), Device(name="n2", before_measure=terminate)]
+    second = Device(name="n2", before_measure=terminate)
+    devices = [Device(name="n1", before_measure=while_searching(second)), second]
     before = run(tmp_path, devices, lasting=True, trials=24)
+    assert len(before) < 24
     assert devices[0].aborted or devices[1].aborted
     after = run(tmp_path, [Device(name="n1"), Device(name="n2")], lasting=True, trials=24)
     assert {trial.number for trial in before} <= {trial.number for trial in after}
