@@ -108,10 +108,11 @@ class RunnerContract:
         assert [result.outcome for result in results] == [Outcome.OK] * 3
 
     def test_a_request_without_answer_has_no_effect_on_the_next(self, tmp_path: Path) -> None:
-        runner = self.make_runner(tmp_path, seconds=0.2)
+        runner = self.make_runner(tmp_path, seconds=2.0)
         plan = Plan.traced(runner.prepare().graph)
         with pytest.raises(KeyboardInterrupt):
             _interrupt(0.05, lambda: runner.measure(plan, budget_bytes=1))
+        runner.request = dataclasses.replace(runner.request, environment={"FAKE_SECONDS": "0"})
         first, second = FakeRunner(), runner.measure(plan, budget_bytes=10**9)
         runner.close()
         assert dataclasses.replace(second, node="") == first.measure(plan, budget_bytes=10**9)
@@ -189,13 +190,18 @@ class RunnerContract:
             events.append("first closes")
             first.close()
 
-        closing = threading.Timer(0.5, close_first)
-        closing.start()
+        def start_closing(line: str) -> None:
+            if "on which another study measures" in line:
+                events.append("second waits")
+                closing.start()
+
+        closing = threading.Thread(target=close_first, daemon=True)
+        second.listen(start_closing)
         second.prepare()
         events.append("second has the device")
-        closing.join()
         second.close()
-        assert events == ["first closes", "second has the device"]
+        assert events == ["second waits", "first closes", "second has the device"]
+        closing.join()
 
     def test_a_far_end_killed_in_a_trial_costs_that_trial_alone(self, tmp_path: Path) -> None:
         runner = self.make_runner(tmp_path, seconds=0.1)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
+from tests.support.waiting import wait_for
 
 
 def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -147,13 +147,12 @@ def test_a_process_that_waits_takes_the_plan_of_the_one_that_tunes(
     with lock_file(cached_dir / f".{os.uname().nodename}.lock", wait=True) as lock:
         lock.write("77")
         lock.flush()
-        waiting = threading.Thread(target=lambda: plans.append(auto(make())))
+        waiting = threading.Thread(target=lambda: plans.append(auto(make())), daemon=True)
         plans: list[PlanFile] = []
         waiting.start()
-        while "waiting for process 77" not in capfd.readouterr().err:
-            time.sleep(0.05)
+        wait_for(lambda: "waiting for process 77" in capfd.readouterr().err)
         cached.rename(cached_dir / cached.name)
-    waiting.join()
+    waiting.join(60)
     assert plans == [file]
     assert len(studies) == 1
 
@@ -236,11 +235,10 @@ def test_an_interrupt_ends_the_study_and_removes_the_weights(
     fake_child(monkeypatch, f"import time; open({str(tmp_path / 'started')!r}, 'w').close(); time.sleep(60)")
 
     def interrupt() -> None:
-        while not (tmp_path / "started").exists():
-            time.sleep(0.05)
+        wait_for((tmp_path / "started").exists)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         auto(make())

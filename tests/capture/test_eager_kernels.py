@@ -77,7 +77,8 @@ def run_beside(workload: Workload, other: Workload) -> Beside:
     return Beside(program, *kernels, tuple(losses), worst_difference(tensors(workload), tensors(other)))
 
 
-READY = [pytest.param(name, marks=pytest.mark.slow if name in ("resnet50", "resnet152") else ()) for name in TINY]
+SLOW = ("resnet50", "resnet152", "mobilenet_v2", "segformer", "vit", "bert")
+READY = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY]
 
 
 @pytest.mark.parametrize("name", [*MODELS, *READY], scope="module")

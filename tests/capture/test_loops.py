@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
@@ -323,6 +324,31 @@ dist.destroy_process_group()
 """
 
 
+class Wrapped(DistributedDataParallel):
+    """The wrapper without a process group."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+def test_on_several_ranks_a_wrapper_and_gradients_that_nothing_reduces_are_refused(monkeypatch: pytest.MonkeyPatch):
+    workload = make(mlp)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(
+        ConfigError,
+        match=r"^torch\.distributed has 2 ranks, and gradients are not reduced; pass before_update=\.\.\. that all-reduces",
+    ):
+        step_for(workload)
+    workload.model = Wrapped(workload.model)
+    with pytest.raises(
+        ConfigError, match=r"^the model is wrapped in DistributedDataParallel, .*pass the module within it"
+    ):
+        step_for(workload, before_update=print)
+
+
+@pytest.mark.slow
 def test_ranks_whose_gradients_nothing_reduces_are_refused_and_reduced_ones_agree(tmp_path: Path):
     ranks = [script(RANK, str(rank), str(tmp_path / "meeting")) for rank in range(2)]
     try:

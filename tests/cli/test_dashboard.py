@@ -39,6 +39,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """
 """In the background of a shell, or under nohup, tests are to ignore these, and pass that on."""
+OF_FAKES = """
+from pathlib import Path
+from autotune.cli.commands import dashboard
+dashboard._find_app = lambda: Path("fakes").resolve()
+"""
+ANY_PORTS = "dashboard.PORTS = dict.fromkeys(dashboard.PORTS, 0)\n"
+"""The usual ports may be in use by another test."""
 HANGS = "import time\ntime.sleep(600)\n"
 ENDS = "raise SystemExit('the database is of another version')\n"
 STUBBORN = (
@@ -55,9 +62,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> Path:
-    """Where modules lie that stand in for Streamlit and MLflow; both serve at once."""
-    (tmp_path / "fakes").mkdir()
-    for name in ("streamlit", "mlflow"):
+    """Where modules lie that stand in for Streamlit, MLflow and optuna-dashboard; all serve at once."""
+    (tmp_path / "fakes" / "dashboards").mkdir(parents=True)
+    (tmp_path / "fakes" / "dashboards" / "__init__.py").touch()
+    for name in ("streamlit", "mlflow", "dashboards/optuna_copies"):
         (tmp_path / "fakes" / f"{name}.py").write_text(SERVES)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mlflow.db").touch()
@@ -70,11 +78,11 @@ def start(tmp_path: Path, fakes: Path) -> Iterator[Start]:
     begun: list[subprocess.Popen[str]] = []
 
     def call(
-        *arguments: str, code: str = "import autotune.cli.main; autotune.cli.main.main()"
+        *arguments: str, code: str = "import autotune.cli.main; autotune.cli.main.main()", ports: str = ANY_PORTS
     ) -> "subprocess.Popen[str]":
         path = os.pathsep.join((str(fakes), environment()["PYTHONPATH"]))
         process = subprocess.Popen(
-            [sys.executable, "-c", HEEDS + code, "dashboard", "--no-open", *arguments],
+            [sys.executable, "-c", HEEDS + OF_FAKES + ports + code, "dashboard", "--no-open", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment() | {"PYTHONPATH": path},
         )  # fmt: skip
         begun.append(process)
@@ -160,7 +168,7 @@ def test_a_usual_port_that_is_taken_is_left_to_whoever_has_it(start: Start) -> N
     with contextlib.ExitStack() as stack:
         for port in dashboard.PORTS.values():
             stack.enter_context(busy(port))
-        found = told(start("--json"))
+        found = told(start("--json", ports=""))
         assert all(not found[name].endswith(f":{port}") for name, port in dashboard.PORTS.items())
         assert all(answers(found[name]) for name in dashboard.PORTS)
 

@@ -18,6 +18,7 @@ from autotune.records.trial import Trial, TrialKind
 from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Preparing, Ready, Resolved, StudyPhase
 from autotune.testing.fake_runner import DEVICE
 from autotune.testing.graphs import training_chain
+from tests.support.waiting import wait_for
 
 GRAPH = training_chain(4, nbytes=2**20)
 PLAN = Plan.traced(GRAPH)
@@ -64,10 +65,14 @@ def test_a_silent_capture_has_a_line_with_the_elapsed_time_until_the_phase_ends(
 ):
     monkeypatch.setattr(progress_panel, "LINE_SECONDS", 0.01)
     lines: list[str] = []
+
+    def has_three_lines() -> bool:
+        lines.extend(capsys.readouterr().err.splitlines())
+        return len(lines) >= 3
+
     with progress_panel.show_progress(CONFIG) as progress:
         progress(Preparing("capturing the step"))
-        while len(lines) < 3:  # the listener is not called again
-            lines += capsys.readouterr().err.splitlines()
+        wait_for(has_three_lines)  # the listener is not called again
         progress(READY)
     after = capsys.readouterr().err.partition(" ops; ")[2]
     assert all(re.fullmatch(r"\[\d+ s of 10m\]   capturing the step", line) for line in lines)

@@ -2,9 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from autotune.errors import ConfigError
 from autotune.records.config import Config
@@ -15,7 +15,16 @@ from dashboards.champions import from_logged_study, merge_champions, read_run_ch
 from dashboards.mlflow_studies import load_studies
 from tests.dashboards import sample_runs
 
+if TYPE_CHECKING:
+    from streamlit.testing.v1 import AppTest
+
 PAGE = Path(__file__).parents[2] / "dashboards" / "views" / "models.py"
+
+
+def run_page() -> "AppTest":
+    from streamlit.testing.v1 import AppTest  # deferred: the import takes seconds
+
+    return AppTest.from_file(str(PAGE), default_timeout=60).run()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def test_its_champion_is_that_of_the_run_directory_so_that_it_is_told_once(runs:
 
 def test_the_page_links_each_study_that_mlflow_has(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(runs), "--mlflow", "http://127.0.0.1:9"])
-    test = AppTest.from_file(str(PAGE), default_timeout=60).run()
+    test = run_page()
     assert not test.exception
     (study,) = load_studies(runs)
     links = test.dataframe[1].value.set_index("from")["MLflow"]
@@ -87,7 +96,7 @@ def test_a_store_that_does_not_answer_leaves_the_page_what_lies_on_disk(
     monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(tmp_path)])
     with pytest.raises(ConfigError, match="MLflow does not answer"):
         load_studies(tmp_path)
-    test = AppTest.from_file(str(PAGE), default_timeout=60).run()
+    test = run_page()
     assert not test.exception
     assert test.warning[0].value.startswith("MLflow does not answer")
     assert list(test.dataframe[1].value["from"]) == ["kept"]

@@ -2,18 +2,20 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from autotune.report.charts import BLACK, PointKind, TrialPoint
 from autotune.report.claims import Claim, Figure, write
 from autotune.study.session import tune
 from autotune.testing.fake_runner import FakeRunner
 from dashboards.charts import frontier_chart, memory_chart
-from dashboards.page import escape_markdown
 from tests.dashboards import sample_runs
 from tests.study.test_session import configured
+
+if TYPE_CHECKING:
+    from streamlit.testing.v1 import AppTest
 
 ROOT = Path(__file__).parents[2] / "dashboards"
 PAGES = sorted(path.stem for path in (ROOT / "views").glob("*.py"))
@@ -30,8 +32,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def page(name: str, **query: str) -> AppTest:
-    test = AppTest.from_file(str(ROOT / "views" / f"{name}.py"), default_timeout=60)
+def load(path: Path) -> "AppTest":
+    from streamlit.testing.v1 import AppTest  # deferred: the import takes seconds
+
+    return AppTest.from_file(str(path), default_timeout=60)
+
+
+def page(name: str, **query: str) -> "AppTest":
+    test = load(ROOT / "views" / f"{name}.py")
     for key, value in query.items():
         test.query_params[key] = value
     test.run()
@@ -39,7 +47,7 @@ def page(name: str, **query: str) -> AppTest:
     return test
 
 
-def charts(test: AppTest) -> int:
+def charts(test: "AppTest") -> int:
     return len(test.get("vega_lite_chart"))
 
 
@@ -169,6 +177,8 @@ def test_two_night_directories_with_one_entry_name_are_both_shown(runs: Path) ->
 
 
 def test_words_of_a_record_are_shown_as_they_are_and_not_as_markdown() -> None:
+    from dashboards.page import escape_markdown
+
     assert escape_markdown("a_b* [c](d) -> $e$") == r"a\_b\* \[c\](d) -\> \$e\$"
 
 
@@ -194,7 +204,7 @@ def test_claims_are_counted_drawn_and_told(runs: Path) -> None:
 
 
 def test_the_app_has_its_pages_and_says_which_servers_do_not_run(runs: Path) -> None:
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    test = load(ROOT / "app.py").run()
     assert not test.exception
     captions = [caption.value for caption in test.sidebar.caption]
     assert captions[:2] == ["MLflow is not running", "optuna-dashboard is not running"]

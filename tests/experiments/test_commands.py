@@ -23,7 +23,8 @@ from experiments.common.facts import ROOT, is_same_machine
 
 MACHINE = to_json(this_device("cpu")) | {"processors": os.cpu_count()}
 RESTARTED = {"driver": "Linux 0.0.1", "memory_bytes": MACHINE["memory_bytes"] + 12_288}
-OTHERS = [{"silicon": "another"}, {"cores": 3}, {"torch": "1.0"}, {"memory_bytes": MACHINE["memory_bytes"] // 2}]
+OTHERS = [{"silicon": "another"}, {"cores": MACHINE["cores"] + 1}, {"torch": "1.0"}]
+OTHERS += [{"memory_bytes": MACHINE["memory_bytes"] // 2}]
 
 
 def test_an_unfinished_experiment_ends_with_its_own_status_and_the_reason(capsys: pytest.CaptureFixture[str]):
@@ -77,7 +78,8 @@ def test_a_signal_to_an_experiment_alone_ends_its_command_first(number: signal.S
 def test_a_restart_of_a_machine_leaves_it_the_same_and_what_changes_times_does_not():
     assert is_same_machine(MACHINE, MACHINE | RESTARTED)
     assert is_same_machine({key: fact for key, fact in MACHINE.items() if key != "environment"}, MACHINE)
-    assert not any(is_same_machine(MACHINE, MACHINE | other) for other in [*OTHERS, {"processors": 99}])
+    others = [*OTHERS, {"processors": MACHINE["processors"] + 1}]
+    assert not any(is_same_machine(MACHINE, MACHINE | other) for other in others)
 
 
 def run_compiled(out: Path, stored: dict[str, Any]) -> None:

@@ -18,9 +18,16 @@ FAST = (
     "optimizer_adafactor",
 )  # fmt: skip
 """Models of one or two seconds each."""
+CAPTURED_ELSEWHERE = (
+    "mlp", "convolutions", "norms", "tied", "frozen", "teacher", "slices", "extras", "optimizer_adafactor",
+    "autocast_batch_norm",
+)  # fmt: skip
+"""Models whose kind default tests of the capture train, too."""
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in CAPTURED_ELSEWHERE else ()) for name in FAST]
+)
 def test_a_model_trains_under_two_plans_as_in_eager(name: str) -> None:
     trial = try_subject(SUBJECTS[name])
     assert (trial.verdict, trial.detail) == ("equal", "")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from autotune.records.measurement import Outcome
 from autotune.records.trial import load_trials
 from tests.support.checkout import run_python
@@ -14,6 +16,7 @@ import_everything(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_study_and_a_night_with_simulated_workers_end_by_themselves(tmp_path: Path):
     done = run_python("-c", SESSIONS, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

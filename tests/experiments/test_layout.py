@@ -1,8 +1,10 @@
 """The script runs on a small model and a folder like minimalloc's, and tells what it found."""
 
 import json
-import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from experiments.benchmarks.layout import __main__ as run
 
@@ -15,19 +17,11 @@ def test_an_instances_capacity_is_in_its_files_name(tmp_path):
     assert (row.layout_bytes, row.max_live_bytes, row.gap) == (12, 12, 0.0)
 
 
-def test_the_command_writes_what_it_measured(tmp_path):
+def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "A.9.csv").write_text("id,lower,upper,size\n0,0,5,6\n1,6,7,4\n2,6,9,5\n3,7,10,1\n")
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.benchmarks.layout",
-        "--minimalloc",
-        str(tmp_path),
-        "--models",
-        "--out",
-    ]
-    done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    out = str(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", [run.__file__, "--minimalloc", str(tmp_path), "--models", "--out", out])
+    run.main()
     found = json.loads((tmp_path / "out/results.json").read_text())
     assert [row["layout_bytes"] for row in found["rows"]] == [9]
     assert str(tmp_path) not in (tmp_path / "out/summary.md").read_text()

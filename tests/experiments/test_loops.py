@@ -23,9 +23,17 @@ FAST = (
     "extras_in_a_second_loss", "checkpoint_in_the_model", "pickle_and_deepcopy_of_the_planned_loss",
 )  # fmt: skip
 """Loops of a second or less each."""
+CAPTURED_ELSEWHERE = (
+    "nested_accumulation", "accumulation_that_changes", "retain_graph", "double_backward",
+    "weights_changed_between_loss_and_backward", "forward_hook_that_counts", "tensor_in_the_closure_bound_anew",
+    "loss_kept_over_an_update", "two_losses_backward_in_another_order", "checkpoint_in_the_model",
+)  # fmt: skip
+"""Loops whose kind default tests of the capture run, too."""
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in CAPTURED_ELSEWHERE else ()) for name in FAST]
+)
 def test_a_loop_has_the_verdict_on_record_and_is_never_another_training(name: str):
     trial = try_case(CASES[name])
     assert trial.verdict == RECORDS["loops"][name]["verdict"]

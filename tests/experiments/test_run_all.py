@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from experiments import listing, run_all
 from experiments.all_experiments import EXPERIMENTS, Experiment
 from experiments.common.commands import UNFINISHED
 from experiments.run_all import Machine, Session, Status
+from tests.support.waiting import wait_for
 
 FIRST, SECOND, THIRD = (Experiment(f"benchmarks/{name}", minutes=5, is_timed=name == "b") for name in "abc")
 
@@ -177,11 +179,13 @@ def test_a_command_that_outlasts_its_seconds_is_interrupted():
 PATIENT = """
 import signal, sys, time
 from pathlib import Path
+from typing import Any
 def end(number, frame):
     time.sleep(1.0)  # longer than subprocess.run waits for a command after an interrupt
-    Path(sys.argv[1]).touch()
+    Path(sys.argv[1], "ended").touch()
     sys.exit(130)
 signal.signal(signal.SIGINT, end)
+Path(sys.argv[1], "ready").touch()
 time.sleep(600)
 """
 LEADER = """
@@ -191,10 +195,18 @@ run_to_end([sys.executable, "-c", sys.argv[1], sys.argv[2]])
 """
 
 
-def test_an_interrupt_reaches_the_command_below_an_experiment_which_has_time_to_end(tmp_path: Path):
-    ended = tmp_path / "ended"
-    assert run_all.execute([run_all.sys.executable, "-c", LEADER, PATIENT, str(ended)], 3.0) is None
-    assert ended.exists()
+def test_an_interrupt_reaches_the_command_below_an_experiment_which_has_time_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(*arguments, **options)
+        wait_for((tmp_path / "ready").exists)
+        return process
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert run_all.execute([run_all.sys.executable, "-c", LEADER, PATIENT, str(tmp_path)], 0.1) is None
+    assert (tmp_path / "ended").exists()
 
 
 def test_an_interrupt_ends_an_experiment_also_where_run_all_ignores_it(monkeypatch: pytest.MonkeyPatch):

@@ -177,7 +177,8 @@ def test_doctor_does_not_wait_for_ever(call: Call, monkeypatch: pytest.MonkeyPat
     assert finding["fix"] == "run doctor when the device is idle"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_study_that_is_ended_leaves_no_far_end_and_is_resumed(call: Call, number: signal.Signals):
     Path("slow.yaml").write_text(
         f"classes:\n  fake: {{engine: command, command: {FAR_END}, environment: {{FAKE_SECONDS: '0.3'}}}}\n"

@@ -13,6 +13,7 @@ from autotune.nightly.config import load_nightly_config
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "fleet.md"
 
 
+@pytest.mark.slow
 def test_the_guide_starts_ray_with_options_that_it_has():
     pytest.importorskip("ray")
     lines = re.findall(r"^    (?:RAY_\w+=\w+ )+(ray start .*)$", GUIDE.read_text(), re.MULTILINE)

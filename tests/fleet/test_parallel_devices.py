@@ -25,6 +25,7 @@ from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE
 from autotune.testing.runner_contract import make_config, wait_for_death
 from tests.nightly.test_command import Tracker
+from tests.support.waiting import wait_for
 
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
 
@@ -80,8 +81,7 @@ def test_a_signal_ends_all_far_ends_and_the_study_is_resumed(tmp_path: Path):
     sent: list[float] = []
 
     def watch() -> None:
-        while not all(device.facts is not None for device in devices):
-            time.sleep(0.01)
+        wait_for(lambda: all(device.facts is not None for device in devices))
         time.sleep(0.3)
         pids.extend(device.facts.pid for device in devices if device.facts is not None)
         sent.append(time.monotonic())

@@ -30,6 +30,7 @@ from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import make_config, wait_for_death
+from tests.support.waiting import wait_for
 
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
 PLAN = Plan.traced(FakeRunner().graph)
@@ -66,8 +67,16 @@ class FarEnd:
         return [int(number) for number in path.read_text().split()]
 
 
-@pytest.mark.parametrize("ending", ["SIGTERM", "SIGHUP", "SIGINT", "end of input"])
-def test_a_far_end_in_a_measurement_leaves_no_process_after_two_seconds(ending: str):
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "SIGTERM",
+        pytest.param("SIGHUP", marks=pytest.mark.slow),
+        pytest.param("SIGINT", marks=pytest.mark.slow),
+        "end of input",
+    ],
+)
+def test_a_far_end_in_a_measurement_of_a_minute_ends_at_once_and_leaves_no_process(ending: str):
     far_end = FarEnd()
     far_end.send(request(FAKE_SECONDS="60"))
     assert isinstance(far_end.receive(), NodeFacts)
@@ -78,9 +87,9 @@ def test_a_far_end_in_a_measurement_leaves_no_process_after_two_seconds(ending: 
         far_end.process.stdin.close()
     else:
         far_end.process.send_signal(getattr(signal, ending))
-    assert far_end.process.wait(2.0) == 0
+    assert far_end.process.wait(10.0) == 0
     assert len(children) == 1
-    assert wait_for_death(children[0], 0.5)
+    assert wait_for_death(children[0], 10.0)
 
 
 def test_a_study_killed_in_a_measurement_takes_its_far_end_along(tmp_path: Path):
@@ -94,7 +103,7 @@ def test_a_study_killed_in_a_measurement_takes_its_far_end_along(tmp_path: Path)
     pid = int(study.stdout.readline())
     study.kill()
     study.wait()
-    assert wait_for_death(pid, 2.0)
+    assert wait_for_death(pid, 10.0)
 
 
 def test_input_and_output_of_user_code_are_not_the_pipe():
@@ -167,11 +176,20 @@ def test_a_message_larger_than_a_pipe_arrives_both_ways(tmp_path: Path):
 def test_a_far_end_that_neither_answers_nor_ends_counts_as_lost_and_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    class Started(subprocess.Popen):
+        """A command that has written its first line, after which it ignores SIGTERM."""
+
+        def __init__(self, command: object, **options: object) -> None:
+            super().__init__(command, **options)
+            pids.append(self.pid)
+            wait_for(lambda: sum(path.stat().st_size > 0 for path in tmp_path.glob("a100-*.log")) == len(pids))
+
+    pids: list[int] = []
+    monkeypatch.setattr("autotune.fleet.command.subprocess.Popen", Started)
     monkeypatch.setattr("autotune.fleet.command.START_SECONDS", 0.1)
     monkeypatch.setattr("autotune.fleet.command.CLOSE_SECONDS", 0.1)
-    runner = runner_of(tmp_path, "sh", "-c", "trap '' TERM; echo $$ >&2; while :; do sleep 0.1; done")
+    runner = runner_of(tmp_path, "sh", "-c", "trap '' TERM; echo started >&2; while :; do sleep 0.1; done")
     with pytest.raises(DeviceLostError, match=r"no sign of life for 0\.1 s: "):
         runner.prepare()
-    pids = [int(path.read_text()) for path in tmp_path.glob("a100-*.log")]
     assert len(pids) == 4
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

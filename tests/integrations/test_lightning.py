@@ -49,9 +49,13 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "ended by max_steps, validated within the epoch": {"max_epochs": -1, "max_steps": 5, "val_check_interval": 2},
     "64-true, inference mode off": {"precision": "64-true", "inference_mode": False, "num_sanity_val_steps": -1},
 }  # fmt: skip
+SLOW = ("bf16-true, clipped by norm", "64-true, inference mode off")
 
 
-@pytest.mark.parametrize("options", TRAININGS.values(), ids=TRAININGS)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(TRAININGS[name], id=name, marks=pytest.mark.slow if name in SLOW else ()) for name in TRAININGS],
+)
 def test_a_training_ends_in_every_bit_where_lightning_ends_and_no_batch_runs_twice(
     options: dict[str, Any], runs: list[Executor]
 ):
@@ -146,7 +150,7 @@ class Gan(pl.LightningModule):
         return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.critic)]
 
 
-@pytest.mark.parametrize("toggles", [True, False])
+@pytest.mark.parametrize("toggles", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_optimizers_under_manual_optimization_have_a_callback_for_each_loss(toggles: bool):
     callbacks = [PlanCallback(loss="generator_loss"), PlanCallback(loss="critic_loss")]
     assert_equal(train(build=lambda: Gan(toggles)), train(callbacks, lambda: Gan(toggles)))
@@ -224,7 +228,7 @@ def test_a_plan_for_the_workload_of_a_module_is_for_its_training(runs: list[Exec
     assert {run.program.graph.digest for run in runs} == {program.graph.digest}
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])
 def test_the_workload_has_the_autocast_of_the_trainer(precision: Any, runs: list[Executor]):
     program = capture(workload(Net(), next(iter(loader())), precision=precision))
     plugin = MixedPrecision(precision, "cpu")
@@ -232,7 +236,7 @@ def test_the_workload_has_the_autocast_of_the_trainer(precision: Any, runs: list
     assert [run.program.graph.digest for run in runs] == [program.graph.digest]
 
 
-@pytest.mark.parametrize("loss", ["training_step", "compute_loss"])
+@pytest.mark.parametrize("loss", ["training_step", pytest.param("compute_loss", marks=pytest.mark.slow)])
 def test_a_training_can_tune_its_own_step(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     budgets = []
 

@@ -24,6 +24,7 @@ from autotune.kernels.compile_worker import encode_request
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse, list_regions, load_variants
 from autotune.workloads.workload import Workload
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -101,11 +102,11 @@ def test_a_killed_compiler_leaves_no_entry_and_the_next_process_compiles_it(
     slow.touch()
 
     def kill_worker() -> None:
-        while not (markers := list(cache.glob("inductor/unfinished-*"))):
-            time.sleep(0.05)
-        os.killpg(int(markers[0].name.rpartition("-")[2]), signal.SIGKILL)
+        wait_for(lambda: any(cache.glob("inductor/unfinished-*")))
+        (marker,) = cache.glob("inductor/unfinished-*")
+        os.killpg(int(marker.name.rpartition("-")[2]), signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_worker)
+    killer = threading.Thread(target=kill_worker, daemon=True)
     killer.start()
     with pytest.raises(CaptureError, match="killed by SIGKILL"):
         compile_in_pool([region])
@@ -144,9 +145,9 @@ def test_a_process_says_that_it_waits_and_compiles_nothing_that_the_one_before_i
             time.sleep(0.2)
             kernel_cache.write_failure(entry, "compiled")
 
-    other = threading.Thread(target=compile_as_another_process)
+    other = threading.Thread(target=compile_as_another_process, daemon=True)
     other.start()
-    locked.wait()
+    assert locked.wait(60)
     compile_in_pool([region])
     other.join()
     assert not compiled

@@ -578,6 +578,7 @@ for number in count(begun):
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_history_keeps_every_night_and_goes_on(bench: Bench):
     path, kept = bench.home().directory / "history.jsonl", b""
     for kill in range(3):

@@ -13,13 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as artifact_cache
 
 from autotune.cli import main as cli
 from autotune.errors import ConfigError
@@ -42,6 +39,17 @@ from tests.study.test_front_session import runner as front_runner
 from tests.study.test_session import configured
 from tests.support.postgres import ABSENT, find_programs
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+def open_client(uri: str) -> "MlflowClient":
+    """Return a client of a store."""
+    from mlflow import MlflowClient  # deferred: the import takes seconds
+
+    return MlflowClient(tracking_uri=uri)
+
 
 class Logged:
     """One tuned and logged study, and MLflow's view of it."""
@@ -52,7 +60,7 @@ class Logged:
         self.tracker = Tracker(self.config, self.run_dir)
         self.result = self.tune(self.tracker)
         self.message = self.tracker.finish()
-        self.client = MlflowClient(tracking_uri=self.tracker.uri)
+        self.client = open_client(self.tracker.uri)
         self.experiment = self.client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
 
     def configured(self, **fields: object) -> Config:
@@ -71,21 +79,21 @@ class Logged:
             progress=tracker, write_report=report,
         )  # fmt: skip
 
-    def family(self, name: str) -> list[Run]:
+    def family(self, name: str) -> "list[Run]":
         """The run of that name, and its children."""
         runs = self.client.search_runs([self.experiment.experiment_id])
         (parent,) = (run for run in runs if run.info.run_name == f"{name} 65%")
         return [run for run in runs if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))]
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> "list[Run]":
         return self.family("first")
 
     @property
-    def parent(self) -> Run:
+    def parent(self) -> "Run":
         return next(run for run in self.runs() if run.data.tags["autotune.kind"] == "study")
 
     @property
-    def children(self) -> dict[int, Run]:
+    def children(self) -> "dict[int, Run]":
         return {int(run.data.tags["autotune.trial"]): run for run in self.runs() if "autotune.trial" in run.data.tags}
 
 
@@ -269,7 +277,7 @@ def test_the_plans_of_a_front_are_logged_with_its_table_and_each_plan_has_its_st
     result = tune(config, front_runner(), runs / "front", progress=tracker)
     message = tracker.finish()
     assert "not logged" not in message
-    client = MlflowClient(tracking_uri=tracker.uri)
+    client = open_client(tracker.uri)
     experiment = client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
     found = client.search_runs([experiment.experiment_id], max_results=1000)
     (parent,) = [run for run in found if run.data.tags["autotune.kind"] == "study"]
@@ -314,7 +322,7 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", "moved/kept/first"])
     assert not ended.value.code
-    client = MlflowClient(tracking_uri=f"sqlite:///{runs}/mlflow.db")
+    client = open_client(f"sqlite:///{runs}/mlflow.db")
     copied = client.search_runs([logged.experiment.experiment_id])
     assert {run.info.run_id for run in logged.runs()} <= {run.info.run_id for run in copied}
     assert all(run.info.artifact_uri == f"{runs.as_uri()}/mlruns/{run.info.run_id}/artifacts" for run in copied)
@@ -327,6 +335,8 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     monkeypatch.setattr("autotune.cli.commands.tune.run_study", lambda config, where, progress: gone_on.append(config))
     with pytest.raises(SystemExit):
         cli.main(["resume", "moved/kept/first"])
+    from mlflow.tracking._tracking_service.utils import _artifact_repos_cache as artifact_cache
+
     artifact_cache.clear()  # as in another process: this one remembers where it wrote for each run
     tracker = Tracker(gone_on[0], Path("moved/kept/first"))
     logged.tune(tracker, Path("moved/kept/first"), gone_on[0])
@@ -509,7 +519,7 @@ def tuned(directory: Path, name: str, uri: str) -> tuple[StudyResult, str]:
     return result, tracker.finish()
 
 
-def logged_well(client: MlflowClient, result: StudyResult, run: str, page: str, into: Path) -> None:
+def logged_well(client: "MlflowClient", result: StudyResult, run: str, page: str, into: Path) -> None:
     parent = client.get_run(run)
     children = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
     assert len(children) == len(result.trials)
@@ -527,7 +537,7 @@ def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_deliv
         result, message = tuned(tmp_path, "first", uri)
         run = re.search(rf": {uri}/#/experiments/\d+/runs/(\w+)\?workflowType=machine_learning$", message)[1]
         page = (tmp_path / "first" / "report.html").read_text()
-        logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
+        logged_well(open_client(uri), result, run, page, tmp_path / "got")
         if browser := shutil.which("chromium"):
             command = [browser, "--headless", "--no-sandbox", "--virtual-time-budget=20000", "--dump-dom"]
             shown = subprocess.run([*command, message.split(": ", 1)[1]], capture_output=True, text=True, check=True)
@@ -537,7 +547,7 @@ def test_a_server_holds_the_run_its_address_shows_it_and_what_it_missed_is_deliv
     with mlflow_server(store, artifacts, port), pytest.raises(SystemExit) as ended:
         cli.main(["report", str(tmp_path / "second"), "--log"])
     assert not ended.value.code
-    client = MlflowClient(store)
+    client = open_client(store)
     runs = client.search_runs([client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key)).experiment_id])
     (parent,) = (run for run in runs if run.info.run_name == "second 65%")
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
@@ -568,7 +578,7 @@ def test_a_study_is_logged_to_postgresql_by_its_address_alone(tmp_path, monkeypa
                 message,
             )[1]
             page = (tmp_path / "first" / "report.html").read_text()
-            logged_well(MlflowClient(uri), result, run, page, tmp_path / "got")
+            logged_well(open_client(uri), result, run, page, tmp_path / "got")
 
 
 def test_a_run_that_never_got_a_trial_is_not_logged(tmp_path):

@@ -155,22 +155,28 @@ def test_a_gradient_off_by_a_thousandth_is_refused_where_float64_cannot_be_used(
 @pytest.mark.parametrize(
     ("make_workload", "against"),
     [
-        (lambda: load_workload("segformer", TINY["segformer"]), "float64"),
-        (lambda: load_workload("segformer", {**TINY["segformer"], "dropout": 0.1}), "eager"),
-        (lambda: seeded.language_model("Llama"), "float64"),
-        (lambda: seeded.language_model("Qwen2"), "float64"),
-        (lambda: seeded.language_model("Gemma"), "float64"),
-        (seeded.transposed_volumes, "float64"),
+        pytest.param(lambda: load_workload("segformer", TINY["segformer"]), "float64", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: load_workload("segformer", {**TINY["segformer"], "dropout": 0.1}), "eager", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda: seeded.language_model("Llama"), "float64", marks=pytest.mark.slow),
+        pytest.param(lambda: seeded.language_model("Qwen2"), "float64", marks=pytest.mark.slow),
+        pytest.param(lambda: seeded.language_model("Gemma"), "float64", marks=pytest.mark.slow),
+        pytest.param(seeded.transposed_volumes, "float64", marks=pytest.mark.slow),
         (seeded.scaled_up, "float64"),
     ],
     ids=["segformer", "dropout", "llama", "qwen2", "gemma", "conv3d_transpose", "bilinear"],
 )
-def test_rounding_is_admitted(make_workload: Callable[[], Workload], against: str) -> None:
+def test_rounding_is_admitted(
+    make_workload: Callable[[], Workload], against: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workload = make_workload()
+    last = [name for name, _ in workload.model.named_parameters()][-1]
+    monkeypatch.setattr(step_selector, "capture", seeded.scaling_capture(last, 1 + 2**-23))
     with step_of(workload, verify=2) as step:
         for _ in range(2):
             step(workload.batch)
-            assert step.verified == "bit-equal to eager" or f"relative gate against {against}" in step.verified
+            assert f"relative gate against {against}" in step.verified
 
 
 def test_steps_that_differ_by_rounding_train_on_from_the_plans_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:

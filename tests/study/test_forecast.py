@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.candidates import Candidate
 from autotune.planners.space import space_for_device
 from autotune.records.config import load_config
 from autotune.records.measurement import Outcome
+from autotune.study.offline import forecast
 from autotune.study.offline.calibration import CHARGE_NOISE_BYTES
 from autotune.study.offline.forecast import (
     MIN_TRIALS,
@@ -44,12 +47,23 @@ def test_no_plan_of_the_frontier_beats_another_and_it_spans_from_the_lowest_peak
     assert peaks(found)[0] < 0.6 * simulate_traced(GRAPH, COSTS).peak_bytes
 
 
-def test_a_budget_that_is_asked_for_is_planned_too() -> None:
-    plain = forecast_frontier(GRAPH, COSTS, SEARCHED)
-    (low, high), slower = peaks(plain)[:2], plain[0].estimate.seconds
-    wanted = forecast_frontier(GRAPH, COSTS, SEARCHED, [(low + high) // 2])
-    assert set(peaks(plain)) <= set(peaks(wanted)) or wanted[0].estimate.seconds <= slower
-    assert [one for one in wanted if one.estimate.peak_bytes <= (low + high) // 2]
+def test_a_budget_that_is_asked_for_is_planned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spy(graph: TrainGraph, costs: Costs, budget: int, *others: Any, **options: Any) -> Candidate:
+        planned[budget] = best_plan(graph, costs, budget, *others, **options)
+        return planned[budget]
+
+    planned: dict[int, Candidate] = {}
+    best_plan = forecast.best_plan
+    monkeypatch.setattr(forecast, "best_plan", spy)
+    forecast_frontier(GRAPH, COSTS, SEARCHED)
+    plain = set(planned)
+    asked = sum(sorted(plain)[:2]) // 2
+    assert asked not in plain
+    planned.clear()
+    front = [one.estimate for one in forecast_frontier(GRAPH, COSTS, SEARCHED, [asked])]
+    assert set(planned) == plain | {asked}
+    own = planned[asked].estimate
+    assert any(one.peak_bytes <= own.peak_bytes and one.seconds <= own.seconds for one in front)
 
 
 def made(**changes: float) -> Candidate:

@@ -44,6 +44,7 @@ from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, TIE_SHARE, plan_hash, ratio_noise
 from autotune.testing.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
 from autotune.testing.graphs import training_chain
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -704,14 +705,6 @@ def child():
         process.wait()
 
 
-def wait_for(condition) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("nothing happened for 30 s")
-
-
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
@@ -722,6 +715,7 @@ def unfinished_reruns(directory: Path, trials: tuple[Trial, ...]) -> int:
     return len(lines(directory / "measured")) - len(ran)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_no_finished_trial_is_lost_or_repeated(tmp_path, child):
     dice, kills = random.Random(7), 3
     records = tmp_path / "run" / "trials.jsonl"
@@ -744,32 +738,40 @@ def test_killed_at_any_moment_no_finished_trial_is_lost_or_repeated(tmp_path, ch
     assert not [trial for trial in stored(tmp_path).trials if trial.state.name == "RUNNING"]
 
 
-def test_one_sigint_finishes_the_trial_and_writes_the_report(tmp_path, child):
-    process = child(tmp_path, 0.5)
-    wait_for(lambda: len(lines(tmp_path / "measured")) == 2)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-    assert out.split() == ["2", "3", "True"]
+def run_until_signalled(directory: Path, runner: FakeRunner, *signals: signal.Signals) -> StudyResult:
+    """Run a study that gets signals, and makes a report, while its second plan is measured."""
+
+    def send(runner: FakeRunner) -> None:
+        if len(runner.measured) == 2:
+            for number in signals:
+                signal.raise_signal(number)
+
+    def report(run_dir: Path) -> Path:
+        (run_dir / "report.html").write_text("made")
+        return run_dir / "report.html"
+
+    runner.before_measure = send
+    return tune(configured(directory, moves=False), runner, directory / "run", write_report=report)
+
+
+def test_one_sigint_finishes_the_trial_and_writes_the_report(tmp_path):
+    result = run_until_signalled(tmp_path, FakeRunner(), signal.SIGINT)
+    assert (result.interrupted, len(result.trials)) == (signal.SIGINT, 3)
+    assert result.best is not None
     assert (tmp_path / "run" / "report.html").exists()
     assert len(load_trials(tmp_path / "run" / "trials.jsonl")) == 3
     assert planfile.read(tmp_path / "plans" / "run.json").plan is not None
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
-def test_second_sigint_or_sigterm_gives_the_trial_up_and_the_next_session_runs_it(tmp_path, child, signals):
-    process = child(tmp_path, 60)
-    wait_for(lambda: len(lines(tmp_path / "measured")) == 2)
-    for number in signals:
-        process.send_signal(number)
-        time.sleep(0.1)
-    out, _ = process.communicate(timeout=30)
-    before = load_trials(tmp_path / "run" / "trials.jsonl")
-    assert out.split() == [str(int(signals[-1])), str(len(before)), "True"]
+def test_second_sigint_or_sigterm_gives_the_trial_up_and_the_next_session_runs_it(tmp_path, signals):
+    result = run_until_signalled(tmp_path, first := FakeRunner(), *signals)
+    assert (result.interrupted, len(result.trials)) == (signals[-1], 2)
+    assert result.best is not None
+    assert len(load_trials(tmp_path / "run" / "trials.jsonl")) == 2
     assert (tmp_path / "run" / "report.html").exists()
-    given_up = lines(tmp_path / "measured")[-1]
-    runner = FakeRunner()
-    run(tmp_path, runner, lasting=True)
-    assert runner.measured[0] == given_up
+    run(tmp_path, second := FakeRunner(), lasting=True)
+    assert second.measured[0] == first.measured[-1]
 
 
 def test_a_signal_before_the_budget_is_known_exits_with_its_number(tmp_path):

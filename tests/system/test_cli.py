@@ -952,12 +952,15 @@ def test_resume_help_explains_its_limits(run: Callable[..., tuple[int, str, str]
     )
 
 
-# -- with real children --------------------------------------------------------------------------------------------
+# -- with real workloads -------------------------------------------------------------------------------------------
 
 
 def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(
-    here: Path, run: Callable[..., tuple[int, str, str]]
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
+    from tests.measure.harness.conftest import InProcessChildren
+
+    monkeypatch.setattr("autotune.measure.harness.Children", InProcessChildren)
     (here / "raising.py").write_text(FACTORIES)
     code, out, err = run("tune", "raising.py:broken", "--budget", "65%")
     assert (code, out) == (2, "")
@@ -968,7 +971,12 @@ def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(
     assert [name for name in files(here) if "__pycache__" not in name] == ["raising.py"]
 
 
-def test_a_plan_of_another_model_is_6(here: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_plan_of_another_model_is_6(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    from tests.measure.harness.conftest import InProcessChildren
+
+    monkeypatch.setattr("autotune.measure.harness.Children", InProcessChildren)
     (here / "other_model.py").write_text(FACTORIES)
     code, _, err = in_a_process("plan", "other_model.py:tiny", "--budget", "200%", "-o", "plan.json", cwd=here)
     assert code == 0, err

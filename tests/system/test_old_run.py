@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from autotune.cli import main as cli
 from autotune.records.trial import load_trials
@@ -64,11 +63,15 @@ def test_the_report_is_written_again_from_the_records(place: Path, capfd: pytest
 
 
 def test_a_replay_searches_the_record(place: Path, capfd: pytest.CaptureFixture[str]):
-    replayed = json.loads(output(capfd, "replay", str(RUN), "--trials", "2", "--seeds", "1", "--json"))
-    assert replayed
+    arguments = ("--trials", "2", "--seeds", "1", "--sampler", "auto", "--json")
+    replayed = json.loads(output(capfd, "replay", str(RUN), *arguments))
+    assert len(replayed["replays"]) == 1
+    assert replayed["known_best"] > 0
 
 
 def test_the_dashboard_shows_the_run(place: Path, monkeypatch: pytest.MonkeyPatch):
+    from streamlit.testing.v1 import AppTest  # deferred: the import takes seconds
+
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(
         sys, "argv", ["app.py", "--runs", "runs", "--experiments", "none", "--mlflow", "http://127.0.0.1:9"]

@@ -86,21 +86,23 @@ if __name__ == "__main__":
     print(capture(step).graph.digest)
 """
 
-LOAD = """
-import sys, torch
-from autotune.capture.tracer import capture
-from autotune.workloads.factory import load_workload
-step = load_workload(sys.argv[1])
-print(capture(step).graph.digest, torch.get_default_dtype(), torch.get_num_threads())
-"""
 
-
-def test_functions_of_a_script_closures_and_hooks_are_the_same_graph_in_another_process(tmp_path: Path):
+def test_functions_of_a_script_closures_and_hooks_are_the_same_graph_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     script, path = tmp_path / "train.py", tmp_path / "Net.live"
     script.write_text(SCRIPT)
     digest = subprocess.run([sys.executable, script, path], capture_output=True, text=True, check=True).stdout.strip()
-    load = subprocess.run([sys.executable, "-c", LOAD, path], capture_output=True, text=True, check=False)
-    assert load.stdout.split() == [digest, "torch.float64", "1"], load.stderr
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        step = load_workload(str(path))
+        loaded = capture(step).graph.digest, torch.get_default_dtype(), torch.get_num_threads()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
+    assert loaded == (digest, torch.float64, 1)
 
 
 def test_the_file_is_private_and_a_file_that_others_may_write_is_refused(tmp_path: Path):

@@ -9,14 +9,13 @@ import threading
 import warnings
 from dataclasses import replace
 
-import psutil
 import pytest
 import torch
 from torch import nn
 
 from autotune.capture.tracer import capture
 from autotune.ir.plan import Plan
-from autotune.runtime.arena import MAX_RECORDINGS, SharedBlock, StepArena
+from autotune.runtime.arena import MAX_RECORDINGS, StepArena
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 
@@ -290,32 +289,37 @@ def test_two_steps_in_one_process_keep_apart():
 
 
 def test_arenas_in_one_block_hold_the_largest_and_not_the_sum_and_keep_what_lives_on():
-    mib, block, process = 1 << 18, SharedBlock(), psutil.Process()
-    small, large = StepArena(block=block), StepArena(block=block)
-    kept: list[torch.Tensor] = []
+    out, _ = run_child("""
+        import psutil, torch
+        from autotune.runtime.arena import SharedBlock, StepArena
+        block, own, kept = SharedBlock(), psutil.Process(), []
+        small, large = StepArena(block=block), StepArena(block=block)
 
-    def run(arena: StepArena, mebibytes: int, *, keeps: bool = False) -> None:
-        with arena.step():
-            tensor = torch.full((mebibytes * mib,), float(mebibytes))
-            if keeps:
-                kept.append(tensor)
-            del tensor
+        def run(arena, mebibytes, keeps=False):
+            with arena.step():
+                tensor = torch.full((mebibytes * 2**18,), float(mebibytes))
+                if keeps:
+                    kept.append(tensor)
+                del tensor
 
-    for _ in range(2):
-        run(small, 32)
-    run(small, 32, keeps=True)
-    for _ in range(2):
-        run(large, 64)  # a larger layout, while a tensor of the small step is alive
-    run(large, 64)
-    assert bool((kept.pop() == 32).all())
-    before = process.memory_info().rss
-    for _ in range(3):
-        run(small, 32)
-        run(large, 64)
-    assert (small.misses, large.misses) == (0, 0)
-    assert process.memory_info().rss - before < 4 << 20
-    large.release()
-    assert before - process.memory_info().rss > 60 << 20
+        for _ in range(2):
+            run(small, 32)
+        run(small, 32, keeps=True)
+        for _ in range(3):
+            run(large, 64)  # a larger layout, while a tensor of the small step is alive
+        assert (kept.pop() == 32).all()
+        before = own.memory_info().rss
+        for _ in range(3):
+            run(small, 32)
+            run(large, 64)
+        assert (small.misses, large.misses) == (0, 0)
+        print(own.memory_info().rss - before)
+        large.release()
+        print(before - own.memory_info().rss)
+    """)
+    grown, returned = map(int, out.split())
+    assert grown < 4 << 20
+    assert returned > 60 << 20
 
 
 def test_a_thread_that_allocates_beside_the_step_stays_outside():

@@ -1,11 +1,16 @@
 """What the probe measures, on disks of known speed."""
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autotune.errors import StoreError
 from autotune.runtime.stores import STORES, SwapStore, probe
@@ -56,8 +61,34 @@ def test_the_probe_names_a_missing_directory(tmp_path: Path) -> None:
         measure_speed("ssd", tmp_path / "nowhere")
 
 
-def test_contention_is_never_a_gain(tmp_path: Path) -> None:
-    assert min(measure_contention("ssd", tmp_path, seconds=0.02, repeats=2)) >= 1.0
+@pytest.mark.parametrize(("beside_seconds", "beside_rate", "ratios"), [(3.0, 2.0, (3.0, 4.0)), (0.5, 16.0, (1.0, 1.0))])
+def test_contention_is_the_ratio_to_the_time_alone_and_never_a_gain(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    beside_seconds: float,
+    beside_rate: float,
+    ratios: tuple[float, float],
+) -> None:
+    now, products, is_transferring = 0.0, 0, False
+
+    def multiply(*matrices: torch.Tensor) -> None:
+        nonlocal now, products
+        now += beside_seconds if is_transferring else 1.0
+        products += 1
+
+    @contextlib.contextmanager
+    def running(*arguments: object) -> Iterator["Future[float]"]:
+        nonlocal is_transferring
+        rate, before, is_transferring = Future[float](), products, True
+        yield rate
+        is_transferring = False
+        rate.set_result(beside_rate if products > before else 8.0)
+
+    clock = SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: None)
+    monkeypatch.setattr(probe, "time", clock)
+    monkeypatch.setattr(probe, "_running", running)
+    monkeypatch.setattr(torch, "mm", multiply)
+    assert measure_contention("ssd", tmp_path, seconds=6.0, repeats=2) == ratios
 
 
 def test_the_probe_of_a_tiny_disk_takes_at_most_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

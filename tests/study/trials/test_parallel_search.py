@@ -21,16 +21,18 @@ from autotune.study.session import tune
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 from autotune.testing.runner_contract import make_config, without_times
+from tests.support.waiting import wait_for
 
 SEARCHED = (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT)
 
 
 @dataclasses.dataclass
 class Device(FakeRunner):
-    """Fake device whose measurements take some time, and which can be lost."""
+    """Fake device whose measurements in the search take some time, and which can be lost."""
 
     name: str = "n1"
     seconds: float = 0.02
+    """Time of a measurement outside of the main thread, which is one of the search on several devices."""
     lost_at: Callable[[int], bool] = lambda count: False
     """True if the device is lost in the measurement of this number, counted from 1."""
     prepared: int = 0
@@ -44,7 +46,8 @@ class Device(FakeRunner):
 
     def measure(self, plan: Any, *, budget_bytes: int, beat: float | None = None) -> Measurement:
         began = time.monotonic()
-        time.sleep(self.seconds)
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(self.seconds)
         result = dataclasses.replace(super().measure(plan, budget_bytes=budget_bytes, beat=beat), node=self.name)
         self.threads.append(threading.current_thread().name)
         self.spans.append((began, time.monotonic()))
@@ -53,9 +56,9 @@ class Device(FakeRunner):
         return result
 
 
-def run(directory: Path, devices: list[Device], **fields: Any) -> list[Trial]:
+def run(directory: Path, devices: list[Device], *, lasting: bool = False, **fields: Any) -> list[Trial]:
     config = make_config(directory, **{"trials": 16, **fields})
-    tune(config, devices[0], directory / "run", devices=devices)
+    tune(config, devices[0], directory / "run", devices=devices, lasting=lasting)
     return load_trials(directory / "run" / "trials.jsonl")
 
 
@@ -65,7 +68,7 @@ def written(directory: Path) -> list[str]:
 
 def test_a_study_with_one_device_is_the_same_to_the_bit(tmp_path: Path):
     config = make_config(tmp_path / "plain", trials=16)
-    tune(config, FakeRunner(), tmp_path / "plain" / "run")
+    tune(config, FakeRunner(), tmp_path / "plain" / "run", lasting=False)
     plain = load_trials(tmp_path / "plain" / "run" / "trials.jsonl")
     here = run(tmp_path / "one", [Device(name="", seconds=0.0)])
     assert [without_times(trial) for trial in here] == [without_times(trial) for trial in plain]
@@ -108,7 +111,7 @@ def test_a_plan_that_is_measured_now_is_not_measured_on_another_device(tmp_path:
 
 def test_pending_suggestions_are_not_suggested_again(tmp_path: Path):
     devices = [Device(name=f"n{number}", seconds=0.3) for number in range(3)]
-    trials = run(tmp_path, devices, trials=14, moves=False)
+    trials = run(tmp_path, devices, lasting=True, trials=14, moves=False)
     stored = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'run' / 'optuna.db'}").trials
     assert [trial.number for trial in stored] == [trial.number for trial in trials]
     running: list[optuna.trial.FrozenTrial] = []
@@ -161,7 +164,7 @@ def test_a_device_that_captures_another_graph_is_not_used(tmp_path: Path):
     config = make_config(tmp_path, trials=16)
     first = Device(name="n1")
     tune(
-        config, first, tmp_path / "run", devices=[first, other],
+        config, first, tmp_path / "run", devices=[first, other], lasting=False,
         progress=lambda event: lines.append(getattr(event, "message", "")),
     )  # fmt: skip
     assert not other.measured
@@ -184,7 +187,7 @@ def test_the_search_goes_on_with_other_devices_when_the_first_is_gone(tmp_path: 
     first, second = Device(name="n1", seconds=0.1, before_measure=gone_after(6)), Device(name="n2", seconds=0.1)
     lines: list[str] = []
     tune(
-        make_config(tmp_path, trials=24), first, tmp_path / "run", devices=[first, second],
+        make_config(tmp_path, trials=24), first, tmp_path / "run", devices=[first, second], lasting=False,
         progress=lambda event: lines.append(getattr(event, "message", "")),
     )  # fmt: skip
     trials = load_trials(tmp_path / "run" / "trials.jsonl")
@@ -224,14 +227,25 @@ def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
     assert time.monotonic() - began < 25
 
 
+def while_searching(other: FakeRunner) -> Callable[[FakeRunner], None]:
+    """Return a hook that keeps a device in its first trial of the search until another one has begun its second trial."""
+
+    def wait(device: FakeRunner) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            wait_for(lambda: len(other.measured) >= 2)
+
+    return wait
+
+
 def test_one_interrupt_lets_the_running_trials_end_and_resume_goes_on(tmp_path: Path):
     def interrupt(device: FakeRunner) -> None:
         if len(device.measured) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    first = Device(name="n1", seconds=0.1)  # slow, so that the second device has two trials long before the last
     second = Device(name="n2", before_measure=interrupt)
+    first = Device(name="n1", before_measure=while_searching(second))
     before = run(tmp_path, [first, second], trials=24)
+    assert len(second.measured) >= 2
     assert len(before) < 24
     assert len(first.measured) + len(second.measured) == sum(
         trial.plan is not None and trial.was_run and trial.kind != TrialKind.REPEAT for trial in before
@@ -247,10 +261,12 @@ def test_an_urgent_signal_drops_the_running_trials_alone(tmp_path: Path):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
 
-    devices = [Device(name="n1", seconds=0.1), Device(name="n2", before_measure=terminate)]
-    before = run(tmp_path, devices, trials=24)
+    second = Device(name="n2", before_measure=terminate)
+    devices = [Device(name="n1", before_measure=while_searching(second)), second]
+    before = run(tmp_path, devices, lasting=True, trials=24)
+    assert len(before) < 24
     assert devices[0].aborted or devices[1].aborted
-    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=24)
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], lasting=True, trials=24)
     assert {trial.number for trial in before} <= {trial.number for trial in after}
     numbers = [trial.number for trial in after]
     assert len(set(numbers)) == len(numbers)

@@ -152,6 +152,7 @@ def test_without_transformers_the_error_says_what_to_install(monkeypatch):
         make("resnet18")
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_bits_and_prints_no_warning():
     code = (
         "from tests.workloads.zoo.test_zoo import digest, make\n"
