@@ -92,7 +92,7 @@ def summarize(document: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tiny", action="store_true", help="a small model and two rounds, to test the command")
     parser.add_argument("--engines", nargs="*", choices=["command", "ray"], default=["command", "ray"])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "ratios")
