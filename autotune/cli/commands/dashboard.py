@@ -122,8 +122,10 @@ def _start(
 
     Returns the addresses of servers that run elsewhere, and notes about servers that are missing.
     """
-    with contextlib.ExitStack() as held:  # each port is held until all are chosen, so that no two servers get the same
-        ports = {name: _hold_port(held, name, port if name == "dashboard" else None) for name in PORTS}
+    with (
+        contextlib.ExitStack() as reserved
+    ):  # each port is reserved until all are chosen, so that no two servers get the same
+        ports = {name: _hold_port(reserved, name, port if name == "dashboard" else None) for name in PORTS}
     url = {name: f"http://{HOST}:{number}" for name, number in ports.items()}
     uri = tracking_uri(runs)
     remote = {"mlflow": without_credentials(uri).rstrip("/")} if uri.startswith("http") else {}
@@ -274,13 +276,13 @@ def _installed_files() -> Iterator[Path]:
         yield from (Path(str(file.locate())).resolve() for file in files(DISTRIBUTION) or ())
 
 
-def _hold_port(held: contextlib.ExitStack, name: str, requested: int | None) -> int:
-    """Return a free port: the requested one, or else the default of the server, or else any; `held` closes it.
+def _hold_port(reserved: contextlib.ExitStack, name: str, requested: int | None) -> int:
+    """Return a free port: the requested one, or else the default of the server, or else any; `reserved` closes it.
 
     Raises ConfigError where the requested port is in use.
     """
     for number in (requested or PORTS[name], 0):
-        listener = held.enter_context(socket.socket())
+        listener = reserved.enter_context(socket.socket())
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port released just now is free
         try:
             listener.bind((HOST, number))
