@@ -1,5 +1,6 @@
 """Table of the benchmark of batch sizes: ratios are of samples per second, and largest batches are those that were measured to fit."""
 
+import math
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ def measured(batch: int, **outcomes: str) -> dict[str, Any]:
 def test_a_size_that_did_not_fit_is_no_largest_batch():
     sizes = [measured(4, eager="ok"), measured(9, eager="out_of_memory"), measured(7, eager="ok")]
     document = {"batch": {"measured": sizes}, "throughput": {"error": "no size fits"}}
-    assert run.find_largest(document, "eager") == (7, False)
-    assert run.find_largest(document, "plan") == (0, False)
+    assert run.find_largest(document, "eager") == (7, 9)
+    assert run.find_largest(document, "plan") == (0, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +40,11 @@ def test_a_ratio_needs_eager_s_largest_batch_to_be_known_from_either_search(refu
     document = {
         "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "model": "gpt2",
         "batch": {"measured": [measured(4, eager="ok", plan="ok"), measured(8, plan="ok")]},
-        "throughput": {"measured": [measured(refused, eager="over_budget")]},
+        "throughput": {"measured": [measured(size, eager="over_budget") for size in refused]},
     }  # fmt: skip
     text = run.summarize([document])
     assert cells in text
-    assert ("geometric mean 2.00" in text) == (refused == 5)
+    assert ("geometric mean" in text) == bool(refused)
 
 
 def test_eager_s_best_size_is_the_one_with_the_highest_median():

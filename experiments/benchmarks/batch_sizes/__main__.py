@@ -191,8 +191,7 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
     rates: list[float] = []
     for document in documents:
         batch, turns = document.get("batch", {}), document.get("turns")
-        (eager, is_known), (plan, _) = (find_largest(document, side) for side in ("eager", "plan"))
-        ratio = plan / eager if eager and plan and is_known else None
+        ratio = least_ratio(document)
         if ratio is not None:
             batches.append(ratio)
         speed = "-"
@@ -204,14 +203,14 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
         limit = (batch["floor_bytes"] + batch["budget_bytes"]) / 2**20 if batch.get("budget_bytes") else math.nan
         cells = (
             document["model"], f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}",
-            spell_largest(document, "eager"), spell_largest(document, "plan"), "-" if ratio is None else f"{ratio:.2f}",
+            spell_largest(document, "eager"), spell_largest(document, "plan"), "-" if ratio is None else f"at least {ratio:.2f}",
             spell(turns and turns["eager"]), spell(document.get("throughput", {}).get("chosen")), speed,
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     means = [
         f"{label}: geometric mean {math.exp(mean([math.log(value) for value in values])):.2f} over {len(values)} workloads."
         for label, values in (
-            ("Largest batch, plan over eager", batches),
+            ("Largest batch, plan over eager, at least", batches),
             ("Samples per second, plan over eager", rates),
         )
         if values
@@ -221,22 +220,30 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
     return "\n".join([text, "", *rows, "", *means, "", *(f"- {origin}" for origin in origins)]) + "\n"
 
 
-def find_largest(document: dict[str, Any], side: str) -> tuple[int, bool]:
-    """Return the largest batch that a side was measured to fit, 0 for none, and whether a slightly larger one was refused.
+def least_ratio(document: dict[str, Any]) -> float | None:
+    """Return a lower bound of the plans' largest batch over eager's: over the size below eager's first that was refused."""
+    (_, refused), (plan, _) = (find_largest(document, side) for side in ("eager", "plan"))
+    return plan / (refused - 1) if plan and 1 < refused < math.inf else None
 
-    Both searches count: their budget is the same share of the same peak.
+
+def find_largest(document: dict[str, Any], side: str) -> tuple[int, float]:
+    """Return the largest batch that a side was measured to fit, and the smallest larger one that was refused.
+
+    They are 0 and infinity where there is none. Both searches count: their budget is the same share of the same peak.
     """
     measured = [each for objective in OBJECTIVES for each in document.get(objective, {}).get("measured", ())]
     outcomes = [(each["size"]["batch"], each[side]["outcome"] == "ok") for each in measured if each[side]]
     largest = max((batch for batch, fits in outcomes if fits), default=0)
     refused = min((batch for batch, fits in outcomes if not fits and batch > largest), default=math.inf)
-    return largest, refused - largest <= largest_gap(largest)
+    return largest, refused
 
 
 def spell_largest(document: dict[str, Any], side: str) -> str:
-    """Return a side's largest batch as text: `at least`, where time ended before a slightly larger one was refused."""
-    size, is_known = find_largest(document, side)
-    return "-" if not size else str(size) if is_known else f"at least {size}"
+    """Return a side's largest batch as text: as bounds, where no size just above it was refused."""
+    size, refused = find_largest(document, side)
+    if not size or refused - size <= largest_gap(size):
+        return str(size) if size else "-"
+    return f"{size} to {refused - 1:.0f}" if refused < math.inf else f"at least {size}"
 
 
 def spell(size: dict[str, int] | None) -> str:
