@@ -34,9 +34,14 @@ def test_a_size_that_did_not_fit_is_no_largest_batch():
 
 
 @pytest.mark.parametrize(
-    ("refused", "cells"), [(5, "| 4 | at least 8 | 2.00 |"), (6, "| at least 4 | at least 8 | - |")]
+    ("refused", "cells"),
+    [
+        ([5], "| 4 | at least 8 | at least 2.00 |"),
+        ([9, 6], "| 4 to 5 | at least 8 | at least 1.60 |"),
+        ([], "| at least 4 | at least 8 | - |"),
+    ],
 )
-def test_a_ratio_needs_eager_s_largest_batch_to_be_known_from_either_search(refused: int, cells: str):
+def test_a_ratio_is_to_the_size_below_the_first_at_which_either_search_saw_eager_fail(refused: list[int], cells: str):
     document = {
         "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "model": "gpt2",
         "batch": {"measured": [measured(4, eager="ok", plan="ok"), measured(8, plan="ok")]},
