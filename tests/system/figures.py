@@ -22,6 +22,7 @@ class Tied:
 KERNELS = "kernels/results/usual/summary.md"
 TRIALS = "trial_cost/results/summary.md"
 COMPILED = "compiled/results/cpu-amd-epyc-2/summary.md"
+BATCHES = "batch_sizes/results/summary.md"
 VARIABLE = "variable_length/results/summary.md"
 REPLAYS = "landscape/results/replays/summary.md"
 REGIONS = "regions/results/zoo/summary.md"
@@ -29,6 +30,9 @@ PRICE = "rebuild_price/results/summary.md"
 LIMITS, DECISIONS = "docs/limits.md", "docs/decisions.md"
 
 TIED = (
+    Tied(LIMITS, "1.64 to 19.33 times", BATCHES, ("1.64", "19.33")),
+    Tied(LIMITS, "1.002 to 1.274 times", BATCHES, ("1.002", "1.274")),
+    Tied(LIMITS, "1.12 times", BATCHES, ("1.12",)),
     Tied(LIMITS, "1.35 times", VARIABLE, ("1.349",)),
     Tied(LIMITS, "2.6 s", VARIABLE, ("2.60",)),
     Tied(LIMITS, "1.008 times", COMPILED, ("1.008",)),
