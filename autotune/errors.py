@@ -40,6 +40,10 @@ class ConfigError(AutotuneError):
     exit_code = 2
 
 
+class BaselineChangedError(ConfigError):
+    """Raised when plain eager fits in memory now and did not when a run was recorded, or the other way round. Exit code 2."""
+
+
 class DeviceRefusedError(ConfigError):
     """Raised when a device or its far end cannot be used. Exit code 2.
 

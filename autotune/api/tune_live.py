@@ -9,13 +9,19 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.api.launch import run_study
-from autotune.errors import AutotuneError, OutOfTimeError, PlanError, StudyInterruptedError
+from autotune.errors import AutotuneError, BaselineChangedError, OutOfTimeError, PlanError, StudyInterruptedError
 from autotune.records.config import Config
+from autotune.records.run_dir import RunDir
 from autotune.study.events import Event, Ready
+
+if TYPE_CHECKING:
+    from autotune.study.outcome import StudyResult
 
 _PR_SET_PDEATHSIG = 1
 _LONGER = 4
@@ -53,14 +59,15 @@ def _tune(run_dir: Path, digest: str) -> Path:
                 "and pass plan='plans/NAME.json'"
             )
 
+    run = partial(run_study, run_dir=run_dir, progress=refuse_other_graph)
     try:
-        result = run_study(config, run_dir, refuse_other_graph)
+        result = _run_anew_if_changed(run, config, run_dir)
     except (
         OutOfTimeError
     ):  # capture and baseline took it all; they are recorded, and another session goes on from there
         longer = config.model_copy(update={"time": f"{_LONGER * config.time_seconds:g}s"})
         try:
-            result = run_study(longer, run_dir, refuse_other_graph)
+            result = run(longer)
         except OutOfTimeError:
             raise OutOfTimeError(
                 f"{run_dir}: no plan was measured in {longer.time}; raise AutoPlan(time=...)"
@@ -70,6 +77,18 @@ def _tune(run_dir: Path, digest: str) -> Path:
     if result.plan_path is None:
         raise OutOfTimeError(f"{run_dir}: the search ended without a plan; raise AutoPlan's time")
     return result.plan_path
+
+
+def _run_anew_if_changed(run: Callable[[Config], "StudyResult"], config: Config, run_dir: Path) -> "StudyResult":
+    """Run a study; where eager's fit in memory has changed, put the earlier trials aside and begin again."""
+    try:
+        return run(config)
+    except BaselineChangedError as error:
+        trials = RunDir(run_dir).trials
+        trials.replace(trials.with_suffix(".before"))
+        RunDir(run_dir).optuna.unlink(missing_ok=True)
+        print(f"{error}: begun again, the earlier trials are in {trials.with_suffix('.before').name}", file=sys.stderr)
+        return run(config)
 
 
 if __name__ == "__main__":

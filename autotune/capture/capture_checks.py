@@ -3,8 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -87,10 +88,12 @@ def refuse_part_views(node: fx.Node, results: Iterable[torch.Tensor], storages: 
 
 
 class _Span(NamedTuple):
-    """Bytes of a storage in which a tensor lies."""
+    """Bytes of a storage between the first and the last of a tensor."""
 
     start: int
     end: int
+    number: int
+    tensor: torch.Tensor
     name: str
     is_written: bool
 
@@ -101,20 +104,34 @@ def refuse_shared_memory(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> N
     `tensors` has for each tensor its name, the tensor, and whether the step writes it. Each tensor is another object.
     """
     spans: dict[int, list[_Span]] = defaultdict(list)
-    for name, tensor, is_written in tensors:
+    for number, (name, tensor, is_written) in enumerate(tensors):
         if tensor.numel():
-            spans[tensor_storage(tensor)].append(_Span(*_byte_range(tensor), name, is_written))
+            spans[tensor_storage(tensor)].append(_Span(*_byte_range(tensor), number, tensor, name, is_written))
     for sharing in spans.values():
         sharing.sort()
         for position, span in enumerate(sharing):
             for other in islice(sharing, position + 1, None):
                 if other.start >= span.end:
                     break
-                if span.is_written or other.is_written:
+                if (span.is_written or other.is_written) and _share_bytes(span, other):
                     raise CaptureError(
                         f"{span.name} and {other.name} are two tensors in the same memory, and the step writes to it, so a plan "
                         "may change one before the other is read; make them one parameter, or give one its own memory: .clone()"
                     )
+
+
+def _share_bytes(first: _Span, second: _Span) -> bool:
+    """Return True if two tensors have a byte in common; columns of one matrix have none, though their spans overlap."""
+    start = min(first.start, second.start)
+    used = np.zeros(max(first.end, second.end) - start, np.bool_)
+
+    def bytes_of(span: _Span) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        tensor, itemsize = span.tensor, span.tensor.itemsize
+        strides = (*(int(stride) * itemsize for stride in tensor.stride()), 1)
+        return np.lib.stride_tricks.as_strided(used[span.start - start :], (*tensor.shape, itemsize), strides)
+
+    bytes_of(first)[...] = True
+    return bool(bytes_of(second).any())
 
 
 def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:

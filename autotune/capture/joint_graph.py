@@ -3,7 +3,6 @@
 import operator
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ from autotune.capture.optimizers.update_ops import UpdateOps
 from autotune.capture.optimizers.whole_update import make_updates
 from autotune.capture.program import Call, Program, Read, View, reads, view_part
 from autotune.capture.python.python_trace import FreeInput
-from autotune.capture.python.step_module import LOSS
 from autotune.capture.python.step_trace import StepGuards
 from autotune.capture.regions import renumber
 from autotune.capture.rewrites import batch_norm, dropout, lstm, recurrent
@@ -145,8 +143,10 @@ class JointTrace:
         self.current_op = ""
         self._read_outputs(outputs)
         written = {value for op in self._builder.ops for value in op.writes}
+        used = written.union(*(op.inputs for op in self._builder.ops))
         values = self._builder.values
-        refuse_shared_memory([(values[v].name, tensor, v in written) for v, tensor in self._outside.items()])
+        outside = [(values[v].name, tensor, v in written) for v, tensor in self._outside.items() if v in used]
+        refuse_shared_memory(outside)
 
     def _drop_unused_gradients(self, output: fx.Node, outputs: list[tuple[Any, Any]]) -> None:
         """Remove gradients that neither an update nor the loop reads, and the ops that only they need."""
@@ -217,9 +217,11 @@ class JointTrace:
         desc = node.meta["desc"]
         match type(desc).__name__:
             case "ParamAOTInput":
-                self._read_own(node, desc.target, Role.PARAM)
+                self._add_input(
+                    node, self._parameter_name(desc.target), Role.PARAM, get_attribute(self._owner, desc.target)
+                )
             case "BufferAOTInput":
-                self._read_own(node, desc.target, Role.BUFFER)
+                self._add_input(node, user_path(desc.target), Role.BUFFER, get_attribute(self._owner, desc.target))
             case "PlainAOTInput" if (free := self._free_input(desc)) is not None:
                 self._read_free_input(node, desc.idx, free)
             case "PlainAOTInput":
@@ -240,16 +242,6 @@ class JointTrace:
             )
         refuse_loss(node.meta["val"], is_second=self._tangent is not None)
         self._tangent = self._add_input(node, "tangent", Role.BATCH)
-
-    def _read_own(self, node: fx.Node, target: str, role: Role) -> None:
-        """Read a parameter or a buffer of model and loss. No signature compares those of a loss: it is read in each step."""
-        tensor = get_attribute(self._owner, target)
-        is_read_anew = target.startswith(LOSS) and not tensor.requires_grad and id(tensor) not in self._value_of
-        role = Role.BUFFER if is_read_anew else role
-        value = self._add_input(node, self._parameter_name(target), role, tensor)
-        if is_read_anew:
-            self._free[value] = partial(get_attribute, self._owner, target)
-            del self._tensors[value]
 
     def _read_free_input(self, node: fx.Node, number: int, free: FreeInput) -> None:
         self._refuse_trained(free.example)

@@ -72,12 +72,15 @@ class ModelState:
     has_parameter_hooks: bool
 
 
-def read_model_state(model: torch.nn.Module, trained: set[int]) -> ModelState:
-    """Return the state of a model, in one walk, as it is read before each step. `trained` has ids of the optimizer's parameters."""
+def read_model_state(model: torch.nn.Module, trained: set[int], loss_fn: object = None) -> ModelState:
+    """Return the state of a model, and of a loss that is a module, in one walk, as it is read before each step.
+
+    `trained` has ids of the optimizer's parameters.
+    """
     modes: list[bool] = []
     parts: list[Any] = []
     has_any_hook = False
-    for module in _modules(model):
+    for module in _modules(model, loss_fn):
         modes.append(module.training)
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -90,10 +93,12 @@ def read_model_state(model: torch.nn.Module, trained: set[int]) -> ModelState:
     return ModelState(hash(tuple(parts)), tuple(modes), has_any_hook)
 
 
-def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _modules(model: torch.nn.Module, loss_fn: object) -> list[torch.nn.Module]:
     """Return the modules, each once; `Module.modules` recurses through generators, which is ten times as slow."""
-    ids = {id(model)}
     modules = [model]
+    if isinstance(loss_fn, torch.nn.Module) and loss_fn is not model:
+        modules.append(loss_fn)
+    ids = set(map(id, modules))
     for module in modules:
         for child in module._modules.values():
             if child is not None and id(child) not in ids:

@@ -206,7 +206,7 @@ class PlannedLoss(torch.nn.Module):
         return selector, padding, loss_fn
 
     def _signature(self, batch: FlatBatch) -> Signature:
-        state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()})
+        state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()}, self._loss_fn)
         return make_signature(batch, state, "")
 
     def _make_preparer(self) -> StepPreparer:

@@ -357,7 +357,7 @@ class TrainStep:
 
     def _signature(self, batch: FlatBatch) -> tuple[Signature, bool]:
         """Return the signature of a call, and True if a parameter has a hook."""
-        state = read_model_state(self.model, self._cycle.parameter_ids)
+        state = read_model_state(self.model, self._cycle.parameter_ids, self._loss_fn)
         return make_signature(batch, state, self._cycle.gradient_users), state.has_parameter_hooks
 
     def _make_workload(self, batch: Any) -> Workload:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.errors import ConfigError
+from autotune.errors import BaselineChangedError, ConfigError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload, explain_eager_failure
@@ -130,7 +130,7 @@ def find_recorded_device(run_dir: Path, trials: Sequence[Trial]) -> Device | Non
 def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) -> Rules:
     """Measure plain eager as trial 0, unless `trials` contains it, and return the rules with the budget in bytes.
 
-    Raises ConfigError where plain eager fitted when the trials were recorded and does not now, or the other way round.
+    Raises BaselineChangedError where plain eager fitted when the trials were recorded and does not now, or the other way round.
     """
     config = task.config
     if trials:
@@ -156,7 +156,7 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
 
 
 def check_baseline(run_dir: Path, baseline: Trial, prepared: PreparedWorkload) -> None:
-    """Raise ConfigError where plain eager fits now but did not in the recorded trials, or the other way round.
+    """Raise BaselineChangedError where plain eager fits now but did not in the recorded trials, or the other way round.
 
     Times of plans are ratios to eager's where it fits, and else ratios to a prediction: they cannot be compared.
     """
@@ -165,7 +165,7 @@ def check_baseline(run_dir: Path, baseline: Trial, prepared: PreparedWorkload) -
         return
     change = "fitted in memory, now it does not" if fitted else "did not fit in memory, now it does"
     remedy = "free memory, or tune under another --name" if fitted else "tune under another --name"
-    raise ConfigError(f"{run_dir}: plain eager {change}, so times cannot be compared; {remedy}")
+    raise BaselineChangedError(f"{run_dir}: plain eager {change}, so times cannot be compared; {remedy}")
 
 
 def reference_step_bytes(baseline: Measurement | None, traced_bytes: int) -> int:

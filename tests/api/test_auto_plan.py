@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.api import auto_plan
+from autotune.api import auto_plan, tune_live
 from autotune.api.auto_plan import AutoPlan
 from autotune.capture.tracer import capture
-from autotune.errors import ConfigError, InfeasibleError, WorkerError
+from autotune.errors import BaselineChangedError, ConfigError, InfeasibleError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.kernels.region_program import with_kernels
@@ -25,7 +25,7 @@ from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
-from autotune.records.run_dir import lock_file
+from autotune.records.run_dir import RunDir, lock_file
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
@@ -304,3 +304,18 @@ def test_a_loop_tunes_on_compiled_kernels_in_another_memory_format(tmp_path: Pat
     monkeypatch.setattr(auto_plan, "_run_study", lambda *_: pytest.fail("it was tuned a second time"))
     assert auto(plain).plan == step.plan
     assert plain.model[0].weight.is_contiguous()
+
+
+def test_a_study_whose_eager_fits_only_now_is_begun_anew_and_keeps_its_trials(tmp_path: Path):
+    trials = RunDir(tmp_path).trials
+    trials.write_text("recorded")
+    begun: list[bool] = []
+
+    def run(config: Any) -> Any:
+        begun.append(trials.exists())
+        if trials.exists():
+            raise BaselineChangedError("plain eager did not fit in memory, now it does")
+        return config
+
+    assert tune_live._run_anew_if_changed(run, "config", tmp_path) == "config"
+    assert (begun, (tmp_path / "trials.before").read_text()) == ([True, False], "recorded")

@@ -546,7 +546,7 @@ def branching(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
             lambda model, batch: model(batch[1]).sum(),
             "makes a sparse tensor",
         ),
-        (Transposed, summed, "dec.weight and enc.weight are two tensors in the same memory"),
+        (Transposed, summed, "enc.weight and dec.weight are two tensors in the same memory"),
         (mlp, branching, "cond runs a function as a graph of its own"),
     ],
 )
@@ -639,6 +639,9 @@ def test_tensors_in_one_memory_are_refused_only_where_bytes_overlap_and_one_is_w
     whole = torch.zeros(4, 8)
     refuse_shared_memory([("whole", whole, False), ("part", whole[1], False), ("empty", whole[:0], True)])
     refuse_shared_memory([("first", whole[:2], True), ("second", whole[2:], True)])
+    refuse_shared_memory([("left", whole[:, :4], True), ("right", whole[:, 4:], True)])
+    with pytest.raises(CaptureError, match="left and middle are two tensors in the same memory"):
+        refuse_shared_memory([("left", whole[:, :4], True), ("middle", whole[:, 3:5], False)])
     with pytest.raises(CaptureError, match=r"^whole and part are two tensors in the same memory.*: \.clone\(\)$"):
         refuse_shared_memory([("part", whole[1], True), ("whole", whole, False)])
 

@@ -1,6 +1,8 @@
 """Table of the benchmark of batch sizes: ratios are of samples per second, and largest batches are those that were measured to fit."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,12 @@ def test_a_ratio_is_to_the_size_below_the_first_at_which_either_search_saw_eager
     text = run.summarize([document])
     assert cells in text
     assert ("geometric mean" in text) == bool(refused)
+
+
+def test_a_result_of_another_kind_in_the_folder_is_left_out(tmp_path: Path):
+    (tmp_path / "gpt2.json").write_text(json.dumps({"model": "gpt2"}))
+    (tmp_path / "results.json").write_text(json.dumps({"workloads": {}}))
+    assert run.read_documents(tmp_path) == [{"model": "gpt2"}]
 
 
 def test_eager_s_best_size_is_the_one_with_the_highest_median():

@@ -80,6 +80,15 @@ def test_a_night_whose_command_an_interrupt_ended_is_unfinished(tmp_path: Path):
     assert ended.value.code == UNFINISHED
 
 
+def test_nights_of_other_results_are_not_continued(tmp_path: Path):
+    nights = Nights()
+    config, work = tmp_path / "n.yaml", tmp_path / "work"
+    run_nights(config, work, tmp_path / "first", lambda: dict(FACTS), nights.run)
+    run_nights(config, work, tmp_path / "second", lambda: dict(FACTS), nights.run)
+    assert not any("--resume" in command for command in nights.commands)
+    assert len(nights.commands) == 4
+
+
 @pytest.mark.parametrize("fails", [1, 2])
 def test_a_night_that_could_not_begin_is_begun_again_not_continued(tmp_path: Path, fails: int):
     nights = Nights(fails=fails)

@@ -124,11 +124,22 @@ def test_resume_of_one_entry_keeps_the_results_of_the_others(night: Path, run: R
     EntryDirectory(night / "chain").record(NightRecord("2026-11-19", "chain", NightVerdict.REGRESSION, started=1.0))
     code, _, err = run("nightly", "night.yaml", "--resume", "--only", "chain")
     assert (code, json.loads(table.read_text())["left"]) == (3, ["late"])
-    assert "is complete" not in err
+    assert "night 2026-11-19: chain has a result" in err
     code, _, err = run("nightly", "night.yaml", "--resume", "--only", "late")
     assert code == 3, err
     verdicts = {entry["entry"]: entry["verdict"] for entry in json.loads(table.read_text())["entries"]}
     assert verdicts == {"chain": "regression", "late": "new"}
+
+
+def test_resume_of_one_entry_ends_well_although_others_are_left(night: Path, run: Run):
+    late = NIGHT.partition("entries:\n")[2].replace("workload: chain", "workload: chain\n    name: late")
+    Path("night.yaml").write_text(NIGHT + late)
+    table = night / "nights" / "2026-11-19" / "nightly.json"
+    table.parent.mkdir(parents=True)
+    table.write_text("{}")
+    code, _, err = run("nightly", "night.yaml", "--resume", "--only", "chain")
+    assert code == 0, err
+    assert json.loads(table.read_text())["left"] == ["late"]
 
 
 def test_resume_without_a_night_is_2_and_a_bad_config_names_its_line(night: Path, run: Run):

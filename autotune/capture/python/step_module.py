@@ -11,8 +11,6 @@ from autotune.workloads.workload import LossFn, Workload, infer
 
 CONSTANTS = "L['self'].constants"
 """Dynamo's expression for the batch's parts without tensors."""
-LOSS = "loss_fn."
-"""Prefix of the names of a loss module's tensors in the step."""
 
 
 class StepModule(torch.nn.Module):

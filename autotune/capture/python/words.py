@@ -74,21 +74,29 @@ class Words:
 
         `run` runs it with other constants, and returns whether it takes its usual way. A run that fails may have failed
         because C code got an object in place of a word. The words that were read before are then given as they are, in
-        another run. If none was read before, all words count as read.
+        another run. Where none was read before, each constant is tried alone.
         """
-        opaque = {position for position, part in enumerate(self._constants) if _words(part)}
-        while opaque:
-            parts = [_replace(part) if number in opaque else part for number, part in enumerate(self._constants)]
-            try:
-                is_complete = run(parts)
-            except Exception:  # noqa: BLE001 - C code and the user's code raise anything on an object that is no word
-                is_complete = False
-            read = {position for position in opaque if any(map(_is_read, _words(parts[position])))}
-            opaque -= read
+        positions = {position for position, part in enumerate(self._constants) if _words(part)}
+        while positions:
+            is_complete, read = self._run_without(positions, run)
+            positions -= read
             if is_complete:
-                self._unread = opaque
+                self._unread = positions
             if is_complete or not read:
-                return
+                break
+        if not self._unread:
+            alone = {position for position in positions if self._run_without({position}, run) == (True, set())}
+            if alone and self._run_without(alone, run) == (True, set()):
+                self._unread = alone
+
+    def _run_without(self, positions: set[int], run: Callable[[list[Any]], bool]) -> tuple[bool, set[int]]:
+        """Run a step without the words at these positions; return whether it takes its usual way, and the positions it read."""
+        parts = [_replace(part) if number in positions else part for number, part in enumerate(self._constants)]
+        try:
+            is_complete = run(parts)
+        except Exception:  # noqa: BLE001 - C code and the user's code raise anything on an object that is no word
+            is_complete = False
+        return is_complete, {position for position in positions if any(map(_is_read, _words(parts[position])))}
 
     def is_unread(self, position: int, part: Any) -> bool:
         """Return whether a part of another batch may differ, because the step reads none of its words."""

@@ -51,19 +51,21 @@ def run(
         job = NightJob(options, path, _open_runner, studies.search, studies.report)
         run_entry(job, only, name, EntryTime(float(seconds), float(latest)))
         return
-    if only is not None:
-        selected = _select(options, only, path)
-        # the night to continue keeps the results of its other entries
-        options = options if resume else selected
+    asked = options if only is None else _select(options, only, path)
+    if not resume:  # a night that goes on keeps the results of its other entries
+        options = asked
     night = latest_night(options) if resume else name_night()
-    if resume and is_complete(options, night):
-        print_note(f"night {night} is complete: every entry has a result; start a new night without --resume")
+    if resume and is_complete(asked, night):
+        what = f"night {night} is complete: every entry" if only is None else f"night {night}: {only}"
+        print_note(f"{what} has a result; start a new night without --resume")
     job = NightJob(options, path, _open_runner, studies.search, studies.report, only=only)
     if only is None and any(entry.on is not None for entry in options.entries) and len(options.entries) > 1:
         start = _start_entry(path, options, night, fleet, on)
         job = replace(job, devices=_count_devices(options), start_entry=start, on_result=_print_result)
     with answer_stream() as out:
         results = run_night(job, night)
+        if only is not None:  # entries that were not asked for may be left
+            results = replace(results, left=tuple(key for key in results.left if key == only))
         if json:
             print_json(to_document(results), out)
         else:

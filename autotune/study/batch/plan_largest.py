@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from autotune.errors import InfeasibleError
+from autotune.errors import CaptureError, ConfigError, InfeasibleError
 from autotune.records.budget import format_step_budget
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
@@ -34,12 +34,18 @@ def plan_largest(
 
     Raises:
         InfeasibleError: No batch size fits.
+        CaptureError: The step cannot be captured at the estimated size.
     """
     size, refused = estimate.largest, list[int]()
     while size >= 1:
         arguments = {**config.arguments, estimate.argument: size}
         sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
-        surveyed = survey(sized)
+        try:
+            surveyed = survey(sized)
+        except (CaptureError, ConfigError):
+            if not refused:
+                raise
+            break  # some models refuse a batch of one sample
         budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)
         try:
             return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed

@@ -76,8 +76,9 @@ def main() -> None:
 
 
 def read_documents(out: Path) -> list[dict[str, Any]]:
-    """Return the result of each workload in a folder."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
+    """Return the result of each workload in a folder; other files in it are left out."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
+    return [document for document in documents if "model" in document]
 
 
 def measure_workload(name: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:

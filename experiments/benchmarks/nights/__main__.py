@@ -51,14 +51,17 @@ def run_nights(
         facts: collects machine, commit and date, at the first call.
         run: runs a command.
     """
-    path = out / "nights.json"
+    path, begun = out / "nights.json", work / "begun"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**facts(), "nights": []}
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(results["nights"]) + 1, NIGHTS + 1):
-        # `--resume` continues the latest night: that is the one to continue only if it is not on record
+        # `--resume` continues the latest night: it has to be of these results, and not on record
         latest = max((path.parent.name for path in work.glob("runs/**/nights/*/nightly.json")), default=None)
-        is_resumed = latest is not None and latest not in (night["night"] for night in results["nights"])
+        is_new = latest is not None and latest not in (night["night"] for night in results["nights"])
+        mark = f"{number} {out.resolve()}"
+        is_resumed = is_new and begun.exists() and begun.read_text(encoding="utf-8") == mark
+        write_text(begun, mark)
         command = [
             sys.executable,
             "-m",

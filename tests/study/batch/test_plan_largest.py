@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import InfeasibleError
+from autotune.errors import CaptureError, InfeasibleError
 from autotune.ir.costs import Costs
 from autotune.measure.survey import WorkloadSurvey
 from autotune.records.config import Config
@@ -65,5 +65,13 @@ def test_no_size_is_an_error_with_the_next_step():
     with pytest.raises(InfeasibleError, match=r"no batch size fits 200%: batch=1 is too large .*; raise --budget"):
         plan_largest(CONFIG, ESTIMATE, survey_of(10**9, sizes))
     assert len(sizes) < 12
+
+    def refuses_one(config: Config) -> WorkloadSurvey:
+        if config.arguments["batch"] == 1:
+            raise CaptureError("Expected more than 1 value per channel when training")
+        return survey_of(10**9, sizes)(config)
+
+    with pytest.raises(InfeasibleError, match=r"no batch size fits 200%: batch=[23] is too large .*; raise --budget"):
+        plan_largest(CONFIG, ESTIMATE, refuses_one)
     with pytest.raises(InfeasibleError, match="no batch size fits 200%: by estimate; raise --budget"):
         plan_largest(CONFIG, replace(ESTIMATE, largest=0), survey_of(0, []))
