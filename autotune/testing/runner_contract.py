@@ -36,6 +36,8 @@ from autotune.testing.fake_runner import DEVICE, FakeRunner
 
 PLANNERS = {"recompute": ["keep", "segments"], "reorder": ["keep"], "order": ["traced", "list_by_bytes"]}
 """Planners that answer in milliseconds."""
+SILENT_SECONDS = 8.0
+"""Time that a far end without progress has to come up and to meet the lock of another session."""
 
 
 def make_config(directory: Path, **fields: Any) -> Config:
@@ -77,6 +79,8 @@ class RunnerContract:
 
     is_in_this_process = False
     """True if the far end is this process, which therefore cannot be lost."""
+    tells_of_waits = True
+    """True if the far end reports that another session has the device."""
 
     def open_channel(self, directory: Path, report: Callable[[str], None]) -> Channel:
         """Open a channel whose far end opens `autotune.testing.fake_far_end.open_fake_device`."""
@@ -195,12 +199,16 @@ class RunnerContract:
                 events.append("second waits")
                 closing.start()
 
-        closing = threading.Thread(target=close_first, daemon=True)
+        # a far end that tells nothing has some seconds, in which it would get the device without a lock
+        closing = threading.Timer(0.0 if self.tells_of_waits else SILENT_SECONDS, close_first)
         second.listen(start_closing)
+        if not self.tells_of_waits:
+            closing.start()
         second.prepare()
         events.append("second has the device")
         second.close()
-        assert events == ["second waits", "first closes", "second has the device"]
+        assert events[-2:] == ["first closes", "second has the device"]
+        assert ("second waits" in events) == self.tells_of_waits
         closing.join()
 
     def test_a_far_end_killed_in_a_trial_costs_that_trial_alone(self, tmp_path: Path) -> None:

@@ -30,5 +30,7 @@ class TestCommand(RunnerContract):
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 class TestRay(RunnerContract):
+    tells_of_waits = False
+
     def open_channel(self, directory: Path, report: Callable[[str], None]) -> Channel:
         return ENGINES["ray"](Reach("fake", directory, resource="fake", opener=OPENER), report)
