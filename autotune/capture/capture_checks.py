@@ -79,7 +79,7 @@ def refuse_sparse(node: fx.Node, results: Iterable[torch.Tensor]) -> None:
 
 
 def refuse_part_views(node: fx.Node, results: Iterable[torch.Tensor], storages: set[int]) -> None:
-    """Raise CaptureError for an op of which a result, but not each, lies in the memory of an input. `storages` has the inputs'."""
+    """Raise CaptureError for an op that returns a view of an input and a new tensor. `storages` has those of the inputs."""
     if any(tensor_storage(result) in storages for result in results):
         raise CaptureError(
             f"{node.target} returns a view of its input and a new tensor at once, which a captured step does not support; "

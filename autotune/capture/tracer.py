@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from autotune.capture import autocast
@@ -210,6 +211,9 @@ class _Options(NamedTuple):
 
 def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str, options: _Options) -> StepTrace:
     """Return the joint graph of a step: from Dynamo's trace of its Python, or from one run where Dynamo refuses."""
+    # fake results of earlier traces would be used again: their strides may be others, and two results one object
+    FakeTensorMode.cache_clear()
+    stack.callback(FakeTensorMode.cache_clear)
     if step.loss_fn is None:
         stack.enter_context(torch.no_grad())
     stack.enter_context(eager_kernels())

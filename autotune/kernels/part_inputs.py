@@ -33,11 +33,11 @@ def read_parts(
     """
     inside = list(metas)
     parts: dict[str, tuple[View, int]] = {}  # by text: the arguments of a view may be lists
-    given = dict(zip(region.inputs, arguments, strict=True))
+    argument_of = dict(zip(region.inputs, arguments, strict=True))
 
     def substitute(argument: Any) -> Any:
         match argument:
-            case View() if _is_part(argument) and next(reads(argument)) in given:
+            case View() if _is_part(argument) and next(reads(argument)) in argument_of:
                 text = repr(argument)
                 if text not in parts:
                     parts[text] = argument, len(inside)
@@ -57,7 +57,11 @@ def read_parts(
     still_read = {value for call in calls for value in reads((call.args, [each for _, each in call.kwargs]))}
     inputs = [value for value in region.inputs if value in still_read]
     other = Region(region.__name__, calls, [*inputs, *(value for _, value in parts.values())], region.outputs, inside)
-    return other, (*(given[value] for value in inputs), *(_pass(part, given) for part, _ in parts.values())), inside
+    return (
+        other,
+        (*(argument_of[value] for value in inputs), *(_pass(part, argument_of) for part, _ in parts.values())),
+        inside,
+    )
 
 
 def _is_part(view: View) -> bool:
@@ -88,11 +92,11 @@ def _describe(view: View, metas: Sequence[Meta | None]) -> Meta:
     return Meta(tuple(tensor.shape), tuple(tensor.stride()), source.dtype, source.device)
 
 
-def _pass(argument: Any, given: dict[int, Any]) -> Any:
+def _pass(argument: Any, argument_of: dict[int, Any]) -> Any:
     """Return a part as an argument of the step's call."""
     match argument:
         case Read(value):
-            return given[value]
+            return argument_of[value]
         case View(target, args, kwargs):
-            return View(target, tuple(_pass(each, given) for each in args), kwargs)
+            return View(target, tuple(_pass(each, argument_of) for each in args), kwargs)
     return argument

@@ -161,8 +161,8 @@ class _Expansion:
 
     def begin_group(self, group: int, members: Sequence[int], rebuilt: frozenset[int]) -> None:
         """Add the ops that rebuild values inside of a group."""
-        wanted = [value for op in members for value in self.source.graph.ops[op].inputs]
-        self._copies[group] = self._rebuild(wanted, rebuilt, f"group {group}")
+        inputs = [value for op in members for value in self.source.graph.ops[op].inputs]
+        self._copies[group] = self._rebuild(inputs, rebuilt, f"group {group}")
 
     def rebuild_for(self, op_id: int, rebuilt: frozenset[int]) -> None:
         """Add a region that rebuilds the inputs of an op that is in no group, unless they were rebuilt shortly before."""
@@ -196,10 +196,10 @@ class _Expansion:
         )  # fmt: skip
         return _with_compiled_regions(self.source, grouped, self.metas)
 
-    def _rebuild(self, wanted: Sequence[int], rebuilt: frozenset[int], region: str) -> dict[int, int]:
+    def _rebuild(self, inputs: Sequence[int], rebuilt: frozenset[int], region: str) -> dict[int, int]:
         """Add ops that rebuild values, as a part of a region; return the new value of each rebuilt one."""
         copies: dict[int, int] = {}
-        for op_id in rebuilding_ops(self.source.graph, rebuilt, wanted):
+        for op_id in rebuilding_ops(self.source.graph, rebuilt, inputs):
             fresh = {}
             for value in self.source.graph.ops[op_id].outputs:
                 fresh[value] = len(self.values)
@@ -300,7 +300,7 @@ class _Reading:
 
     region: Region
     arguments: tuple[Any, ...]
-    """What the step passes for each of the region's inputs."""
+    """Argument that the step passes for each of the region\'s inputs."""
     metas: Sequence[Meta | None]
     """Descriptions of the values inside of the region."""
     signature: str

@@ -196,7 +196,7 @@ class ProcessVariant:
     """None: run the child's workload without a plan."""
     compiles: bool = False
     verifies: bool = True
-    """Whether an arena's results are compared with malloc's at the end; no, where a limit leaves no room for malloc's."""
+    """True to compare the results of an arena with those of malloc at the end. A limit may leave no room for steps on malloc."""
 
 
 @dataclass(frozen=True, slots=True)

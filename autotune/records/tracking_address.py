@@ -49,8 +49,8 @@ def check_address(uri: str) -> None:
         raise ConfigError(
             f"{uri.partition('://')[0]}://***: a blank or a quote in the address; write it as %20, %27 or %22"
         )
-    user, at, host = rest.partition("@")
-    if at and ("@" in re.split(r"[?#]", host)[0] or "/" in user or "?" in user or "#" in user):
+    user, separator, host = rest.partition("@")
+    if separator and ("@" in re.split(r"[?#]", host)[0] or "/" in user or "?" in user or "#" in user):
         raise ConfigError(f"{mask_secrets(uri)}: user and host cannot be told apart; {remedy}")
     try:
         _ = urlsplit(uri).port
@@ -60,11 +60,11 @@ def check_address(uri: str) -> None:
 
 def _mask_address(match: re.Match[str]) -> str:
     scheme, rest = match.groups()
-    user, at, host = rest.rpartition("@")
-    if at and ":" in user:
+    user, separator, host = rest.rpartition("@")
+    if separator and ":" in user:
         name = user.partition(":")[0]
         rest = f"{name if _NAME.fullmatch(name) else '***'}:***@{host}"
-    elif at and (scheme.startswith("http") or not _NAME.fullmatch(user)):
+    elif separator and (scheme.startswith("http") or not _NAME.fullmatch(user)):
         # the @ may belong to a query, then no part of the address is known to be public
         rest = f"***@{host}" if _NAME.fullmatch(user) else "***"
     place, hash_mark, fragment = rest.partition("#")

@@ -41,7 +41,8 @@ class PlannedCall:
         program, self._expected, self._lock, self._reopen = executor.program, expected, lock, reopen
         self._written = {value for op in program.graph.ops for value in op.writes}
         self._executor, self._inputs = executor, executor.inputs(tensors)
-        self._state = _State([self._tensors()[value] for value in self._written], program)
+        tensors_of_step = self._tensors()
+        self._state = _State([tensors_of_step[value] for value in self._written], program)
         self._before = self._state.copy()
         self._versions = self._read_versions()
         self._gradients: tuple[torch.Tensor, ...] | None = None
@@ -191,7 +192,7 @@ class Tangents:
 
 
 class _State:
-    """What a call changes: buffers, tensors from outside, and the random number generator."""
+    """State that a call changes: buffers, tensors from outside, and the random number generator."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], program: Program) -> None:
         self.buffers = tuple(buffers)
@@ -238,9 +239,8 @@ class _HandOver(torch.autograd.Function):
         _ = ctx.saved_tensors  # as of any node: autograd raises where the graph was not retained
         gradients = ctx.call.take_gradients(tangent)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.call = (
-                None  # autograd frees what it saved, not attributes, and a loss kept for a log would keep its batch
-            )
+            # autograd frees what it saved, not attributes: a loss that is kept for a log would keep its batch
+            ctx.call = None
         return None, None, *gradients
 
 

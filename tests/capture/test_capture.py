@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autotune.capture import tracer
@@ -26,6 +27,7 @@ from autotune.ir.graph import Op, Phase, Role, TrainGraph
 from autotune.planners import make_plan
 from autotune.runtime.op_profiler import read_allocations
 from autotune.runtime.train_step import TrainStep
+from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
 from tests.support.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.support.small import Tied, batch_of, labelled_loss, make, mlp, normalized, sgd
@@ -660,3 +662,12 @@ def test_a_failed_trace_leaves_no_context_open_for_the_other_way(monkeypatch: py
     monkeypatch.setattr(tracer, "_trace_with_dynamo", refuse)
     monkeypatch.setattr(tracer, "record_step", record)
     assert capture(make(mlp)).recorded
+
+
+def test_a_fused_lstm_has_one_graph_whatever_was_traced_before():
+    def digest() -> str:
+        workload = load_workload("lstm_fused", {"batch": 2, "tokens": 3, "depth": 2, "width": 8, "vocabulary": 16})
+        return capture(workload).graph.digest
+
+    FakeTensorMode.cache_clear()
+    assert digest() == digest()

@@ -21,8 +21,6 @@ from tests.workloads.zoo.tiny import TINY
 ROOT = Path(__file__).parents[2] / "experiments"
 QUICK = "benchmarks/rebuild_price/results/gpt2.json"
 """Result whose graph is captured by default; all captures together take minutes."""
-UNSETTLED = ("lstm_fused",)
-"""Workloads with another digest in a process that captured an LSTM before: PyTorch then traces its bias gradients otherwise."""
 FACTS = {"machine": {"silicon": "a chip"}, "commit": "c0ffee", "date": "2026-11-24", "command": "python -m x"}
 
 
@@ -33,8 +31,6 @@ def read_results() -> dict[str, Any]:
 def recorded_graphs() -> Iterator[tuple[str, str, dict[str, Any], str, str]]:
     """Yield file, workload, arguments, memory format and digest of every recorded graph that can be captured again."""
     for name, document in read_results().items():
-        if document.get("model") in UNSETTLED:
-            continue
         if "arguments" in document and isinstance(document.get("model"), str):
             digests = dict(document.get("graphs", {}))
             if "digest" in document.get("graph", {}):

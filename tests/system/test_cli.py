@@ -34,6 +34,7 @@ from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import lock_run_dir
+from autotune.records.trial import TrialKind, load_trials
 from autotune.study.plan_by_estimate import make_plan_file
 from autotune.study.verdicts.front import FRONT_RUNS
 from autotune.study.verdicts.next_run import CONFIRMATIONS
@@ -841,6 +842,20 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     assert after.startswith(before)
     assert len(after) > len(before)
     assert run("report")[1] == "runs/one/report.html\n"
+
+
+def test_the_table_of_a_study_has_measured_trials_only_and_counts_the_others(
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = run("tune", few_planners, "--trials", "12", "--name", "one")
+    assert code == 0, err
+    trials = load_trials(here / "runs/one/trials.jsonl")
+    measured = [trial.number for trial in trials if trial.kind is not TrialKind.REPEAT and trial.was_run]
+    lines = out.splitlines()
+    hidden = len(trials) - len(measured)
+    assert hidden > 0
+    assert lines[len(measured) + 1].startswith(f"{hidden} of {len(trials)} trials are not shown")
+    assert [int(line.split()[0]) for line in lines[1 : len(measured) + 1]] == measured
 
 
 def test_replay_reports_for_each_sampler_how_near_it_comes_and_what_it_loses(

@@ -22,19 +22,19 @@ def _iterated(first: int, second: int) -> Rule:
     """Follow `TensorIterator` over the arguments at these positions, in the order in which the kernel adds them."""
 
     def rule(args: tuple[Any, ...]) -> Strides | None:
-        one, other = args[first], args[second]
-        return _iterate(one, other) if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) else None
+        left, right = args[first], args[second]
+        return _iterate(left, right) if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) else None
 
     return rule
 
 
-def _iterate(one: torch.Tensor, other: torch.Tensor) -> Strides:
-    if one.shape == other.shape:
+def _iterate(left: torch.Tensor, right: torch.Tensor) -> Strides:
+    if left.shape == right.shape:
         # the iterator skips this fast path for tensors of the device meta; it decides strides of dimensions of size 1
         for layout in (torch.contiguous_format, torch.channels_last):
-            if one.is_contiguous(memory_format=layout) and other.is_contiguous(memory_format=layout):
-                return _empty(one, layout)
-    strides: Strides = torch.mul(one, other).stride()
+            if left.is_contiguous(memory_format=layout) and right.is_contiguous(memory_format=layout):
+                return _empty(left, layout)
+    strides: Strides = torch.mul(left, right).stride()
     return strides
 
 
@@ -49,7 +49,7 @@ def _suggested(position: int) -> Rule:
     return lambda args: _empty(args[position], suggest_memory_format(args[position]))
 
 
-def _normalized(data: int, *others: int) -> Rule:
+def _normalized(data: int, *operands: int) -> Rule:
     """Follow batch norm: the memory format that torch suggests for the data, but contiguous where all arguments are.
 
     A tensor of one channel is contiguous in both formats. If the gradient's strides then differ from the data's, the kernel
@@ -57,7 +57,7 @@ def _normalized(data: int, *others: int) -> Rule:
     """
 
     def rule(args: tuple[Any, ...]) -> Strides | None:
-        read = [args[position] for position in (data, *others)]
+        read = [args[position] for position in (data, *operands)]
         alike = all(part.is_contiguous() and part.stride() == read[0].stride() for part in read)
         return _empty(args[data], torch.contiguous_format) if alike else _suggested(data)(args)
 

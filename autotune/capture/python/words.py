@@ -109,7 +109,7 @@ class Words:
 
 
 def _words(part: Any) -> list[Any]:
-    """Return the words of a constant: of a word, or of a list or a tuple of words; none of any other constant."""
+    """Return the words in a constant: a string, or a list or a tuple of strings. Any other constant has none."""
     if type(part) in (str, _Opaque):
         return [part]
     is_list = type(part) in (list, tuple) and all(type(word) in (str, _Opaque) for word in part)

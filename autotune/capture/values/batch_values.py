@@ -51,7 +51,7 @@ class _Expression(NamedTuple):
         return self.function(*args, **kwargs)
 
     def sequence(self) -> "list[_Expression]":
-        """Return the expressions that it consists of, each once and behind its arguments; itself last."""
+        """Return the expressions that this one consists of, in the order of their evaluation; itself last."""
         found: dict[int, _Expression] = {}
         stack = [self]
         while stack:
@@ -158,7 +158,10 @@ class BatchValues:
         self._keep.append(result)
 
     def _computed(self, function: Any, args: Any, kwargs: Any) -> "tuple[_Expression, Any] | None":
-        """Return a call as an expression, and its value; None where it reads no tensor of the batch, or an unknown one."""
+        """Return a call as an expression, with its value.
+
+        None where the call reads no tensor of the batch, or a tensor whose value is unknown.
+        """
         leaves, structure = pytree.tree_flatten((args, kwargs))
         parts: list[Any] = []
         values: list[Any] = []

@@ -51,21 +51,21 @@ class ConstantValues:
         """Return what a reader of known values returns, in a tuple; None where a value is unknown."""
         if getattr(function, "__name__", "") not in READERS:
             return None
-        known = self._known(args, kwargs)
-        if known is None:
+        arguments = self._known_arguments(args, kwargs)
+        if arguments is None:
             return None
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return (function(*known[0], **known[1]),)
+            return (function(*arguments[0], **arguments[1]),)
 
     def follow(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the value of a call's result, if those of its arguments are known."""
         name = getattr(function, "__name__", "")
-        known = self._known(args, kwargs)
+        arguments = self._known_arguments(args, kwargs)
         is_write = writes(name, kwargs)
-        if is_write and (known is None or DRAWS.search(name)):
+        if is_write and (arguments is None or DRAWS.search(name)):
             for tensor in written(name, args, kwargs):
                 self._forget(tensor)
-        if known is None or DRAWS.search(name):
+        if arguments is None or DRAWS.search(name):
             return
         if not is_write and not isinstance(result, torch.Tensor):
             return
@@ -73,14 +73,14 @@ class ConstantValues:
             return
         try:
             with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
-                value = function(*known[0], **known[1])
+                value = function(*arguments[0], **arguments[1])
         except Exception:  # noqa: BLE001 - a call that fails on values has no value to follow
             return
         if isinstance(result, torch.Tensor) and isinstance(value, torch.Tensor):
             self._values[id(result)] = value
             self._keep.append(result)  # its id stays unique
 
-    def _known(self, args: Any, kwargs: Any) -> Any:
+    def _known_arguments(self, args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         values = [self._values.get(id(leaf), _UNKNOWN) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         if any(value is _UNKNOWN for value in values):

@@ -122,9 +122,8 @@ def _start(
 
     Returns the addresses of servers that run elsewhere, and notes about servers that are missing.
     """
-    with (
-        contextlib.ExitStack() as reserved
-    ):  # each port is reserved until all are chosen, so that no two servers get the same
+    # each port is reserved until all are chosen, so that no two servers get the same
+    with contextlib.ExitStack() as reserved:
         ports = {name: _hold_port(reserved, name, port if name == "dashboard" else None) for name in PORTS}
     url = {name: f"http://{HOST}:{number}" for name, number in ports.items()}
     uri = tracking_uri(runs)

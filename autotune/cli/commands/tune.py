@@ -11,6 +11,7 @@ from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.run_dir import RunDir, with_name
 from autotune.records.speed_environment import advise_passive_waiting
+from autotune.records.trial import TrialKind
 
 if TYPE_CHECKING:
     from autotune.records.config import Config
@@ -78,8 +79,16 @@ def _print_tables(result: "StudyResult", out: IO[str]) -> None:
 
         print_rows(size_rows(search), SIZE_COLUMNS, out)
         out.write("\n")
-    trials, confirmed = trial_rows(result.trials, result.best), confirmed_rows(result.confirmed, result.baseline)
-    print_table(trials, out)
+    confirmed = confirmed_rows(result.confirmed, result.baseline)
+    shown = [
+        trial
+        for trial in result.trials
+        if trial.kind is not TrialKind.REPEAT and (trial.measurement is None or trial.was_run)
+    ]
+    print_table(trial_rows(shown, result.best), out)
+    if hidden := len(result.trials) - len(shown):
+        count = f"{hidden} of {len(result.trials)} trials"
+        out.write(f"{count} are not shown: their plans were measured before, or exceed the budget by estimate\n")
     if result.front_plans:
         out.write("\nPareto front, re-measured in new processes, interleaved with plain eager:\n")
         print_table(front_rows(result.front_plans, result.baseline), out, FRONT_COLUMNS)

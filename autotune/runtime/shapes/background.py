@@ -157,9 +157,9 @@ class BackgroundShapes:
 
 
 def _write_requests(pipe: IO[bytes], requests: "queue.SimpleQueue[bytes | None]") -> None:
-    """Write each request until None. The training process never waits for a pipe that is full.
+    """Write requests into the pipe until the request is None. So the training process never waits for a full pipe.
 
-    The thread that reads the answers tells of a process that ended.
+    An error of the pipe is ignored here: the thread that reads the answers reports that the process ended.
     """
     with contextlib.suppress(OSError), pipe:
         while (request := requests.get()) is not None:

@@ -60,7 +60,7 @@ class Verifier:
         self._done: dict[Any, int] = {}
 
     def restart(self) -> "Verifier":
-        """Return the comparison of the same loop's steps that has compared none yet."""
+        """Return a verifier of the same loop that has compared no step yet."""
         return Verifier(self._model, self._optimizer, self._scaler, self._steps)
 
     def is_due(self, key: Any) -> bool:

@@ -100,8 +100,9 @@ class SizeRace:
         return time.monotonic() + self.longest_seconds < self.deadline
 
     def has_time_for_eager(self) -> bool:
-        """Return True if eager alone can be measured before the deadline. At first it is expected to take as long as the
-        workload's own size did, where a plan was measured, too.
+        """Return True if eager alone can be measured before the deadline.
+
+        The first such measurement is expected to take as long as that of the workload's own size, which contains a plan.
         """
         seconds = self.longest_eager_seconds
         if seconds is None:

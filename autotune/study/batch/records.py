@@ -21,7 +21,7 @@ RESOLUTION = 0.02
 
 
 def largest_gap(size: int) -> int:
-    """Return the largest distance of a size that does not fit from one that fits, at which the latter counts as largest."""
+    """Return the distance to the first size that fails within which a size that fits counts as the largest."""
     return max(1, int(RESOLUTION * size))
 
 

@@ -222,7 +222,10 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def least_ratio(document: dict[str, Any]) -> float | None:
-    """Return a lower bound of the plans' largest batch over eager's: over the size below eager's first that was refused."""
+    """Return a lower bound of the ratio of the plans' largest batch to eager's.
+
+    Eager's largest batch is at most one below the smallest size at which eager failed. None without such a size.
+    """
     (_, refused), (plan, _) = (find_largest(document, side) for side in ("eager", "plan"))
     return plan / (refused - 1) if plan and 1 < refused < math.inf else None
 
@@ -240,7 +243,7 @@ def find_largest(document: dict[str, Any], side: str) -> tuple[int, float]:
 
 
 def spell_largest(document: dict[str, Any], side: str) -> str:
-    """Return a side's largest batch as text: as bounds, where no size just above it was refused."""
+    """Return the largest batch of eager or of plans as text; as two bounds where no size between them was measured."""
     size, refused = find_largest(document, side)
     if not size or refused - size <= largest_gap(size):
         return str(size) if size else "-"
