@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,8 @@ HERE = Path(__file__).parent
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
 LARGE_BYTES = 1_000_000
 """Size of the large request, whose reply is as large."""
+ASKED_SECONDS, ASKED_SECONDS_PER_100_KB = 0.02, 0.001
+"""Maximum time that a fleet may add to a trial: a fixed part and a part by size."""
 
 
 @contextlib.contextmanager
@@ -118,7 +121,19 @@ def summarize(document: dict[str, Any]) -> str:
         interval = f"{1e3 * request['middle']:.2f} ({1e3 * request['low']:.2f} to {1e3 * request['high']:.2f})"
         large = 1e3 * found["large_seconds_per_100_kB"]
         lines.append(f"| {engine} | {statistics.median(ups):.2f} (up to {ups[-1]:.2f}) | {interval} | {large:.2f} |")
-    return "\n".join([*lines, "", "Asked: 2 s, 20 ms and 1 ms.", "", format_origin(document)]) + "\n"
+    kept = [
+        largest_message(found["overhead_seconds"]["middle"], found["large_seconds_per_100_kB"])
+        for found in document["engines"].values()
+    ]
+    asked = "Asked: a device up in 2 s, and at most 20 ms and 1 ms per 100 kB for a trial"
+    verdict = f"kept by messages of up to {min(kept) / 1e6:.1f} MB" if min(kept) < math.inf else "kept by all messages"
+    return "\n".join([*lines, "", f"{asked}: {verdict}.", "", format_origin(document)]) + "\n"
+
+
+def largest_message(seconds: float, seconds_per_100_kb: float) -> float:
+    """Return the largest message in bytes whose time is at most 20 ms and 1 ms per 100 kB; infinite where all are."""
+    beyond = seconds_per_100_kb - ASKED_SECONDS_PER_100_KB
+    return math.inf if beyond <= 0 else 1e5 * (ASKED_SECONDS - seconds) / beyond
 
 
 if __name__ == "__main__":

@@ -24,12 +24,14 @@ from autotune.ir.plan import Plan
 from autotune.records.config import Config, load_config
 from autotune.records.run_dir import write_text
 from autotune.study.runner import Runner
-from autotune.study.verdicts.statistics import median_interval
+from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.benchmarks.fleet.__main__ import start_cluster
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
+HERE_NAME = "here"
+"""Name of the measurements in this process."""
 MAX_DIFFERENCE = 0.02
 """Maximum relative difference between an engine's ratio and this process's."""
 
@@ -76,18 +78,30 @@ def measure_in_turns(runners: Mapping[str, Runner], rounds: int) -> dict[str, li
 
 
 def summarize(document: Mapping[str, Any]) -> str:
-    """Format a table of the ratios, and their differences from this process's."""
+    """Format a table of the ratios, and of each engine's over this process's of the same round."""
     ratios: Mapping[str, Sequence[float]] = document["ratios"]
-    here = median_interval(ratios["here"]).middle
-    lines = ["| measured | time over eager's | difference |", "|---|--:|--:|"]
+    lines = ["| measured | time over eager's | over this process's of the same round |", "|---|--:|--:|"]
+    verdicts = []
     for name, values in ratios.items():
         interval = median_interval(values)
         text = f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f})"
-        lines.append(f"| {name} | {text} | {100 * (interval.middle / here - 1):+.1f} % |")
-    worst = max(abs(median_interval(values).middle / here - 1) for values in ratios.values())
-    verdict = "All are" if worst <= MAX_DIFFERENCE else "Not all are"
-    lines += ["", f"{verdict} within {100 * MAX_DIFFERENCE:.0f} %, in {len(ratios['here'])} rounds.", ""]
+        if name == HERE_NAME:
+            lines.append(f"| {name} | {text} | - |")
+            continue
+        beside = median_interval([there / here for there, here in zip(values, ratios[HERE_NAME], strict=True)])
+        lines.append(f"| {name} | {text} | {beside.middle:.3f} ({beside.low:.3f} to {beside.high:.3f}) |")
+        verdicts.append(f"{name}: {judge(beside)}")
+    rounds, asked = len(ratios[HERE_NAME]), f"{100 * MAX_DIFFERENCE:.0f} %"
+    lines += ["", f"Asked: a difference of at most {asked}. {'; '.join(verdicts)}. Rounds: {rounds}.", ""]
     return "\n".join([*lines, format_origin(dict(document))]) + "\n"
+
+
+def judge(beside: Interval) -> str:
+    """Return whether the interval of a ratio is within the maximum difference from 1, beyond it, or undecided."""
+    least, most = 1 - MAX_DIFFERENCE, 1 + MAX_DIFFERENCE
+    if least <= beside.low and beside.high <= most:
+        return "kept"
+    return "exceeded" if beside.high < least or beside.low > most else "not decided, the interval is wider"
 
 
 def main() -> None:
@@ -105,11 +119,11 @@ def main() -> None:
         config = load_config("resnet18", overrides=overrides)
         if "ray" in options.engines:
             stack.enter_context(start_cluster())
-        runners: dict[str, Runner] = {"here": LocalRunner(stack.enter_context(open_harness(config, directory)))}
+        runners: dict[str, Runner] = {HERE_NAME: LocalRunner(stack.enter_context(open_harness(config, directory)))}
         for engine in options.engines:
             runners[engine] = stack.enter_context(open_remote(engine, config, directory))
         document["ratios"] = measure_in_turns(runners, 2 if options.tiny else options.rounds)
-        graphs = {"resnet18": runners["here"].prepare().graph.digest}
+        graphs = {"resnet18": runners[HERE_NAME].prepare().graph.digest}
     write_result(options.out / "ratios.json", document | {"model": "resnet18", "arguments": arguments}, graphs)
     write_text(options.out / "summary.md", summarize(document))
     print(summarize(document))
