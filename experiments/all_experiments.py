@@ -74,6 +74,7 @@ EXPERIMENTS = (
     _benchmark("tuned", minutes=60),
     _benchmark("no_fit", minutes=6),
     _benchmark("trial_cost", minutes=3),
+    _benchmark("early_stop", minutes=1, is_timed=False, needs=["trial_cost"]),
     _benchmark("allocators", minutes=24, results="results.json", resumes=True),
     _benchmark("kernels", minutes=10),
     _benchmark("guards", minutes=6),

@@ -225,10 +225,11 @@ def test_a_plan_is_hopeless_once_all_pairs_together_exclude_what_is_to_be_beaten
     assert not cannot_beat((1.2, 1.3, 1.2, 1.4), (1.1, 1.2, 1.1, 1.3), 1.1)  # eager was slow in the same turns
 
 
-def test_what_is_to_be_beaten_is_the_leaders_time_and_its_noise():
+def test_what_is_to_be_beaten_is_the_leaders_time():
     next_one = trial(2, seen())
     assert compute_stop_ratio(trial(1, seen(ratio=1.1)), next_one) == pytest.approx(1.1)
-    assert compute_stop_ratio(trial(1, seen(ratio=1.1, spread=0.1)), next_one) > 1.1
+    noisy = seen(ratio=1.1, spread=0.1)
+    assert compute_stop_ratio(trial(1, noisy), next_one) == noisy.time_ratio
     assert compute_stop_ratio(trial(1, seen(baseline_seconds=())), next_one) is None
     assert compute_stop_ratio(None, next_one) is None
 
@@ -259,11 +260,11 @@ def count_steps(ratios: Iterator[float], beat: float) -> int:
 
 @pytest.mark.parametrize("peak", [800, 900], ids=["smaller", "as large"])
 @pytest.mark.parametrize(("machine", "noise"), [("vit", 0.17), ("resnet152", 0.015)])
-def test_on_recorded_noise_hardly_a_plan_as_fast_as_the_leader_is_given_up_and_a_slow_one_soon(
+def test_on_recorded_noise_no_plan_that_is_5_percent_faster_is_given_up_and_one_that_is_4_percent_slower_soon_is(
     machine: str, noise: float, peak: int
 ):
     assert statistics.stdev(map(math.log, NOISE[machine])) == pytest.approx(noise, rel=0.15)
-    counts: dict[float, list[int]] = {1.0: [], 1.04: [], 1.1: [], 1.4: []}
+    counts: dict[float, list[int]] = {0.95: [], 1.0: [], 1.04: [], 1.1: [], 1.4: []}
     for repeat in range(200):
         steps = tuple(itertools.islice(recorded(machine, f"leader {repeat}"), 10))
         leader = trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10))
@@ -271,12 +272,13 @@ def test_on_recorded_noise_hardly_a_plan_as_fast_as_the_leader_is_given_up_and_a
         for pace, used in counts.items():
             used.append(count_steps((pace * ratio for ratio in recorded(machine, f"other {repeat}")), beat))
     shares = {pace: sum(used < 10 for used in counts[pace]) / 200 for pace in counts}
-    assert shares[1.0] <= 0.02
-    if noise < 0.1:
-        assert (shares[1.04] >= 0.95) == (peak == 900), "4 % may be a tie for a smaller plan only"
-    assert shares[1.1] >= (0.7 if noise > 0.1 else 1.0)
-    assert shares[1.4] >= 0.97
-    assert statistics.fmean(counts[1.4]) <= 2.5
+    assert shares[0.95] == 0
+    assert shares[1.0] <= (0.05 if peak == 800 else 0.3), "a smaller plan wins a tie"
+    assert shares[1.04] >= 0.85
+    assert statistics.fmean(counts[1.04]) <= (5 if peak == 800 else 3)
+    assert shares[1.1] >= (0.9 if noise > 0.1 else 1.0)
+    assert shares[1.4] == 1
+    assert statistics.fmean(counts[1.4]) <= 2.2
 
 
 def test_what_cannot_be_laid_out_within_the_budget_is_not_run_and_says_so():

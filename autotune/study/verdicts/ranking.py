@@ -190,13 +190,13 @@ def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
 def compute_stop_ratio(leader: Trial | None, trial: Trial) -> float | None:
     """Return the time ratio above which the plan of a trial cannot win; None where no leader has a ratio.
 
-    It is the leader's ratio plus its noise. A plan that is notably smaller may be slower by `TIE_SHARE` in addition, because
-    it wins a tie. A move has to be faster.
+    It is the leader's ratio. A plan that is notably smaller may be slower by `TIE_SHARE`, because it wins a tie. A move has
+    to be faster.
     """
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
     may_be_slower = trial.kind != TrialKind.MOVE and _is_notably_smaller(trial, leader)
-    return leader.measurement.time_ratio * (1 + (TIE_SHARE if may_be_slower else 0.0) + ratio_noise(leader.measurement))
+    return leader.measurement.time_ratio * (1 + (TIE_SHARE if may_be_slower else 0.0))
 
 
 def _is_notably_smaller(trial: Trial, leader: Trial) -> bool:
