@@ -14,7 +14,7 @@ from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry, write_failure
 from autotune.kernels.overwriting import find_target, write_over
 
-_KERNELS: dict[tuple[str, str, int, torch.dtype], Kernel | CaptureError] = {}
+_KERNELS: dict[tuple[str, str, int, torch.dtype], Kernel | str] = {}
 """Kernel of each region in this process, or the error of its compilation.
 
 The key is the region's signature, its device, and the number of threads and the default dtype that it is compiled for.
@@ -125,10 +125,11 @@ class CompiledRegion:
             try:
                 kernel = _KERNELS[key] = self._load()
             except CaptureError as error:  # or each step would compile again
-                _KERNELS[key] = error
+                _KERNELS[key] = str(error)
                 raise
-        if isinstance(kernel, CaptureError):
-            raise kernel
+        if isinstance(kernel, str):
+            # a new error each time: one that is raised again would keep the tensors of every frame that it passed
+            raise CaptureError(kernel)
         return kernel
 
     def write(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.capture.fake.modelled_costs import DeviceRates
 from autotune.report.claims import Claim
 from autotune.workloads.workload import Workload
 from experiments.common.measured import build_measured_claim, measure_plan, run_parts
@@ -50,8 +49,6 @@ class PaperFrontier:
     """Function that returns the measured part; it may read the points file."""
     draw: Callable[[Sequence[Claim]], None]
     """Function that draws the picture from the points file and the measured claims."""
-    card: DeviceRates
-    """Card on which the paper measured; the modelled seconds have its rates."""
 
     @property
     def points_path(self) -> Path:
@@ -64,9 +61,7 @@ class PaperFrontier:
 
     def simulate_network(self, name: str) -> list[FrontierPoint]:
         """Return the traced step of a network, then one plan per budget."""
-        return plan_frontier(
-            self.networks[name], name, lambda traced_bytes: self.budgets(name, traced_bytes), self.card
-        )
+        return plan_frontier(self.networks[name], name, lambda traced_bytes: self.budgets(name, traced_bytes))
 
     def simulate(self) -> dict[str, list[FrontierPoint]]:
         """Return the points of every network."""

@@ -1,6 +1,7 @@
 """Compilation of regions: in processes of its own, once per machine, and without a trace of an interrupted one."""
 
 import fcntl
+import gc
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -268,6 +270,29 @@ def test_a_region_that_cannot_write_over_its_input_is_compiled_once_and_copies(
                 region.compile()
     assert attempts == [region.signature]
     assert [path.name for path in cache.glob("entries/*/*")] == ["failure.txt"]
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_region_that_cannot_write_over_its_input_holds_no_tensor_of_its_calls(monkeypatch: pytest.MonkeyPatch):
+    def generate(region: CompiledRegion) -> None:
+        raise CaptureError("a loop reads what it wrote")
+
+    plain = make_regions()[0]
+    plain.compile()
+    region = plain.over(0)
+    monkeypatch.setattr(CompiledRegion, "_generate", generate)
+    monkeypatch.setattr(compiled_region, "compile_in_pool", lambda regions: [each.write() for each in regions])
+    held = []
+    gc.disable()
+    try:
+        for _ in range(2):
+            tensors = [torch.zeros(meta.shape, dtype=meta.dtype) for meta in plain._inputs]
+            held.append(weakref.ref(tensors[0]))
+            region(*tensors)
+            del tensors
+    finally:
+        gc.enable()
+    assert held[1]() is None
 
 
 @pytest.mark.usefixtures("cache")

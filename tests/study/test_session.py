@@ -872,6 +872,16 @@ def test_a_repeat_that_fails_leaves_the_measurement_that_it_was_to_replace():
     assert (seen.outcome, len(fake.measured)) == (Outcome.OK, 2)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.OVER_BUDGET, Outcome.WRONG_RESULT, Outcome.OUT_OF_MEMORY])
+def test_a_repeat_that_refutes_a_plan_replaces_the_disturbed_measurement(outcome):
+    outcomes = iter([Outcome.OK, outcome])
+    fake = FakeRunner(disturbed=lambda number: True, outcome_of=lambda plan: next(outcomes))
+    seen = QuietRunner(fake, lambda seconds: True, lambda reason: None).measure(
+        Plan.traced(fake.graph), budget_bytes=10**9
+    )
+    assert (seen.outcome, len(fake.measured)) == (outcome, 2)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.CRASHED])
 def test_nothing_is_repeated_without_time_for_it_or_after_a_failure(outcome):
     noted: list[str] = []

@@ -82,7 +82,8 @@ def run_nights(
         if document["interrupted"]:
             exit_interrupted(number)
         seconds = round(time.monotonic() - began)
-        results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document})
+        name = str(config.relative_to(ROOT)) if config.is_relative_to(ROOT) else config.name
+        results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document, "config": name})
         copy_pages(work, document["night"], out / f"night-{number}")
         write_result(path, results, read_graphs(results))
     write_text(out / "summary.md", summarize(results))

@@ -19,7 +19,6 @@ from autotune.planners.recompute.segments import Segments
 from autotune.predict.simulate import simulate
 from autotune.report.claims import Claim, Figure
 from autotune.workloads.workload import Workload
-from experiments.common.cards import GTX_TITAN_X, describe_rates
 from experiments.common.measured import build_measured_claim, measure_plan, run_parts
 from experiments.common.simulated import (
     GraphAndCosts,
@@ -45,8 +44,6 @@ SHARE = 7 / 48
 RESNET152 = (3, 8, 36, 3)
 SHRUNK = 2455 / 5459
 """Share of the bytes that pytorch-memonger leaves ResNet-152."""
-CARD = GTX_TITAN_X
-"""A card of the paper's year; its abstract names none."""
 MEASURED_BATCH = 4
 SLOWER = 100 * (2.9258 / 2.6273 - 1)
 """Overhead of pytorch-memonger's step in percent, from its steps per second."""
@@ -78,7 +75,7 @@ def make_resnet(stages: tuple[int, ...]) -> nn.Module:
 
 def capture_resnet(stages: tuple[int, ...], batch: int) -> GraphAndCosts:
     """Capture the training step of a ResNet on images of 224."""
-    return capture_step(image_workload(partial(make_resnet, stages), batch), f"resnet{2 + 3 * sum(stages)}", CARD)
+    return capture_step(image_workload(partial(make_resnet, stages), batch), f"resnet{2 + 3 * sum(stages)}")
 
 
 def make_small(batch: int) -> Workload:
@@ -144,7 +141,7 @@ def claims_of(points: Sequence[DepthPoint], resnet152: tuple[float, float, float
     before = by_plan[deepest, "as traced"].peak_bytes / 1e9
     for plan, label in (("segments", f"{math.isqrt(deepest)} segments"), ("ours", "our planners")):
         point = by_plan[deepest, plan]
-        about = partial(about, conditions=f"{size}; {describe_rates(CARD)}", headline=plan == "ours")
+        about = partial(about, conditions=f"{size}; time by modelled costs", headline=plan == "ours")
         bytes_of = Figure(point.peak_bytes / 1e9, before)
         claims.append(about(f"1,001 layers, {label}: bytes", unit="GB", published=Figure(7, 48), ours=bytes_of))
         slower = Figure(point.overhead_percent)
@@ -158,10 +155,7 @@ def claims_of(points: Sequence[DepthPoint], resnet152: tuple[float, float, float
                 kind="modelled",
             )
         )
-    conditions = (
-        "ResNet-152 at 224: parameters, gradients, feature maps, not the GPU's context nor what its allocator keeps; "
-        f"{describe_rates(CARD)}; theirs measured on a GPU that it does not name"
-    )
+    conditions = "ResNet-152 at 224: parameters, gradients, feature maps, not the GPU's context nor what its allocator keeps; time modelled"
     about = partial(about, source=MEMONGER, conditions=conditions, headline=True)
     network = "ResNet-152, batch 16"
     return [
