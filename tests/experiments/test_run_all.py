@@ -280,7 +280,8 @@ def test_what_an_experiment_needs_comes_before_it():
     names = [experiment.name for experiment in EXPERIMENTS]
     for position, experiment in enumerate(EXPERIMENTS):
         assert set(experiment.needs) <= set(names[:position])
-    assert {experiment.short_name for experiment in EXPERIMENTS if experiment.needs} == {"pareto", "landscape/replays"}
+    needing = {experiment.short_name for experiment in EXPERIMENTS if experiment.needs}
+    assert needing == {"early_stop", "pareto", "landscape/replays"}
 
 
 def test_the_list_runs_nothing_and_names_of_nothing_are_refused(capsys: pytest.CaptureFixture[str]):
