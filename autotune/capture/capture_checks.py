@@ -43,6 +43,15 @@ def refuse_two_gradients(names: list[str]) -> None:
         )
 
 
+def refuse_lost_gradient(name: str, tensor: torch.Tensor) -> None:
+    """Raise CaptureError for a tensor that the loss function reads, and whose gradient nothing would return."""
+    raise CaptureError(
+        f"the loss function reads {name} of shape {tuple(tensor.shape)}, which requires a gradient and is no parameter of the "
+        "model, so it would get none; register it as a parameter of the model, make the loss a module that holds it, or set "
+        "requires_grad_(False) if it is not trained"
+    )
+
+
 def refuse_loss(loss: torch.Tensor, *, is_second: bool) -> None:
     """Raise CaptureError for a loss of several elements, and for a second result to differentiate."""
     if is_second:

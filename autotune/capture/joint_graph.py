@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from autotune.capture.capture_checks import (
     refuse_constant,
     refuse_loss,
+    refuse_lost_gradient,
     refuse_part_views,
     refuse_shared_memory,
     refuse_sparse,
@@ -153,6 +154,8 @@ class JointTrace:
         used = []
         for node, desc in outputs:
             unused = type(desc).__name__ == "GradAOTOutput" and not self._is_trained(desc.grad_of)
+            if unused and node is not None and self._returns_gradients:
+                self._refuse_lost_gradient(desc.grad_of)
             used.append(None if unused else node)
         outputs[:] = [(node, desc) for node, (_, desc) in zip(used, outputs, strict=True)]
         output.args = (used,)
@@ -160,6 +163,10 @@ class JointTrace:
         self._trace.eliminate_dead_code(
             lambda node: node.is_impure() or dropout.draws(node.target, node.args, node.kwargs)
         )
+
+    def _refuse_lost_gradient(self, desc: Any) -> None:
+        if type(desc).__name__ == "PlainAOTInput" and (free := self._free_input(desc)) is not None:
+            refuse_lost_gradient(free.name, free.example)
 
     def _is_trained(self, desc: Any) -> bool:
         if type(desc).__name__ != "ParamAOTInput":

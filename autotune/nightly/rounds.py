@@ -37,8 +37,9 @@ class PlanRounds:
 
     @property
     def plan_error(self) -> str:
-        """Failure that is evidence against the plan; empty for none."""
-        return self.error if self.failed is not None and self.failed.outcome not in UNINFORMATIVE else ""
+        """Failure that is evidence against the plan; empty for none, and where something outside killed its process."""
+        failed = self.failed
+        return "" if failed is None or failed.outcome in UNINFORMATIVE or failed.was_killed else self.error
 
     @property
     def error(self) -> str:

@@ -28,6 +28,7 @@ from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector, check_other_shapes
 from autotune.runtime.verification.gradients import run_eager_gradients, without_gradients_and_hooks
+from autotune.runtime.verification.snapshot import named_parameters
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
 from autotune.workloads.batch import FlatBatch
 from autotune.workloads.memory_format import convert_batch, convert_model
@@ -116,7 +117,7 @@ class PlannedLoss(torch.nn.Module):
         self._selectors: dict[Autocast | None, tuple[StepSelector, BatchPadding, LossFn]] = {}
         self._buckets = buckets
         self._tangents = Tangents(loss_gradient)
-        self._verifier = Verifier(model, None, None, DEFAULT_STEPS if verify is True else int(verify))
+        self._verifier = Verifier(model, None, None, DEFAULT_STEPS if verify is True else int(verify), loss_fn)
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._memory_format = self._make_preparer().memory_format
         if self._memory_format:
@@ -206,7 +207,8 @@ class PlannedLoss(torch.nn.Module):
         return selector, padding, loss_fn
 
     def _signature(self, batch: FlatBatch) -> Signature:
-        state = read_model_state(self.model, {id(parameter) for parameter in self.model.parameters()}, self._loss_fn)
+        trained = {id(parameter) for _, parameter in named_parameters(self.model, self._loss_fn)}
+        state = read_model_state(self.model, trained, self._loss_fn)
         return make_signature(batch, state, "")
 
     def _make_preparer(self) -> StepPreparer:
@@ -220,21 +222,22 @@ class PlannedLoss(torch.nn.Module):
         call = PlannedCall(step.executor, tensors, expected, self._lock, partial(selector.reopen, step))
         key = (id(loss_fn), step.number)
         if self._verifier.is_due(key):
-            eager = partial(run_eager_gradients, self.model, loss_fn, expected.tensor)
-            names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+            parameters = dict(named_parameters(self.model, self._loss_fn))
+            eager = partial(run_eager_gradients, partial(loss_fn, self.model), parameters, expected.tensor)
+            names = {id(parameter): name for name, parameter in parameters.items()}
 
             def planned(on_gradient: GradientCallback) -> Any:
                 return call.run(lambda parameter, gradient: on_gradient(names[id(parameter)], gradient))
 
-            with without_gradients_and_hooks(self.model):
+            with without_gradients_and_hooks(parameters.values()):
                 results = self._verifier.run_step(key, batch, eager, planned)
         else:
             results = call.run()
-        parameters = [step.program.tensors[value] for value in step.program.gradients]
+        trained = [step.program.tensors[value] for value in step.program.gradients]
         if not isinstance(results, tuple):
-            return hand_over(call, results, *parameters)
+            return hand_over(call, results, *trained)
         attached = step.program.attached[1:]  # after the loss
-        return hand_over(call, results[0], *parameters), *refuse_gradients(results[1:], attached, parameters[0])
+        return hand_over(call, results[0], *trained), *refuse_gradients(results[1:], attached, trained[0])
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class TrainStep:
         self._loss_fn, self._other_shapes = loss_fn, other_shapes
         self._cycle = UpdateCycle(optimizer, accumulate, before_update, scaler)
         self._eager_step = EagerStep(model, loss_fn, self._cycle)
-        self._verifier = Verifier(model, optimizer, scaler, DEFAULT_STEPS if verify is True else int(verify))
+        self._verifier = Verifier(model, optimizer, scaler, DEFAULT_STEPS if verify is True else int(verify), loss_fn)
         source = read_plan(plan)
         if optimizer is None and loss_fn is not None and not isinstance(source, PlanFile | Plan | None):
             raise ConfigError("AutoPlan cannot tune a loss without an optimizer; pass an optimizer, or use PlannedLoss")

@@ -26,6 +26,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Op, Phase, Role, TrainGraph
 from autotune.planners import make_plan
 from autotune.runtime.op_profiler import read_allocations
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
@@ -585,6 +586,17 @@ def test_a_trained_tensor_that_is_not_the_models_is_refused():
     workload.optimizer.add_param_group({"params": [scale]})
     with pytest.raises(CaptureError, match="register it as a parameter of the model"):
         capture(workload)
+
+
+def test_a_planned_loss_refuses_a_trainable_tensor_of_its_closure_and_takes_it_frozen():
+    workload = make(mlp)
+    scale = nn.Parameter(torch.ones(()))
+    planned = PlannedLoss(workload.model, lambda model, batch: model(batch[0]).square().mean() * scale)
+    with pytest.raises(CaptureError, match=r"reads scale of shape \(\), which requires a gradient"):
+        planned(workload.batch)
+    scale.requires_grad_(False)
+    planned(workload.batch).backward()
+    assert all(parameter.grad is not None for parameter in workload.model.parameters())
 
 
 def test_a_batch_without_a_tensor_is_refused():

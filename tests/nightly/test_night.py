@@ -1,5 +1,6 @@
 """The nightly job on a device without noise, or with recorded noise: verdicts, causes, champions, and what survives."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from autotune.nightly.result_files import to_document
 from autotune.nightly.results import worst_error
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
 from autotune.testing.graphs import training_chain
 from tests.nightly.fakes import CHALLENGER, CHAMPION, NOISE, Bench, FakeSearch, make_bench, plan_file, recorded
@@ -274,6 +275,23 @@ def test_a_night_that_tells_nothing_leaves_the_challenger_waiting(bench: Bench):
     assert bench.night("n6").pending == CHALL
     bench.runner.outcome_of = lambda plan: Outcome.OK
     assert bench.night("n7").promoted == CHALL
+
+
+def test_a_champion_that_something_kills_in_a_duel_stays_the_champion(bench: Bench):
+    bench.crown()
+    bench.search.finds, bench.runner.pace[CHALLENGER] = CHALLENGER, 0.9
+    assert bench.night("n5").pending == CHALL
+    measure, turns = bench.runner.measure, itertools.count()
+
+    def kill_in_the_duel(plan, **options):
+        result = measure(plan, **options)
+        is_duel = plan == CHAMPION and next(turns) >= 2  # two rounds verify the champion
+        return Measurement(Outcome.CRASHED, "killed by SIGKILL: end of log") if is_duel else result
+
+    bench.runner.measure = kill_in_the_duel
+    night = bench.night("n6")
+    assert (night.verdict, night.promoted, night.pending) == (NightVerdict.SAME, "", CHALL)
+    assert planfile.read(bench.home().champion).plan == CHAMPION
 
 
 def test_the_search_is_seeded_from_the_champion_and_has_the_time_that_is_left(bench: Bench):

@@ -13,6 +13,7 @@ from autotune.errors import ConfigError, NumericsError
 from autotune.ir.costs import Costs
 from autotune.planners import make_plan
 from autotune.runtime import step_selector
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.runtime.verification import gates, verify
 from autotune.workloads.factory import load_workload
@@ -264,3 +265,41 @@ def test_a_loss_function_that_takes_parts_out_of_its_batch_is_verified_and_the_u
         step(batch)
         assert step.verified.startswith("relative gate against float64")
     assert [*batch] == ["inputs", "labels"]
+
+
+class MovingLoss(nn.Module):
+    """Loss with a trained scale of the outputs and a running mean of its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        loss = (model(batch[0]) * self.scale).square().mean()
+        self.mean.mul_(0.9).add_(0.1 * loss.detach())
+        return loss
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_the_state_of_a_loss_module_moves_once_in_a_step_that_is_verified(verify: bool) -> None:
+    workload, other = make(mlp), make(mlp)
+    loss, expected = MovingLoss(), MovingLoss()
+    with TrainStep(workload.model, loss, workload.optimizer, workload.batch, verify=verify) as step:
+        for _ in range(3):
+            step(workload.batch)
+            other.optimizer.zero_grad()
+            expected(other.model, other.batch).backward()
+            other.optimizer.step()
+    assert torch.equal(loss.mean, expected.mean)
+
+
+def test_a_verified_planned_loss_trains_the_parameters_of_a_loss_module() -> None:
+    workload, other = make(mlp), make(mlp)
+    loss, expected = MovingLoss(), MovingLoss()
+    planned = PlannedLoss(workload.model, loss, verify=True)
+    planned(workload.batch).backward()
+    expected(other.model, other.batch).backward()
+    assert planned.verified == "bit-equal to eager"
+    assert torch.equal(loss.scale.grad, expected.scale.grad)
+    assert torch.equal(loss.mean, expected.mean)

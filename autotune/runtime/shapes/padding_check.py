@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.trial_state import preserve_generators
 from autotune.runtime.verification import gates
+from autotune.runtime.verification.snapshot import list_modules, named_buffers, named_parameters
 from autotune.workloads.batch import rebuild_batch
 from autotune.workloads.workload import LossFn
 
@@ -45,8 +46,13 @@ Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 def _run(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Computed:
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with _restored_buffers(model), preserve_generators(trained.values()), WithoutDropout(), torch.enable_grad():
+    trained = {name: parameter for name, parameter in named_parameters(model, loss_fn) if parameter.requires_grad}
+    with (
+        _restored_buffers(model, loss_fn),
+        preserve_generators(trained.values()),
+        WithoutDropout(),
+        torch.enable_grad(),
+    ):
         results = loss_fn(model, rebuild_batch(batch))
         first, *extras = results if isinstance(results, tuple) else (results,)
         # not backward(): the user's .grad and hooks on it are left alone
@@ -80,9 +86,9 @@ def _share(expected: torch.Tensor, actual: torch.Tensor) -> str:
 
 
 @contextmanager
-def _restored_buffers(model: torch.nn.Module) -> Iterator[None]:
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    copies = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+def _restored_buffers(model: torch.nn.Module, loss_fn: LossFn) -> Iterator[None]:
+    buffers = [(module, dict(module._buffers)) for module in list_modules(model, loss_fn)]
+    copies = [(buffer, buffer.detach().clone()) for _, buffer in named_buffers(model, loss_fn)]
     # with their versions: autograd's graphs of before stay valid
     with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(buffer for buffer, _ in copies)):
         try:

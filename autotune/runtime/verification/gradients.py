@@ -1,29 +1,27 @@
 """Run an eager step of gradients alone, beside a planned one, without touching what autograd keeps on parameters."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.workloads.workload import LossFn
-
 
 def run_eager_gradients(
-    model: torch.nn.Module,
-    loss_fn: LossFn,
+    loss_of: Callable[[Any], Any],
+    parameters: Mapping[str, torch.nn.Parameter],
     tangent: torch.Tensor,
     batch: Any,
     on_gradient: Callable[[str, torch.Tensor], None],
 ) -> Any:
     """Run forward and backward in eager from the gradient `tangent` of the loss; return the results, detached.
 
-    `on_gradient` is called with each parameter's name and gradient.
+    `loss_of` returns the loss of a batch, or a tuple that begins with it. `on_gradient` is called with the name and gradient of each of `parameters`.
     """
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     with torch.enable_grad():
-        results = loss_fn(model, batch)
+        results = loss_of(batch)
         loss = results[0] if isinstance(results, tuple) else results
         # not backward(): post-accumulate hooks and DistributedDataParallel would see a step that the loop does not make
         gradients = torch.autograd.grad(loss, list(trained.values()), tangent.to(loss.dtype), allow_unused=True)
@@ -34,9 +32,9 @@ def run_eager_gradients(
 
 
 @contextmanager
-def without_gradients_and_hooks(model: torch.nn.Module) -> Iterator[None]:
-    """Set `.grad` and the hooks of all parameters aside for the block."""
-    saved = [(parameter, parameter.grad, parameter._backward_hooks) for parameter in model.parameters()]
+def without_gradients_and_hooks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Set `.grad` and the hooks of parameters aside for the block."""
+    saved = [(parameter, parameter.grad, parameter._backward_hooks) for parameter in parameters]
     try:
         for parameter, _, hooks in saved:
             parameter.grad = None

@@ -51,17 +51,20 @@ class Verifier:
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
         steps: int,
+        loss_fn: object = None,
     ) -> None:
+        """`loss_fn` may be a module, whose tensors are then part of the state."""
         if steps < 0:
             raise ConfigError(f"verify is {steps}; pass True, or the number of steps to compare with eager")
         self.comparison = ""
         """Method and result of the last comparison; empty before the first."""
         self._model, self._optimizer, self._scaler, self._steps = model, optimizer, scaler, steps
+        self._loss_fn = loss_fn
         self._done: dict[Any, int] = {}
 
     def restart(self) -> "Verifier":
         """Return a verifier of the same loop that has compared no step yet."""
-        return Verifier(self._model, self._optimizer, self._scaler, self._steps)
+        return Verifier(self._model, self._optimizer, self._scaler, self._steps, self._loss_fn)
 
     def is_due(self, key: Any) -> bool:
         """Return True if the next step of the program `key` is to be compared."""
@@ -120,10 +123,10 @@ class Verifier:
             )
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self._model, self._optimizer, self._scaler)
+        return Snapshot(self._model, self._optimizer, self._scaler, self._loss_fn)
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return named_tensors(self._model, self._optimizer)
+        return named_tensors(self._model, self._optimizer, self._loss_fn)
 
     def _record(self, run: Callable[[GradientCallback], Any]) -> Tensors:
         """Run a step; return its results and gradients by name."""
