@@ -15,7 +15,7 @@ from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_
 from autotune.kernels.overwriting import find_target, write_over
 
 _KERNELS: dict[tuple[str, str, int, torch.dtype], Kernel | str] = {}
-"""Kernel of each region in this process, or the error of its compilation.
+"""Kernel of each region in this process, or the message of the error that its compilation raised.
 
 The key is the region's signature, its device, and the number of threads and the default dtype that it is compiled for.
 """

@@ -13,7 +13,7 @@ EXPECTED_WEIGHT = 3
 MAX_ERROR = 0.1
 """Probability per step of stopping a plan that is exactly as fast as it has to be.
 
-Simulated searches time more plans by it than by a smaller one, and find plans at least as fast
+In simulated searches a smaller value leaves time for fewer plans, and the best of them are no faster
 (`experiments/benchmarks/early_stop`).
 """
 
@@ -21,7 +21,7 @@ Simulated searches time more plans by it than by a smaller one, and find plans a
 def cannot_beat(steps: Sequence[float], eager: Sequence[float], beat: float, max_error: float = MAX_ERROR) -> bool:
     """Return True if the plan's time over eager's is above the ratio to beat, by a one-sided test of all pairs so far.
 
-    The test is Student's, of the logarithms of the ratios, with their variance shrunk towards the expected one. A single
+    `max_error` is the probability of True for a plan that is exactly at that ratio. The test is Student's, of the logarithms of the ratios, with their variance shrunk towards the expected one. A single
     slow step widens the variance, so it stops no plan.
 
     >>> cannot_beat((1.2, 1.3, 1.2, 1.2), (1.0, 1.0, 1.0, 1.0), 1.1)

@@ -97,7 +97,8 @@ def _describe_lowest(records: RecordedRun) -> str:
 def _describe_best(records: RecordedRun, best: Trial, measurement: Measurement, budget: str) -> tuple[str, str]:
     """Return (headline, sentence) of a run with a plan that fits."""
     peak, ratio = measurement.step_peak_bytes, measurement.time_ratio
-    used = "" if peak is None else fmt_bytes(peak)
+    charged = measurement.step_charged_bytes  # a budget limits the charge, which the peak of live tensors may be below
+    used = fmt_bytes((peak if charged is None else charged) or 0)
     nbytes = Budget.parse(budget).nbytes if "budget" in records.config else None
     limit = "" if nbytes is None else fmt_bytes(nbytes)
     fits = f"Fits in {limit}" if limit else f"The step fits in {used}"

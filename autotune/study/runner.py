@@ -112,12 +112,12 @@ class CompleteRunner:
 
 MAX_REPEATS = 2
 """Maximum number of repeated measurements of one plan because other work disturbed it, or killed its process."""
-_EVIDENCE = frozenset(
-    {Outcome.OK, Outcome.STOPPED_EARLY, Outcome.OVER_BUDGET, Outcome.WRONG_RESULT, Outcome.OUT_OF_MEMORY}
-)
-"""Outcomes of a repeat that say something about the plan; the others may have a cause outside of it."""
 MAX_FRUITLESS = 4
 """Number of successive repeats that were disturbed too, after which only an undisturbed measurement allows others."""
+INFORMATIVE = frozenset(
+    {Outcome.OK, Outcome.STOPPED_EARLY, Outcome.OVER_BUDGET, Outcome.WRONG_RESULT, Outcome.OUT_OF_MEMORY}
+)
+"""Outcomes of a repeat that are evidence for or against the plan. The others may have a cause outside of it."""
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class QuietRunner:
             repeated = self.runner.measure(plan, budget_bytes=budget_bytes, beat=beat)
             repeats += 1
             self.fruitless += 1
-            if not result.was_killed and repeated.outcome not in _EVIDENCE:
+            if not result.was_killed and repeated.outcome not in INFORMATIVE:
                 break  # killed or out of time: the disturbed measurement is worth more
             result = repeated
         if not (result.disturbed or result.was_killed):

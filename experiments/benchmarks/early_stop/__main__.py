@@ -1,6 +1,6 @@
-"""Number of plans that a search times, and pace of the plan that it finds, by the rule that stops a plan early.
+"""Compare rules that stop a plan early: the number of plans that a search times by each, and how fast its best plan is.
 
-`python -m experiments.benchmarks.early_stop` simulates searches of one workload. It runs no step and takes about a minute.
+`python -m experiments.benchmarks.early_stop` simulates searches of one workload. It runs no step and takes seconds.
 """
 
 import argparse
@@ -37,10 +37,12 @@ HEAVY_TAILS = 4
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Rule of a search: probability per step of stopping a plan as fast as the leader, and allowance for the leader's noise."""
+    """Rule by which a search stops a plan."""
 
     error: float
+    """Probability per step of stopping a plan that is exactly as fast as the leader; 0 stops none."""
     allows_noise: bool
+    """True if the plan has to exceed the leader's ratio by the noise of that ratio, too."""
 
     def __str__(self) -> str:
         if not self.error:
@@ -80,7 +82,7 @@ def read_trial_times(path: Path = TRIAL_COST) -> TrialTimes:
 
 
 def simulate_search(rule: StopRule, noise: float, times: TrialTimes, seed: int) -> tuple[int, float]:
-    """Return the number of plans that a search times, and how much slower its fastest one is than the fastest possible."""
+    """Return the number of plans that a search times, and the share by which its best plan is slower than the fastest possible."""
     dice = random.Random(seed)
     scale = noise / math.sqrt(HEAVY_TAILS / (HEAVY_TAILS - 2))
     seconds, count = 0.0, 0
