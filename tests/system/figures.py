@@ -21,6 +21,7 @@ class Tied:
 
 KERNELS = "kernels/results/usual/summary.md"
 TRIALS = "trial_cost/results/summary.md"
+TUNES, QUIET_TUNES = "repeated_tunes/results/summary.md", "repeated_tunes/results/quiet/summary.md"
 COMPILED = "compiled/results/cpu-amd-epyc-2/summary.md"
 BATCHES = "batch_sizes/results/summary.md"
 VARIABLE = "variable_length/results/summary.md"
@@ -43,6 +44,8 @@ TIED = (
     Tied(LIMITS, "8 s", TRIALS, ("8.27",)),
     Tied(LIMITS, "23 s", TRIALS, ("22.58",)),
     Tied(LIMITS, "67 s", TRIALS, ("67.21",)),
+    Tied(LIMITS, "628 to 771 ms", TUNES, ("628", "771")),
+    Tied(LIMITS, "360 to 397 ms", QUIET_TUNES, ("360", "397")),
     Tied(LIMITS, "0.93 to 1.04 times", KERNELS, ("0.928", "1.038")),
     Tied(DECISIONS, "1.016 to 1.031 times", PRICE, ("1.016", "1.031")),
     Tied(DECISIONS, "0.998 to 1.043 times", PRICE, ("0.998", "1.043")),
