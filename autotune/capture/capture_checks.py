@@ -44,7 +44,7 @@ def refuse_two_gradients(names: list[str]) -> None:
 
 
 def refuse_lost_gradient(name: str, tensor: torch.Tensor) -> None:
-    """Raise CaptureError for a tensor that the loss function reads, and whose gradient nothing would return."""
+    """Raise CaptureError for a trainable tensor that the loss function reads and that would get no gradient."""
     raise CaptureError(
         f"the loss function reads {name} of shape {tuple(tensor.shape)}, which requires a gradient and is no parameter of the "
         "model, so it would get none; register it as a parameter of the model, make the loss a module that holds it, or set "

@@ -128,7 +128,7 @@ class CompiledRegion:
                 _KERNELS[key] = str(error)
                 raise
         if isinstance(kernel, str):
-            # a new error each time: one that is raised again would keep the tensors of every frame that it passed
+            # a new error each time: an error that is raised again collects the frames that it passes, with their tensors
             raise CaptureError(kernel)
         return kernel
 

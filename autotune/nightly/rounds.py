@@ -37,7 +37,7 @@ class PlanRounds:
 
     @property
     def plan_error(self) -> str:
-        """Failure that is evidence against the plan; empty for none, and where something outside killed its process."""
+        """Failure that is evidence against the plan. Empty without a failure, and if a signal from outside ended the process."""
         failed = self.failed
         return "" if failed is None or failed.outcome in UNINFORMATIVE or failed.was_killed else self.error
 

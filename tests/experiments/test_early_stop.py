@@ -1,4 +1,4 @@
-"""The rule that stops a plan early: the recorded comparison is of the rule in use, and supports it."""
+"""The recorded comparison of rules that stop a plan early supports the rule that the search uses."""
 
 import json
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
 
 LOSS_PREFIX = "loss_fn."
-"""Begin of the names of tensors that belong to a loss module alone."""
+"""Prefix of the names of tensors that belong to the loss module and not to the model."""
 
 
 class Snapshot:

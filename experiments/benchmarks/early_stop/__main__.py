@@ -60,7 +60,7 @@ USED = StopRule(MAX_ERROR, allows_noise=False)
 
 @dataclass(frozen=True, slots=True)
 class TrialTimes:
-    """Seconds of a trial's parts: once for each plan, for each pair of steps, and for the bytes of a plan that may lead."""
+    """Seconds of the parts of a trial: `plan` once, `pair` for each pair of steps, `bytes` once if the plan becomes the leader."""
 
     plan: float
     pair: float

@@ -131,7 +131,7 @@ def summarize(document: dict[str, Any]) -> str:
 
 
 def largest_message(seconds: float, seconds_per_100_kb: float) -> float:
-    """Return the largest message in bytes whose time is at most 20 ms and 1 ms per 100 kB; infinite where all are."""
+    """Return the size in bytes up to which messages take at most 20 ms and 1 ms per 100 kB; infinity if all of them do."""
     beyond = seconds_per_100_kb - ASKED_SECONDS_PER_100_KB
     return math.inf if beyond <= 0 else 1e5 * (ASKED_SECONDS - seconds) / beyond
 

@@ -78,7 +78,7 @@ def measure_in_turns(runners: Mapping[str, Runner], rounds: int) -> dict[str, li
 
 
 def summarize(document: Mapping[str, Any]) -> str:
-    """Format a table of the ratios, and of each engine's over this process's of the same round."""
+    """Format a table: the time ratios of each engine, also divided by the ratio of this process in the same round."""
     ratios: Mapping[str, Sequence[float]] = document["ratios"]
     lines = ["| measured | time over eager's | over this process's of the same round |", "|---|--:|--:|"]
     verdicts = []
