@@ -320,7 +320,8 @@ assert torch.equal(first, other)
 if rank == 0:
     print(bare); print(wrapped); print("ranks agree")
 dist.barrier()  # a rank that ends while the other still receives aborts in a thread of gloo
-dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # the interpreter's end destroys threads of gloo that still run: an abort in one of some fifteen runs under load
 """
 
 
