@@ -86,6 +86,10 @@ class RemoteRunner:
         """Use a recorded baseline where the device is the same."""
         self.request = replace(self.request, recorded=RecordedBaseline(measurement, device))
 
+    def wait_for_device(self) -> None:
+        """Return once a device of the class answers, which may take as long as others use it."""
+        self._repeat(self._connect)
+
     def prepare(self) -> PreparedWorkload:
         """Capture and profile on the device. Raises DeviceRefusedError where it breaks what its class promises."""
         self._repeat(self._prepare_here)
@@ -206,8 +210,7 @@ class RemoteRunner:
     def _ask(self, call: FleetCall, kind: type[ReplyT]) -> ReplyT:
         """Send a request to the device in use, or to a new one; whatever goes wrong, no later reply can answer it."""
         try:
-            if self._channel is None:
-                self._open()
+            self._connect()
             assert self._channel is not None
             reply = self._channel.ask(call, self.report)
         except FarEndLostError:
@@ -216,6 +219,18 @@ class RemoteRunner:
             self.close()
             raise
         return self._expect(reply, kind)
+
+    def _connect(self) -> None:
+        """Open a channel unless there is one; after an error there is none."""
+        if self._channel is not None:
+            return
+        try:
+            self._open()
+        except FarEndLostError:
+            raise
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self) -> None:
         self._refuse_if_aborted()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
@@ -51,6 +51,15 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End all processes and delete temporary files."""
+        ...
+
+
+@runtime_checkable
+class QueuedRunner(Protocol):
+    """Runner on a device that others may use first, such as one behind a queue."""
+
+    def wait_for_device(self) -> None:
+        """Return once the device answers."""
         ...
 
 
