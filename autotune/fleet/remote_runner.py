@@ -141,9 +141,13 @@ class RemoteRunner:
             channel.close()
 
     def abort(self) -> None:
-        """End the far end for good, from any thread: a request that waits for its reply fails, and no device is opened again."""
+        """End the far end, from any thread: a request that waits for its reply fails, and later ones until `reset`."""
         self._is_aborted = True
         self.close()
+
+    def reset(self) -> None:
+        """Open a device again with the next request. Requires that no request waits in another thread."""
+        self._is_aborted = False
 
     @property
     def _host(self) -> str:

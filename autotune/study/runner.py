@@ -70,7 +70,11 @@ class ParallelRunner(Runner, Protocol):
     """
 
     def abort(self) -> None:
-        """End all processes for good, from another thread as well; a request that waits for its reply fails."""
+        """End all processes, from another thread as well; a request that waits for its reply fails, as do later ones."""
+        ...
+
+    def reset(self) -> None:
+        """Accept requests again after `abort`. Requires that none waits in another thread."""
         ...
 
 
