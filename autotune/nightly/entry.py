@@ -35,7 +35,7 @@ from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import Interrupts, Stopped, expire_after
 from autotune.study.outcome import StudyResult
-from autotune.study.runner import SharedRunner
+from autotune.study.runner import QueuedRunner, SharedRunner
 from autotune.study.verdicts.ranking import Rules, eager_step_bytes
 from autotune.study.verdicts.statistics import RatioInterval, compare_ratios, format_percent
 
@@ -120,6 +120,8 @@ class EntrySession:
         self.is_up = True
         self.deadline = min(self.deadline + time.monotonic() - self.began, self.latest)
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
+        if isinstance(self.runner, QueuedRunner):
+            self.runner.limit_waits(self.deadline)
 
     def compare_alike(self, *, has_eager: bool) -> None:
         """Leave out nights whose record is of another kind: seconds where eager did not fit, else parts of eager's time."""

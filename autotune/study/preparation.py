@@ -59,12 +59,17 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
 
 
 def wait_for_device(task: StudyTask) -> StudyTask:
-    """Wait until the device answers; return the task with its whole time from then on."""
+    """Wait until the device answers; return the task with its whole time from then on.
+
+    No later wait, for a device in the place of a lost one, lasts beyond that time.
+    """
     if not isinstance(task.runner, QueuedRunner):
         return task
     with task.interrupts.breakable(patient=False):
         task.runner.wait_for_device()
-    return replace(task, deadline=time.monotonic() + task.config.time_seconds)
+    deadline = time.monotonic() + task.config.time_seconds
+    task.runner.limit_waits(deadline)
+    return replace(task, deadline=deadline)
 
 
 def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:

@@ -62,6 +62,10 @@ class QueuedRunner(Protocol):
         """Return once the device answers."""
         ...
 
+    def limit_waits(self, until: float) -> None:
+        """Wait for a device in the place of a lost one until then, on the monotonic clock, and no longer."""
+        ...
+
 
 class ParallelRunner(Runner, Protocol):
     """Runner that may measure in a thread beside other runners of one study.

@@ -102,6 +102,9 @@ class RunnerBehindQueue(RunnerOn):
     def wait_for_device(self) -> None:
         time.sleep(1.2)
 
+    def limit_waits(self, until: float) -> None:
+        """Nothing is lost."""
+
 
 def test_a_study_has_its_whole_time_from_the_devices_first_answer(tmp_path: Path):
     config = make_config(tmp_path, trials=2, time="1s")
