@@ -127,13 +127,14 @@ class AutoPlan:
         with self._lock():
             if (file := _read_cached(cached, graph)) is not None:  # another process tuned meanwhile
                 return file
-            return self._tune(workload, graph, key, cached)
+            with self._lock_run(self._run_dir(type(workload.model).__name__, key)):
+                return self._tune(workload, graph, key, cached)
 
     def _tune(self, workload: "Workload", graph: "TrainGraph", key: str, cached: Path) -> PlanFile:
         from autotune.workloads.live_workload import device_kind, save_workload
 
         name = type(workload.model).__name__
-        run_dir = Path(self.runs) / f"auto-{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{key[:12]}"
+        run_dir = self._run_dir(name, key)
         run_dir.mkdir(parents=True, exist_ok=True)
         live = run_dir / f"{name}{LIVE_SUFFIX}"
         config = self._make_config(str(live), device_kind(workload), str(workload.loop))
@@ -196,6 +197,16 @@ class AutoPlan:
         base = os.environ.get("XDG_CACHE_HOME", "")
         # the specification has relative paths ignored
         return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "autotune" / "plans"
+
+    def _run_dir(self, name: str, key: str) -> Path:
+        return Path(self.runs) / f"auto-{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{key[:12]}"
+
+    @contextlib.contextmanager
+    def _lock_run(self, run_dir: Path) -> Iterator[None]:
+        """Let one process write a run directory at a time; machines with caches of their own may share directories of runs."""
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file(run_dir.parent / f".{run_dir.name}.lock", wait=True):
+            yield
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

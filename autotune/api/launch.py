@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 SMALL_BATCH = 2
 """Batch size at which an idle process is measured for an estimate; models with batch norm refuse 1."""
+SHARE_SECONDS = 300.0
+"""Limit on copying a study to a shared database, which may stop answering at any moment."""
 MAX_NAME_BYTES = 200
 """Maximum length of a run's name; a file name has 255 bytes, and drafts of a plan file add to the name."""
 
@@ -202,7 +204,6 @@ def run_tracked(
     from autotune.report.html import write_report
     from autotune.report.mlflow_log import Tracker
     from autotune.study import session as study
-    from autotune.study.shared_study import share_study
 
     tracker = tracker or Tracker(config, run_dir)
     received = 0
@@ -222,8 +223,20 @@ def run_tracked(
         if message := tracker.finish(interrupted=received):
             progress(Logged(message))
         if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
-            progress(Logged(share_study(config.optuna_storage, run_dir), "optuna"))
+            progress(Logged(_share_within(SHARE_SECONDS, config.optuna_storage, run_dir), "optuna"))
     return result
+
+
+def _share_within(seconds: float, address: str, run_dir: Path) -> str:
+    """Copy the Optuna study as `share_study` does; a database that stops answering must not keep the study from its end."""
+    from autotune.records.tracking_address import mask_secrets
+    from autotune.report.tracking.deadline import UnansweredError, call_within
+    from autotune.study.shared_study import share_study
+
+    try:
+        return call_within(seconds, share_study, address, run_dir)
+    except UnansweredError as error:
+        return f"not copied to {mask_secrets(address)}: {error}; the next session copies what is missing"
 
 
 def survey(config: Config, notify: Callable[[str], None] = ignore_note) -> "WorkloadSurvey":

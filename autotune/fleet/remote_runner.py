@@ -4,6 +4,7 @@ A lost device says nothing about the plan that it measured. The plan is measured
 which costs the trial in flight and one `prepare`. A plan that takes several devices with it is a crash.
 """
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -35,6 +36,7 @@ from autotune.records.device import Device
 from autotune.records.json_codec import read_optional, write_whole
 from autotune.records.measurement import Measurement
 from autotune.records.run_dir import lock_file
+from autotune.study.interrupts import Expired, expire_after
 from autotune.study.runner import MAX_LOSSES, make_lost_measurement
 
 ATTEMPTS = 4
@@ -68,6 +70,8 @@ class RemoteRunner:
     DeviceLostError, and the study runs the plan on any other device."""
     wait_name: str = ""
     """Name under which waits for a device are recorded; empty to record none."""
+    wait_until: float = math.inf
+    """Time on the monotonic clock after which no device is awaited in the place of a lost one."""
     lost: int = 0
     """Number of devices lost so far."""
     facts: NodeFacts | None = None
@@ -85,6 +89,14 @@ class RemoteRunner:
     def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
         """Use a recorded baseline where the device is the same."""
         self.request = replace(self.request, recorded=RecordedBaseline(measurement, device))
+
+    def wait_for_device(self) -> None:
+        """Return once a device of the class answers, which may take as long as others use it."""
+        self._repeat(self._connect)
+
+    def limit_waits(self, until: float) -> None:
+        """Await no device in the place of a lost one after a time on the monotonic clock; DeviceLostError then."""
+        self.wait_until = until
 
     def prepare(self) -> PreparedWorkload:
         """Capture and profile on the device. Raises DeviceRefusedError where it breaks what its class promises."""
@@ -137,9 +149,13 @@ class RemoteRunner:
             channel.close()
 
     def abort(self) -> None:
-        """End the far end for good, from any thread: a request that waits for its reply fails, and no device is opened again."""
+        """End the far end, from any thread: a request that waits for its reply fails, and later ones until `reset`."""
         self._is_aborted = True
         self.close()
+
+    def reset(self) -> None:
+        """Open a device again with the next request. Requires that no request waits in another thread."""
+        self._is_aborted = False
 
     @property
     def _host(self) -> str:
@@ -206,8 +222,7 @@ class RemoteRunner:
     def _ask(self, call: FleetCall, kind: type[ReplyT]) -> ReplyT:
         """Send a request to the device in use, or to a new one; whatever goes wrong, no later reply can answer it."""
         try:
-            if self._channel is None:
-                self._open()
+            self._connect()
             assert self._channel is not None
             reply = self._channel.ask(call, self.report)
         except FarEndLostError:
@@ -216,6 +231,25 @@ class RemoteRunner:
             self.close()
             raise
         return self._expect(reply, kind)
+
+    def _connect(self) -> None:
+        """Open a channel unless there is one; after an error there is none."""
+        if self._channel is not None:
+            return
+        seconds = math.inf if self._prepared is None else self.wait_until - time.monotonic()
+        try:
+            with expire_after(seconds):
+                self._open()
+        except FarEndLostError:
+            raise
+        except BaseException as error:
+            self.close()
+            if isinstance(error, Expired) and math.isfinite(seconds):
+                raise DeviceLostError(
+                    f"no device of class {self.request.device_class} was free in the time that was left, in the place of a lost "
+                    "one; start one, or give more time"
+                ) from None
+            raise
 
     def _open(self) -> None:
         self._refuse_if_aborted()

@@ -35,8 +35,8 @@ from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.run_dir import RunDir
 from autotune.study.interrupts import Interrupts, Stopped, expire_after
 from autotune.study.outcome import StudyResult
-from autotune.study.runner import SharedRunner
-from autotune.study.verdicts.ranking import Rules
+from autotune.study.runner import QueuedRunner, SharedRunner
+from autotune.study.verdicts.ranking import Rules, eager_step_bytes
 from autotune.study.verdicts.statistics import RatioInterval, compare_ratios, format_percent
 
 Search = Callable[..., StudyResult]
@@ -99,6 +99,8 @@ class EntrySession:
             seconds = baseline.median_seconds if baseline is not None else None
             device, digest = self.prepared.device, self.prepared.graph.digest
             self.conditions = collect_conditions(machine, device, digest, baseline_seconds=seconds)
+            self.compare_alike(has_eager=baseline is not None)
+            self.use_budget(eager_step_bytes(baseline))
             if self.champion is not None:
                 self.verify_champion(self.champion)
             self.evaluate_challengers()
@@ -118,6 +120,34 @@ class EntrySession:
         self.is_up = True
         self.deadline = min(self.deadline + time.monotonic() - self.began, self.latest)
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
+        if isinstance(self.runner, QueuedRunner):
+            self.runner.limit_waits(self.deadline)
+
+    def compare_alike(self, *, has_eager: bool) -> None:
+        """Leave out nights whose record is of another kind: seconds where eager did not fit, else parts of eager's time."""
+        alike = [night for night in self.nights if (night.conditions.baseline_seconds is not None) is has_eager]
+        if count := len(self.nights) - len(alike):
+            other = "without" if has_eager else "with"
+            self.notes.append(f"{count} nights {other} a measurement of eager are not compared")
+        self.nights = alike
+
+    def use_budget(self, eager_bytes: int | None) -> None:
+        """Hold champion and challenger to the entry's present budget; they may have been found for another one.
+
+        A share of eager's bytes needs `eager_bytes`; where they are unknown, the plans keep their budgets.
+        """
+        text, budget = self.entry.budget, Budget.parse(self.entry.budget)
+        if budget.share is not None and eager_bytes is None:
+            return
+        floor = self.prepared.floor_bytes
+        nbytes = budget.step_bytes(floor_bytes=floor, baseline_step_bytes=eager_bytes or 0)
+        champion, pending = (
+            file if file is None or file.budget == text else replace(file, budget=text, budget_bytes=nbytes)
+            for file in (self.champion, self.pending)
+        )
+        if champion is not None and self.champion is not None and champion.budget != self.champion.budget:
+            self.notes.append(f"the budget is {text}, and the champion was found for {self.champion.budget}")
+        self.champion, self.pending = champion, pending
 
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.

@@ -31,7 +31,7 @@ from autotune.runtime.verification.gradients import run_eager_gradients, without
 from autotune.runtime.verification.snapshot import named_parameters
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, Verifier
 from autotune.workloads.batch import FlatBatch
-from autotune.workloads.memory_format import convert_batch, convert_model
+from autotune.workloads.memory_format import convert_batch, convert_model, keep_in_format
 from autotune.workloads.workload import LossFn, Workload
 
 Autocast = tuple[str, torch.dtype, bool]
@@ -122,6 +122,7 @@ class PlannedLoss(torch.nn.Module):
         self._memory_format = self._make_preparer().memory_format
         if self._memory_format:
             convert_model(model, None, self._memory_format)
+            keep_in_format(model, self._memory_format)
 
     @property
     def graph(self) -> TrainGraph | None:

@@ -42,7 +42,7 @@ from autotune.runtime.verification.region_gate import RegionGate, one_by_one
 from autotune.runtime.verification.verify import DEFAULT_STEPS, GradientCallback, RegionRuns, Verifier
 from autotune.workloads.batch import FlatBatch
 from autotune.workloads.loop import Loop
-from autotune.workloads.memory_format import convert_batch, convert_model
+from autotune.workloads.memory_format import convert_batch, convert_model, keep_in_format
 from autotune.workloads.workload import LossFn, Workload, check_workload
 
 
@@ -174,6 +174,7 @@ class TrainStep:
         warn_of_environment(preparer.file)
         if self._memory_format:
             convert_model(model, optimizer, self._memory_format)
+            keep_in_format(model, self._memory_format)
             batch = convert_batch(batch, self._memory_format)
         self._last_executor: Executor | None = None
         self._padding = BatchPadding(buckets, model, loss_fn)

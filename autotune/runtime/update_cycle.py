@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.capture.optimizers.optimizer_copy import clear_gradients, collect_group_parameters, find_inner_optimizers
+from autotune.capture.optimizers.optimizer_copy import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    clear_gradients,
+    collect_group_parameters,
+    find_inner_optimizers,
+)
 from autotune.workloads.loop import Loop
+from autotune.workloads.memory_format import convert_state
 from autotune.workloads.workload import LossFn, infer
 
 
@@ -48,7 +55,8 @@ class UpdateCycle:
 
     @property
     def _has_hooks(self) -> bool:
-        return bool(getattr(self.optimizer, "_optimizer_step_pre_hooks", None))
+        everywhere = any(hook is not convert_state for hook in GLOBAL_HOOKS[0].values())
+        return self.optimizer is not None and (everywhere or bool(getattr(self.optimizer, HOOKS[0], None)))
 
     @property
     def parameters(self) -> list[torch.Tensor]:

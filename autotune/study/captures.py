@@ -252,9 +252,10 @@ def _longest_seconds(leader: MeasuredCapture | None) -> float:
 
 
 def measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:
-    """Measure a plan, and once more where other work disturbed it."""
+    """Measure a plan, and once more where other work disturbed it, or a signal from outside ended it."""
     measurement = runner.measure(plan, budget_bytes=budget_bytes)
-    return runner.measure(plan, budget_bytes=budget_bytes) if measurement.disturbed else measurement
+    is_doubtful = measurement.disturbed or measurement.was_killed
+    return runner.measure(plan, budget_bytes=budget_bytes) if is_doubtful else measurement
 
 
 def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:

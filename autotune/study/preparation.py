@@ -22,7 +22,7 @@ from autotune.study.events import PhaseStarted, Progress, Ready, Resolved, Study
 from autotune.study.interrupts import Interrupts
 from autotune.study.optuna_space import check_sampler
 from autotune.study.outcome import check_plans_directory
-from autotune.study.runner import Runner
+from autotune.study.runner import QueuedRunner, Runner
 from autotune.study.seeds import Seeds, read_seeds
 from autotune.study.verdicts.ranking import Rules, baseline_step_bytes
 
@@ -56,6 +56,20 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
     if config.seed_from is None or measured:
         return None
     return read_seeds(Path(config.seed_from), Path(config.runs))
+
+
+def wait_for_device(task: StudyTask) -> StudyTask:
+    """Wait until the device answers; return the task with its whole time from then on.
+
+    No later wait, for a device in the place of a lost one, lasts beyond that time.
+    """
+    if not isinstance(task.runner, QueuedRunner):
+        return task
+    with task.interrupts.breakable(patient=False):
+        task.runner.wait_for_device()
+    deadline = time.monotonic() + task.config.time_seconds
+    task.runner.limit_waits(deadline)
+    return replace(task, deadline=deadline)
 
 
 def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
@@ -54,6 +54,19 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class QueuedRunner(Protocol):
+    """Runner on a device that others may use first, such as one behind a queue."""
+
+    def wait_for_device(self) -> None:
+        """Return once the device answers."""
+        ...
+
+    def limit_waits(self, until: float) -> None:
+        """Wait for a device in the place of a lost one until then, on the monotonic clock, and no longer."""
+        ...
+
+
 class ParallelRunner(Runner, Protocol):
     """Runner that may measure in a thread beside other runners of one study.
 
@@ -61,7 +74,11 @@ class ParallelRunner(Runner, Protocol):
     """
 
     def abort(self) -> None:
-        """End all processes for good, from another thread as well; a request that waits for its reply fails."""
+        """End all processes, from another thread as well; a request that waits for its reply fails, as do later ones."""
+        ...
+
+    def reset(self) -> None:
+        """Accept requests again after `abort`. Requires that none waits in another thread."""
         ...
 
 

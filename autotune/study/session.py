@@ -30,7 +30,7 @@ from autotune.study.outcome import (
     summarize,
     write_plan,
 )
-from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve
+from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve, wait_for_device
 from autotune.study.priors.phase import attach_priors, record_earlier
 from autotune.study.runner import ParallelRunner, QuietRunner, Runner
 from autotune.study.seeds import Seeds
@@ -79,7 +79,7 @@ def tune(
     A run directory that contains trials is resumed. The runner is closed in any case.
 
     Args:
-        config: the study to run; `config.time` counts from this call.
+        config: the study to run; `config.time` counts from the device's first answer.
         runner: measures the plans.
         run_dir: directory of the records; it is locked for the time of the call.
         progress: receives every event, between measurements.
@@ -105,6 +105,7 @@ def tune(
             trials += load_trials(RunDir(run_dir).trials)
             resumed = len(trials)
             seeds = check_inputs(task, trials)
+            task = wait_for_device(task)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
             resumed -= drop_killed(trials, rules)

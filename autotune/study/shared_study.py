@@ -40,7 +40,7 @@ def share_study(address: str, run_dir: Path) -> str:
         count = sum(_copy(optuna.load_study(study_name=name, storage=source), target, suffix) for name in names)
     except ImportError as error:
         return f"not copied: {error}; install the PostgreSQL driver: {install_command('postgres')}"
-    except (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, ValueError) as error:
+    except (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError, ValueError) as error:
         reason = mask_secrets(" ".join(str(error).split()))[:200]
         return f"not copied to {mask_secrets(address)}: {reason}; the next session copies what is missing"
     return f"{count} trials copied to {mask_secrets(address)}, studies *.{suffix}"

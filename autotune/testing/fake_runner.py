@@ -132,6 +132,9 @@ class FakeRunner:
         """Count the call."""
         self.aborted += 1
 
+    def reset(self) -> None:
+        """Do nothing; `abort` ends nothing either."""
+
     def conditions(self) -> MachineConditions:
         """Return conditions that never change."""
         return MachineConditions("fake", {"autotune": "fake"}, {"kernel": "fake"})

@@ -1,11 +1,13 @@
 """Convert a model's weights and a batch's images to another memory format, as `model.to(memory_format=...)` does."""
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from autotune.errors import PlanError
@@ -14,6 +16,9 @@ from autotune.workloads.workload import Workload
 
 MEMORY_FORMATS = {"": torch.contiguous_format, "channels_last": torch.channels_last}
 """Memory formats by their names in plans. The empty name keeps the format of the user's tensors."""
+
+_CONVERTED: "weakref.WeakKeyDictionary[torch.nn.Module, str]" = weakref.WeakKeyDictionary()
+"""Models that were converted for good, with their format."""
 
 
 def available_formats(model: torch.nn.Module) -> tuple[str, ...]:
@@ -30,9 +35,32 @@ def convert_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
     """
     if memory_format not in MEMORY_FORMATS:
         raise PlanError(f"memory_format is {memory_format!r}; known: channels_last, or empty for the user's own")
-    for tensor in _tensors(model, optimizer):
-        if tensor.ndim == 4:
-            tensor.data = tensor.data.to(memory_format=MEMORY_FORMATS[memory_format])
+    _convert_in_place(_tensors(model, optimizer), memory_format)
+
+
+def keep_in_format(model: torch.nn.Module, memory_format: str) -> None:
+    """Before each step of any optimizer, convert its state for this model's parameters, such as one that was loaded.
+
+    Fused kernels of torch go through a parameter and its state in the order of their memory, so that a state in another
+    format would update other elements.
+    """
+    if convert_state not in _global_optimizer_pre_hooks.values():
+        register_optimizer_step_pre_hook(convert_state)
+    _CONVERTED[model] = memory_format
+
+
+def convert_state(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+    """Convert an optimizer's state in place as `keep_in_format` says; a hook of torch's optimizers."""
+    del arguments
+    for model, memory_format in list(_CONVERTED.items()):
+        for parameter in model.parameters():
+            if parameter.ndim == 4 and parameter in optimizer.state:
+                state = _state_tensors(optimizer, parameter)
+                wanted = MEMORY_FORMATS[memory_format]
+                _convert_in_place(
+                    (part for part in state if part.ndim == 4 and not part.is_contiguous(memory_format=wanted)),
+                    memory_format,
+                )
 
 
 @contextlib.contextmanager
@@ -63,9 +91,20 @@ def convert_batch(batch: Any, memory_format: str) -> Any:
     return map_batch(convert, batch)
 
 
+def _convert_in_place(tensors: Iterable[torch.Tensor], memory_format: str) -> None:
+    for tensor in tensors:
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.to(memory_format=MEMORY_FORMATS[memory_format])
+
+
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
     yield from model.parameters()
     yield from model.buffers()
-    for parameter in model.parameters():
-        state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-        yield from (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor))
+    if optimizer is not None:
+        for parameter in model.parameters():
+            yield from _state_tensors(optimizer, parameter)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(optimizer.state.get(parameter, {}))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

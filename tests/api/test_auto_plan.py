@@ -319,3 +319,20 @@ def test_a_study_whose_eager_fits_only_now_is_begun_anew_and_keeps_its_trials(tm
 
     assert tune_live._run_anew_if_changed(run, "config", tmp_path) == "config"
     assert (begun, (tmp_path / "trials.before").read_text()) == ([True, False], "recorded")
+
+
+def test_machines_with_caches_of_their_own_take_turns_in_a_shared_directory_of_runs(tmp_path: Path):
+    run_dir, order = tmp_path / "runs" / "auto-net-0123456789ab", []
+    ours, theirs = (AutoPlan(cache=tmp_path / name, runs=tmp_path / "runs") for name in ("ours", "theirs"))
+
+    def follow() -> None:
+        with theirs._lock_run(run_dir):
+            order.append("theirs")
+
+    with ours._lock_run(run_dir):
+        other = threading.Thread(target=follow)
+        other.start()
+        other.join(0.2)
+        order.append("ours")
+    other.join(10)
+    assert order == ["ours", "theirs"]

@@ -171,6 +171,39 @@ def test_a_buffer_that_marks_the_first_step_decides_each_step_as_in_eager():
     assert_equals_eager(make_started(), make_started(), steps=4)
 
 
+class Warm(nn.Module):
+    """Model with flags where nothing registers them: an attribute, and an item of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.warm, self.flags = torch.tensor(True), [torch.tensor(True)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layer(inputs)
+        hidden = hidden * 2 if bool(self.warm) else hidden
+        return hidden + 1 if bool(self.flags[0]) else hidden
+
+    def replace_flags(self, turn: int) -> None:
+        """Put other tensors in their places."""
+        self.warm, self.flags[0] = torch.tensor(turn not in (2, 3)), torch.tensor(True)
+
+
+def test_a_branch_on_a_tensor_from_outside_reads_the_one_that_is_now_in_its_place():
+    def make_warm() -> Workload:
+        torch.manual_seed(0)
+        model = Warm()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(6, 8))
+
+    planned, eager = make_warm(), make_warm()
+    with TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch) as step:
+        for turn in range(6):
+            planned.model.replace_flags(turn)
+            eager.model.replace_flags(turn)
+            assert torch.equal(step(planned.batch), eager_step(eager)[0])
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("as_tensors", [True, False])
 def test_a_ctc_loss_with_constant_lengths_equals_eager(reduction: str, as_tensors: bool):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from autotune.capture.program import View, argument_text
 from autotune.capture.tracer import capture
@@ -156,6 +157,26 @@ def test_step_hooks_run_once_a_step_and_not_once_a_parameter():
     for _ in range(2):
         step(workload.batch)
     assert seen == ["before", "after", "before", "after"]
+
+
+def test_hooks_of_every_optimizer_run_once_a_step_around_those_of_one_optimizer():
+    seen: dict[str, list[str]] = {}
+    for way in ("eager", "planned"):
+        workload, step, _ = pair()
+        calls = seen[way] = []
+        handles = [
+            register_optimizer_step_pre_hook(lambda *_, calls=calls: calls.append("before all")),
+            register_optimizer_step_post_hook(lambda *_, calls=calls: calls.append("after all")),
+            workload.optimizer.register_step_pre_hook(lambda *_, calls=calls: calls.append("before")),
+            workload.optimizer.register_step_post_hook(lambda *_, calls=calls: calls.append("after")),
+        ]
+        try:
+            for _ in range(2):
+                step(workload.batch) if way == "planned" else eager_step(workload)
+        finally:
+            for handle in handles:
+                handle.remove()
+    assert seen["planned"] == seen["eager"] == ["before all", "before", "after", "after all"] * 2
 
 
 def test_a_hook_before_the_step_may_change_the_learning_rate_of_that_step():

@@ -61,7 +61,7 @@ def test_a_far_end_killed_in_a_trial_of_the_parallel_search_costs_that_trial_alo
 
     wrapped = SimpleNamespace(
         measure=measure_and_kill, prepare=runner.prepare, baseline=runner.baseline, renew=runner.renew,
-        close=runner.close, abort=runner.abort,
+        close=runner.close, abort=runner.abort, reset=runner.reset,
     )  # fmt: skip
     parallel: list[Any] = [wrapped if runner is device else device for device in devices]
     tune(make_config(tmp_path, trials=14), devices[0], tmp_path / "run", devices=parallel)

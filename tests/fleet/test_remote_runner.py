@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import DeviceRefusedError
+from autotune.errors import DeviceLostError, DeviceRefusedError
 from autotune.fleet import remote_runner
 from autotune.fleet.channel import FarEndLostError
 from autotune.fleet.messages import (
@@ -101,6 +101,23 @@ def test_an_aborted_runner_opens_no_other_device_and_reports_no_loss(tmp_path: P
     assert len(opened) == 1
     assert runner.lost == 0
     assert lines == []
+
+
+def test_no_device_in_the_place_of_a_lost_one_is_awaited_beyond_the_time(tmp_path: Path):
+    class Busy(Far):
+        def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+            time.sleep(30)
+            return super().ask(call, report)
+
+    devices = iter([Far(lost_at=BaselineCall), Busy()])
+    runner = make_runner(tmp_path, lambda report: next(devices))
+    runner.wait_for_device()
+    runner.prepare()
+    began = time.monotonic()
+    runner.limit_waits(began + 0.3)
+    with pytest.raises(DeviceLostError, match="no device of class fake was free in the time that was left"):
+        runner.baseline()
+    assert time.monotonic() - began < 10
 
 
 def test_a_device_in_the_place_of_a_lost_one_is_checked_before_it_measures_the_baseline(tmp_path: Path):

@@ -148,9 +148,10 @@ class Bench:
     conditions: Conditions = field(default_factory=Conditions)
     opened: list[str] = field(default_factory=list)
 
-    def options(self, *names: str, **fields: Any) -> NightlyConfig:
+    def options(self, *names: str, budget: str = "65%", **fields: Any) -> NightlyConfig:
         entries = [
-            NightlyEntry(workload="chain", name=name, time="5m", refine=self.refines) for name in names or ("chain",)
+            NightlyEntry(workload="chain", name=name, time="5m", refine=self.refines, budget=budget)
+            for name in names or ("chain",)
         ]
         return NightlyConfig(entries=entries, directory=str(self.directory / "nightly"), **fields)
 

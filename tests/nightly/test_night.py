@@ -373,6 +373,34 @@ def test_measurements_that_other_work_disturbed_are_device_state(bench: Bench):
     assert night.conditions.disturbed
 
 
+def test_a_champion_is_held_to_the_budget_that_the_entry_has_now(bench: Bench):
+    bench.crown()
+    night = bench.run("n9", bench.options(budget="step:0.9MB")).nights[0]  # the plans take 0.8 MB
+    assert night.verdict is NightVerdict.SAME
+    night = bench.run("n10", bench.options(budget="step:0.7MB")).nights[0]
+    assert night.verdict is NightVerdict.REGRESSION
+    assert "the budget is step:0.7MB, and the champion was found for 65%" in night.detail
+    bench.search.finds = CHALLENGER
+    night = bench.run("n11", bench.options(budget="65%")).nights[0]
+    assert night.verdict is NightVerdict.SAME
+
+
+def test_seconds_of_a_night_in_which_eager_does_not_fit_are_not_compared_with_ratios(bench: Bench, monkeypatch):
+    bench.crown()
+    prepared, measure = bench.runner.prepare(), bench.runner.measure
+    monkeypatch.setattr(bench.runner, "prepare", lambda: replace(prepared, baseline_fits=False))
+    monkeypatch.setattr(
+        bench.runner,
+        "measure",
+        lambda plan, **options: replace(
+            (result := measure(plan, **options)), baseline_seconds=(), step_seconds=(5.0,) * len(result.step_seconds)
+        ),
+    )
+    night = bench.night("n9")
+    assert (night.verdict, night.change) == (NightVerdict.NEW, None)
+    assert "4 nights with a measurement of eager are not compared" in night.detail
+
+
 def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_two_nights(bench: Bench):
     bench.crown()
     wider = training_chain(8, nbytes=200_000, param_bytes=5_000)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,31 @@ def test_a_plan_in_channels_last_converts_model_and_batch():
     plan = replace(traced, memory_format="channels_last")
     wanted, got = run(clipping, in_format), run(clipping, lambda model: PlannedLoss(model, loss_fn, plan))
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_updates_its_own_elements():
+    net = Net()
+    images, labels = batches()[0]
+    batch = images.contiguous(memory_format=torch.channels_last), labels
+    converted = Workload(Net().to(memory_format=torch.channels_last), loss_fn, None, batch)
+    plan = replace(Plan.traced(capture(converted).graph), memory_format="channels_last")
+    earlier = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    for each in batches():
+        loss_fn(net, each)[0].backward()
+        earlier.step()
+    for parameter in net.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    other = deepcopy(net)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (net, other)]
+    PlannedLoss(other, loss_fn, plan)
+    for model, optimizer in zip((net, other), optimizers, strict=True):
+        optimizer.load_state_dict(deepcopy(earlier.state_dict()))
+        for parameter, first in zip(model.parameters(), net.parameters(), strict=True):
+            parameter.grad = first.grad.clone() if model is net else torch.empty_like(parameter).copy_(first.grad)
+    for optimizer in optimizers:
+        optimizer.step()
+    for mine, eager in zip(other.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(mine, eager)
 
 
 def test_a_graph_that_is_not_retained_is_differentiated_once_and_a_retained_one_again():

@@ -1,5 +1,6 @@
 """What a study refuses before it measures: the records of another device."""
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from autotune.errors import ConfigError
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.device import Device
 from autotune.records.run_dir import RunDir
+from autotune.records.trial import TrialKind
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.testing.runner_contract import make_config
@@ -92,3 +94,19 @@ def test_another_objective_or_loop_is_refused_under_the_name_of_a_run(
     run(tmp_path, None, DEVICE, trials=2)
     with pytest.raises(ConfigError, match=f"contains a study for {message}; tune under another --name"):
         tune(make_config(tmp_path, **change), FakeRunner(), tmp_path / "run", lasting=False)
+
+
+class RunnerBehindQueue(RunnerOn):
+    """Runner of a device that others use for longer than the study's time."""
+
+    def wait_for_device(self) -> None:
+        time.sleep(1.2)
+
+    def limit_waits(self, until: float) -> None:
+        """Nothing is lost."""
+
+
+def test_a_study_has_its_whole_time_from_the_devices_first_answer(tmp_path: Path):
+    config = make_config(tmp_path, trials=2, time="1s")
+    result = tune(config, RunnerBehindQueue(), tmp_path / "run", lasting=False)
+    assert [trial.kind for trial in result.trials][:2] == [TrialKind.BASELINE, TrialKind.SMALLEST]

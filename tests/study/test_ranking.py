@@ -194,8 +194,12 @@ def test_pooled_bytes_are_the_highest_of_a_step_whatever_the_floors_of_its_proce
         assert (pooled.step_charged_bytes, pooled.step_peak_bytes) == (900, 850)
 
 
-def test_killed_plans_are_dropped_with_their_repeats_only_where_no_plan_won():
-    killed = trial(1, Measurement(Outcome.CRASHED, "killed by SIGKILL"))
+CUT_OFF = [Measurement(Outcome.CRASHED, "killed by SIGKILL"), Measurement(Outcome.DISK_FULL, "the disk is full")]
+
+
+@pytest.mark.parametrize("cut_off", CUT_OFF, ids=lambda result: str(result.outcome))
+def test_plans_that_were_cut_off_are_dropped_with_their_repeats_only_where_no_plan_won(cut_off: Measurement):
+    killed = trial(1, cut_off)
     repeat = trial(2, Measurement(Outcome.CRASHED, "same plan as trial 1: not run again"), TrialKind.REPEAT, plan=1)
     over, fault = trial(3, seen(charged=1600)), trial(4, Measurement(Outcome.CRASHED, "killed by SIGSEGV"))
     trials = [killed, repeat, over, fault]
@@ -206,10 +210,10 @@ def test_killed_plans_are_dropped_with_their_repeats_only_where_no_plan_won():
     assert len(trials) == 3
 
 
-def test_a_killed_run_counts_until_a_later_run_of_its_plan_ends():
-    killed = Measurement(Outcome.CRASHED, "killed by SIGKILL")
+@pytest.mark.parametrize("cut_off", CUT_OFF, ids=lambda result: str(result.outcome))
+def test_a_run_that_was_cut_off_counts_until_a_later_run_of_its_plan_ends(cut_off: Measurement):
     first, last = trial(1, seen()), trial(3, seen(), TrialKind.CONFIRM, plan=1)
-    between = trial(2, killed, TrialKind.CONFIRM, plan=1)
+    between = trial(2, cut_off, TrialKind.CONFIRM, plan=1)
     assert select_fitting([first, between], RULES) == []
     assert [fitting.number for fitting in select_fitting([first, between, last], RULES)] == [3]
 

@@ -1,11 +1,13 @@
 """Copies of Optuna studies in a database that several runs share."""
 
 import sqlite3
+import threading
 from pathlib import Path
 
 import optuna
 import pytest
 
+from autotune.api.launch import _share_within
 from autotune.errors import ConfigError
 from autotune.records.run_dir import RunDir
 from autotune.study.session import tune
@@ -66,3 +68,15 @@ def test_a_database_that_cannot_be_used_is_a_line_without_secrets_and_no_error(t
 def test_an_address_with_a_password_is_refused_in_a_config(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"optuna_storage: contains a password, .* leave it out and set PGPASSWORD$"):
         make_config(tmp_path, optuna_storage="postgresql://me:secret@server/db")
+
+
+def test_a_database_that_stops_answering_does_not_keep_a_study_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    answers = threading.Event()
+    monkeypatch.setattr("autotune.study.shared_study.share_study", lambda *_: answers.wait())
+    line = _share_within(0.05, "postgresql://user:secret@host/studies", tmp_path)
+    answers.set()
+    assert line.startswith("not copied to postgresql://")
+    assert "secret" not in line
+    assert line.endswith("no complete answer within 0.05 s; the next session copies what is missing")

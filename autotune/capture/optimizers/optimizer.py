@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
-from autotune.capture.optimizers.optimizer_copy import HOOKS, get_unhooked_step
+from autotune.capture.optimizers.optimizer_copy import GLOBAL_HOOKS, HOOKS, get_unhooked_step
 from autotune.errors import CaptureError
 from autotune.ir.allocation import allocated_bytes
 from autotune.workloads.loop import Loop
@@ -100,10 +100,13 @@ class Updates:
     def step(self) -> Iterator[None]:
         """Run hooks around all updates of one step, which the optimizer's own `step` does once and not per parameter."""
         self._group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        for hook in getattr(self.optimizer, HOOKS[0], {}).values():  # a wrapper may never call Optimizer.__init__
+        # a wrapper may never call Optimizer.__init__, which adds the attributes and marks the class's step
+        calls_global = getattr(type(self.optimizer).step, "hooked", False)
+        before, after = ([*table.values()] if calls_global else [] for table in GLOBAL_HOOKS)
+        for hook in [*before, *getattr(self.optimizer, HOOKS[0], {}).values()]:
             hook(self.optimizer, (), {})
         yield
-        for hook in getattr(self.optimizer, HOOKS[1], {}).values():
+        for hook in [*getattr(self.optimizer, HOOKS[1], {}).values(), *after]:
             hook(self.optimizer, (), {})
         vars(self.optimizer)["_opt_called"] = True  # learning rate schedulers look for it
 

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """Attributes of an optimizer with callbacks of the user's, which a trial step must not call."""
+GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+"""Callbacks of `register_optimizer_step_pre_hook` and `register_optimizer_step_post_hook`, which every step calls."""
 MAX_OBJECTS = 200_000
 """Maximum number of objects in an optimizer that is copied; an optimizer that refers to a whole trainer is not."""
 HEAP_TYPE = 1 << 9

@@ -157,7 +157,7 @@ def other_branch(branches: Iterable[BatchBranch], tensors: list[torch.Tensor]) -
 
 def branch_failure(branch: BatchBranch) -> GuardFailure:
     """Return the failure of a branch that another batch takes differently."""
-    read = " and ".join(f"batch.{number}" for number in branch.inputs) or "a buffer"
+    read = " and ".join(f"batch.{number}" for number in branch.inputs) or "a tensor"
     return GuardFailure(
         f"{read} at {branch.line}", f"a condition on {read}", str(branch.value), not branch.value, branch.line
     )

@@ -48,6 +48,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
     words.find_unread(lambda constants: _observe(step, tensors, constants, name)[1].calls == swap.calls)
     parameters = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
     free = _free_inputs(reads, [tensor for key, tensor in swap.reals.items() if key not in parameters])
+    swap.batch.places |= {id(each.example): each.read for each in free}
     inputs = (*tensors, *(each.example for each in free))
     stack.enter_context(fx_traceback.preserve_node_meta())
     stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))

@@ -62,8 +62,10 @@ class StateGuards:
         """Return whether all conditions hold for a step on the batch's parts."""
         if _global_state() != self._global_state or self._changed_constant(constants) is not None:
             return False
-        if not all(branch.holds(tensors) for branch in self._branches):
-            return False
+        return self._values_hold() and all(branch.holds(tensors) for branch in self._branches)
+
+    def _values_hold(self) -> bool:
+        """Return whether the values at all places are equal; branches read tensors from these places."""
         try:
             if self._check():
                 return True

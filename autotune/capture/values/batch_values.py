@@ -36,6 +36,13 @@ class _Live(NamedTuple):
     """Tensor of the model or from outside, such as a buffer; its current content is read."""
 
     tensor: torch.Tensor
+    places: Mapping[int, Callable[[], torch.Tensor]]
+    """Functions that read tensors from outside of the model where the user keeps them, by id of the captured tensor."""
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor that is now in the captured tensor's place."""
+        place = self.places.get(id(self.tensor))
+        return self.tensor if place is None else place()
 
 
 class _Expression(NamedTuple):
@@ -71,7 +78,7 @@ def _evaluate(sequence: list[_Expression], tensors: Mapping[int, torch.Tensor]) 
         if isinstance(part, _Input):
             return tensors[part.position]
         if isinstance(part, _Live):
-            return part.tensor
+            return part.read()
         return values[id(part)] if isinstance(part, _Expression) else part
 
     for expression in sequence:
@@ -88,6 +95,8 @@ class BatchValues:
         self._known: dict[int, tuple[torch.Tensor, Any]] = {}
         self._keep: list[Any] = []  # ids stay unique
         self.branches: list[BatchBranch] = []
+        self.places: dict[int, Callable[[], torch.Tensor]] = {}
+        """Functions that read tensors from outside of the model where the user keeps them, by id of the captured tensor."""
 
     def add_inputs(self, traced: Sequence[torch.Tensor]) -> None:
         """Follow the tracer's tensors that stand for those of the batch."""
@@ -98,7 +107,7 @@ class BatchValues:
     def add_live(self, traced: torch.Tensor, real: torch.Tensor) -> None:
         """Follow a tracer's tensor that stands for a buffer, or for a tensor from outside of model and batch."""
         if self._batch and real.numel() <= MOST_LIVE_ELEMENTS and not real.requires_grad and not real.is_meta:
-            self._known[id(traced)] = real, _Live(real)
+            self._known[id(traced)] = real, _Live(real, self.places)
             self._keep.append(traced)
 
     def read(self, function: Any, args: Any, kwargs: Any) -> Any:

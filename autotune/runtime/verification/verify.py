@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.capture.optimizers.optimizer_copy import HOOKS
+from autotune.capture.optimizers.optimizer_copy import GLOBAL_HOOKS, HOOKS
 from autotune.errors import ConfigError, NumericsError
 from autotune.runtime.verification import gates
 from autotune.runtime.verification.region_gate import RegionGate
 from autotune.runtime.verification.snapshot import Snapshot, named_tensors
 from autotune.runtime.verification.witness import Witness, float64, move_weights, to_double
 from autotune.workloads.batch import map_batch, rebuild_batch
+from autotune.workloads.memory_format import convert_state
 
 GradientCallback = Callable[[str, torch.Tensor], None]
 """Function that is called with a parameter's name and its gradient."""
@@ -116,7 +117,8 @@ class Verifier:
 
     def _refuse_hooks(self) -> None:
         optimizer = self._optimizer
-        if optimizer is not None and any(getattr(optimizer, name, None) for name in HOOKS):
+        everywhere = any(hook is not convert_state for table in GLOBAL_HOOKS for hook in table.values())
+        if optimizer is not None and (everywhere or any(getattr(optimizer, name, None) for name in HOOKS)):
             raise ConfigError(
                 f"verify runs each step twice, and with it the hooks of {type(optimizer).__name__}'s step; remove them for the "
                 "verified steps, or pass verify=False"

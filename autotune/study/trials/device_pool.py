@@ -144,8 +144,10 @@ class DevicePool:
             if not device.is_first or not (device.is_free or device.is_out):
                 device.runner.abort()
         for device in self._devices:
-            if device.thread is not None:
-                device.thread.join(max(0.0, until - time.monotonic()))
+            assert device.thread is not None
+            device.thread.join(max(0.0, until - time.monotonic()))
+            if not device.thread.is_alive():
+                device.runner.reset()  # a later search of the study may use it
 
     def _serve(self, device: _Device) -> None:
         """Measure on one device, in its thread, until the pool ends, the device is closed, or its preparation fails."""

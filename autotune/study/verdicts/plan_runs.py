@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from autotune.ir.plan import Plan
+from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.statistics import block_ratios
 
@@ -13,16 +14,22 @@ def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
     """Return the trials that ran a plan, grouped by plan, in the given order.
 
     Trials of kind REPEAT are left out: they reuse an earlier measurement. So is a run whose process was killed from
-    outside, once a later run of the same plan came to an end.
+    outside or found its store's disk full, once a later run of the same plan came to an end.
     """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
             same = runs.setdefault(trial.plan, [])
-            if not was_killed(trial):
-                same[:] = [run for run in same if not was_killed(run)]
+            if not was_cut_off(trial):
+                same[:] = [run for run in same if not was_cut_off(run)]
             same.append(trial)
     return runs
+
+
+def was_cut_off(trial: Trial) -> bool:
+    """Return whether the run of a trial ended for a reason outside of its plan: a signal, or a full disk."""
+    is_full = trial.measurement is not None and trial.measurement.outcome is Outcome.DISK_FULL
+    return is_full or was_killed(trial)
 
 
 def was_killed(trial: Trial) -> bool:

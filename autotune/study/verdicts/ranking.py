@@ -15,7 +15,7 @@ from autotune.records.budget import tolerated_bytes
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.plan_runs import group_runs, was_killed
+from autotune.study.verdicts.plan_runs import group_runs, was_cut_off
 from autotune.units import fmt_bytes
 
 ASSUMED_OVERHEAD = 0.03
@@ -351,18 +351,18 @@ def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
 
 
 def drop_killed(trials: list[Trial], rules: Rules) -> int:
-    """Remove the trials whose process was killed, and repeats of their plans, where no plan won; return their number.
+    """Remove the trials whose process was killed or found a full disk, and repeats of their plans, where no plan won; return their number.
 
     Nothing is known of these plans, and one of them may fit, so a resumed study measures them again. Beside a winner they
     stay failed: a plan that needs too much memory may be killed each time.
     """
-    killed = {trial.plan for trial in trials if was_killed(trial)}
+    killed = {trial.plan for trial in trials if was_cut_off(trial)}
     if not killed or select_winner(trials, rules) is not None:
         return 0
     kept = [
         trial
         for trial in trials
-        if trial.plan not in killed or (trial.kind != TrialKind.REPEAT and not was_killed(trial))
+        if trial.plan not in killed or (trial.kind != TrialKind.REPEAT and not was_cut_off(trial))
     ]
     dropped = len(trials) - len(kept)
     trials[:] = kept

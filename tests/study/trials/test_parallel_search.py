@@ -18,6 +18,7 @@ from autotune.errors import DeviceLostError
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.session import tune
+from autotune.study.trials.device_pool import DevicePool, DeviceReady
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 from autotune.testing.runner_contract import make_config, without_times
@@ -225,6 +226,29 @@ def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
     trials = run(tmp_path, [Device(name="n1"), Waiting(name="n2")])
     assert len(trials) >= 16
     assert time.monotonic() - began < 25
+
+
+def test_a_second_search_of_a_study_uses_the_further_devices_again():
+    class Ending(Device):
+        ended = False
+
+        def abort(self) -> None:
+            self.ended = True
+
+        def reset(self) -> None:
+            self.ended = False
+
+        def prepare(self) -> Any:
+            if self.ended:
+                raise DeviceLostError("ended")
+            return super().prepare()
+
+    devices = [Device(name="n1"), Ending(name="n2")]
+    digest = devices[0].prepare().graph.digest
+    for _ in range(2):
+        pool = DevicePool(devices, digest, lambda seconds: False)
+        assert isinstance(pool.wait(), DeviceReady)
+        pool.close()
 
 
 def while_searching(other: FakeRunner) -> Callable[[FakeRunner], None]:
