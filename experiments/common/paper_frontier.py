@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.capture.fake.modelled_costs import DeviceRates
 from autotune.report.claims import Claim
 from autotune.workloads.workload import Workload
 from experiments.common.measured import build_measured_claim, measure_plan, run_parts
@@ -41,6 +42,8 @@ class PaperFrontier:
     """Help text of the command."""
     networks: Mapping[str, Callable[[], Workload]]
     """Functions that make the workload at the paper's size, by name of the network."""
+    card: DeviceRates
+    """Device of the modelled times."""
     budgets: Callable[[str, int], Iterable[int]]
     """Function from a network's name and the peak bytes of its traced step to the budgets in bytes."""
     derive_claims: Callable[[Mapping[str, Sequence[FrontierPoint]]], Sequence[Claim]]
@@ -61,7 +64,9 @@ class PaperFrontier:
 
     def simulate_network(self, name: str) -> list[FrontierPoint]:
         """Return the traced step of a network, then one plan per budget."""
-        return plan_frontier(self.networks[name], name, lambda traced_bytes: self.budgets(name, traced_bytes))
+        return plan_frontier(
+            self.networks[name], name, lambda traced_bytes: self.budgets(name, traced_bytes), self.card
+        )
 
     def simulate(self) -> dict[str, list[FrontierPoint]]:
         """Return the points of every network."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from autotune.capture.fake.fake_workload import capture_on_fake_tensors
-from autotune.capture.fake.modelled_costs import model_costs
+from autotune.capture.fake.modelled_costs import CPU_RATES, DeviceRates, model_costs
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Op, Phase, Role, TrainGraph, Value
 from autotune.ir.plan import Plan
@@ -36,14 +36,14 @@ def collect_origin(facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {**(collect_facts() if facts is None else facts), "graphs": dict(CAPTURED)}
 
 
-def capture_step(make: Callable[[], Workload], name: str) -> GraphAndCosts:
+def capture_step(make: Callable[[], Workload], name: str, rates: DeviceRates = CPU_RATES) -> GraphAndCosts:
     """Capture the step of a workload on fake tensors and model its costs.
 
     `make` runs under fake tensors: no weight is initialized and no memory is allocated.
     """
     program = capture_on_fake_tensors(make, name)
     CAPTURED[name] = program.graph.digest
-    return program.graph, model_costs(program)
+    return program.graph, model_costs(program, rates)
 
 
 def image_workload(
@@ -119,10 +119,10 @@ class FrontierPoint:
 
 
 def plan_frontier(
-    make: Callable[[], Workload], net: str, budgets: Callable[[int], Iterable[int]]
+    make: Callable[[], Workload], net: str, budgets: Callable[[int], Iterable[int]], rates: DeviceRates
 ) -> list[FrontierPoint]:
     """Return the traced step, then a plan for each budget; `budgets` receives the traced peak in bytes."""
-    graph, costs = capture_step(make, net)
+    graph, costs = capture_step(make, net, rates)
     baseline = simulate_traced(graph, costs)
     points = [_to_point(net, None, baseline, costs)]
     for budget in budgets(baseline.peak_bytes):

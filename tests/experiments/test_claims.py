@@ -70,7 +70,10 @@ def test_committed_claims_are_those_of_the_committed_points(name: str, tmp_path:
 def test_the_smallest_network_takes_the_committed_bytes_and_time(name: str, net: str, budget: int):
     experiment = FRONTIERS[name]
     regenerated = simulated.plan_frontier(
-        experiment.networks[net], net, lambda traced_bytes: [list(experiment.budgets(net, traced_bytes))[budget]]
+        experiment.networks[net],
+        net,
+        lambda traced_bytes: [list(experiment.budgets(net, traced_bytes))[budget]],
+        experiment.card,
     )
     committed = experiment.read_points(net)
     assert regenerated == [committed[0], committed[1 + budget]]

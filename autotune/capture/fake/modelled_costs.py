@@ -1,5 +1,6 @@
 """Model the seconds of captured ops from their flops and bytes; nothing is measured."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,27 +10,37 @@ from autotune.capture.program import Program, Read, View
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Op, TrainGraph
 
-FLOPS_PER_SECOND = 100e9
-BYTES_PER_SECOND = 8e9
-LAUNCH_SECONDS = 5e-6
-"""Rates of the modelled device. An op takes its launch, its flops, and the bytes that it reads and writes, in sequence."""
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """Rates of a modelled device. An op takes its launch, its flops, and the bytes that it reads and writes, in sequence."""
+
+    name: str
+    flops_per_second: float
+    """Operations of float32."""
+    bytes_per_second: float
+    launch_seconds: float = 5e-6
 
 
-def model_costs(program: Program) -> Costs:
+CPU_RATES = DeviceRates("two CPU cores", 100e9, 8e9)
+"""Rates of the default device."""
+
+
+def model_costs(program: Program, rates: DeviceRates = CPU_RATES) -> Costs:
     """Return modelled seconds for every op of a captured step; workspaces count as zero bytes."""
     graph = program.graph
     flops: dict[str, float] = {}
     for op in graph.ops:
         if op.signature not in flops:
             flops[op.signature] = _count_flops(program, op.id)
-    seconds = [model_seconds(graph, op, flops[op.signature]) * program.share_of_steps(op) for op in graph.ops]
+    seconds = [model_seconds(graph, op, flops[op.signature], rates) * program.share_of_steps(op) for op in graph.ops]
     return Costs.from_measurements(graph, seconds, [0] * len(graph.ops))
 
 
-def model_seconds(graph: TrainGraph, op: Op, flops: float) -> float:
+def model_seconds(graph: TrainGraph, op: Op, flops: float, rates: DeviceRates = CPU_RATES) -> float:
     """Return the modelled seconds of one op."""
     moved = sum(graph.values[value].nbytes for value in (*op.inputs, *op.outputs))
-    return LAUNCH_SECONDS + flops / FLOPS_PER_SECOND + moved / BYTES_PER_SECOND
+    return rates.launch_seconds + flops / rates.flops_per_second + moved / rates.bytes_per_second
 
 
 def _count_flops(program: Program, op: int) -> float:

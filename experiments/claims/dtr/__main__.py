@@ -14,6 +14,7 @@ from torch import nn
 from autotune.report.claims import Claim, Figure
 from autotune.workloads.workload import Workload
 from experiments.claims.dtr.models import Pair, Recurrent, cifar_resnet, densenet121
+from experiments.common.cards import TITAN_V, describe_rates
 from experiments.common.paper_frontier import PaperFrontier, SmallRun
 from experiments.common.simulated import FrontierPoint, draw_frontiers, image_workload
 
@@ -65,7 +66,7 @@ def claims_of(name: str, points: Sequence[FrontierPoint]) -> list[Claim]:
     label, plain = MODELS[name].label, points[0].peak_bytes / GB
     how = (
         "its own sizes and budgets, float32, SGD with momentum: parameters, momentum, gradients, feature maps, "
-        f"{plain:.2f} GB as traced; time by modelled costs, theirs measured on a GPU"
+        f"{plain:.2f} GB as traced; {describe_rates(TITAN_V)}, theirs measured on one"
     )
     about = partial(Claim, source=SOURCE, conditions=how, sense="at most")
     claims = []
@@ -120,7 +121,7 @@ def draw(measured: Sequence[Claim]) -> None:
 
 
 FRONTIER = PaperFrontier(
-    HERE, __doc__, {name: model.make for name, model in MODELS.items()},
+    HERE, __doc__, {name: model.make for name, model in MODELS.items()}, TITAN_V,
     lambda name, _: [int(budget * GB) for budget, _ in MODELS[name].published], all_claims, small_run, draw,
 )  # fmt: skip
 claims = FRONTIER.claims

@@ -17,6 +17,7 @@ from autotune.report.claims import Claim, Figure
 from autotune.workloads.workload import Workload
 from autotune.workloads.zoo import ZOO
 from experiments.claims.echo.models import Translator, products, translation_loss
+from experiments.common.cards import RTX_2080_TI, describe_rates
 from experiments.common.paper_frontier import PaperFrontier, SmallRun
 from experiments.common.simulated import (
     FrontierPoint,
@@ -113,7 +114,7 @@ def claims_of_cell() -> list[Claim]:
 def claims_of_products() -> list[Claim]:
     """Return the claims about inputs of products: they are recomputed from cheap ops, products never."""
     make = image_workload(lambda: products(1024, 8), 8192)
-    graph, costs = capture_step(lambda: _flat(make(), 8192, 1024), "products")
+    graph, costs = capture_step(lambda: _flat(make(), 8192, 1024), "products", RTX_2080_TI)
     baseline = simulate_traced(graph, costs)
     plan, estimate = plan_for_budget(graph, costs, baseline.peak_bytes * 3 // 4)
     recomputed = [graph.ops[op] for op in set(plan.order) if plan.order.count(op) > 1]
@@ -161,7 +162,7 @@ def budgets(name: str, traced_bytes: int) -> Iterable[int]:
 
 def claims_of_nets(points: Mapping[str, Sequence[FrontierPoint]]) -> list[Claim]:
     """Return ResNet-152's overhead at two budgets, and the translator's footprints at the thread's overhead."""
-    counted = "parameters, gradients and feature maps; time by modelled costs"
+    counted = f"parameters, gradients and feature maps; {describe_rates(RTX_2080_TI)}"
     about = partial(Claim, transferred=True, headline=True)
     resnet, translator = points["resnet152"], points["translator"]
     how = f"{SIZES['resnet152']}; {counted}; {resnet[0].peak_bytes / 2**30:.1f} GiB as traced"
@@ -232,7 +233,7 @@ def draw(measured: Sequence[Claim]) -> None:
         axes.legend()
 
 
-FRONTIER = PaperFrontier(HERE, __doc__, NETS, budgets, all_claims, small_run, draw)
+FRONTIER = PaperFrontier(HERE, __doc__, NETS, RTX_2080_TI, budgets, all_claims, small_run, draw)
 claims = FRONTIER.claims
 
 

@@ -14,6 +14,7 @@ from autotune.report.claims import Claim, Figure
 from autotune.workloads.workload import Workload
 from autotune.workloads.zoo import ZOO
 from experiments.claims.monet.models import GoogLeNet, UNet, mobilenet_v2, vgg16
+from experiments.common.cards import TESLA_P100, describe_rates
 from experiments.common.paper_frontier import PaperFrontier, SmallRun
 from experiments.common.simulated import FrontierPoint, draw_frontiers, image_workload
 
@@ -77,7 +78,9 @@ def claims_of(name: str, points: Sequence[FrontierPoint]) -> list[Claim]:
             "; the gradient of ReLU6 reads its result, as PyTorch's did in place then; today's keeps its input, too"
         )
     claims = [about(f"{label}: plain PyTorch", conditions=as_traced, published=plain, ours=ours, tolerance=0.05)]
-    how = f"all planners but offload: {counted}; time by modelled costs, theirs measured on a GPU"
+    how = (
+        f"all planners but offload: {counted}; {describe_rates(TESLA_P100)}, theirs measured on a GPU that is not named"
+    )
     about = partial(about, conditions=how, sense="at most")
     for schedule in CLAIMED:
         (budget, theirs), point = MODELS[name].published[schedule], points[1 + schedule]
@@ -125,7 +128,7 @@ def draw(measured: Sequence[Claim]) -> None:
 
 
 FRONTIER = PaperFrontier(
-    HERE, __doc__, {name: model.make for name, model in MODELS.items()},
+    HERE, __doc__, {name: model.make for name, model in MODELS.items()}, TESLA_P100,
     lambda name, _: [int(budget * GIB) for budget, _ in MODELS[name].published], all_claims, small_run, draw,
 )  # fmt: skip
 claims = FRONTIER.claims

@@ -19,6 +19,7 @@ from autotune.planners.recompute.segments import Segments
 from autotune.predict.simulate import simulate
 from autotune.report.claims import Claim, Figure
 from autotune.workloads.workload import Workload
+from experiments.common.cards import TITAN_X, describe_rates
 from experiments.common.measured import build_measured_claim, measure_plan, run_parts
 from experiments.common.simulated import (
     GraphAndCosts,
@@ -75,7 +76,7 @@ def make_resnet(stages: tuple[int, ...]) -> nn.Module:
 
 def capture_resnet(stages: tuple[int, ...], batch: int) -> GraphAndCosts:
     """Capture the training step of a ResNet on images of 224."""
-    return capture_step(image_workload(partial(make_resnet, stages), batch), f"resnet{2 + 3 * sum(stages)}")
+    return capture_step(image_workload(partial(make_resnet, stages), batch), f"resnet{2 + 3 * sum(stages)}", TITAN_X)
 
 
 def make_small(batch: int) -> Workload:
@@ -141,7 +142,9 @@ def claims_of(points: Sequence[DepthPoint], resnet152: tuple[float, float, float
     before = by_plan[deepest, "as traced"].peak_bytes / 1e9
     for plan, label in (("segments", f"{math.isqrt(deepest)} segments"), ("ours", "our planners")):
         point = by_plan[deepest, plan]
-        about = partial(about, conditions=f"{size}; time by modelled costs", headline=plan == "ours")
+        about = partial(
+            about, conditions=f"{size}; {describe_rates(TITAN_X)}, as no GPU is named", headline=plan == "ours"
+        )
         bytes_of = Figure(point.peak_bytes / 1e9, before)
         claims.append(about(f"1,001 layers, {label}: bytes", unit="GB", published=Figure(7, 48), ours=bytes_of))
         slower = Figure(point.overhead_percent)
@@ -155,7 +158,10 @@ def claims_of(points: Sequence[DepthPoint], resnet152: tuple[float, float, float
                 kind="modelled",
             )
         )
-    conditions = "ResNet-152 at 224: parameters, gradients, feature maps, not the GPU's context nor what its allocator keeps; time modelled"
+    conditions = (
+        "ResNet-152 at 224: parameters, gradients, feature maps, not the GPU's context nor what its allocator keeps; "
+        f"{describe_rates(TITAN_X)}, as no GPU is named"
+    )
     about = partial(about, source=MEMONGER, conditions=conditions, headline=True)
     network = "ResNet-152, batch 16"
     return [
