@@ -30,7 +30,7 @@ LACKING: dict[str, tuple[str, ...]] = {
     **{
         f"claims/{name}/results/result.json": EVERYTHING
         for name in (
-            "dtr", "model_olla", "monet", "nntrainer_offload", "nntrainer_order", "pytorch_budget", "sublinear"
+            "model_olla", "nntrainer_offload", "nntrainer_order", "pytorch_budget"
         )
     },
     "claims/echo/results/result.json": ("machine", "graphs", "command"),
