@@ -26,7 +26,6 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/no_fit/results/tune.json": ("machine", "commit", "date", "command"),
     "benchmarks/offload/results/results.json": ("commit", "graphs", "date"),
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
-    "benchmarks/trial_cost/results/results.json": ("graphs",),
     **{
         f"claims/{name}/results/result.json": EVERYTHING
         for name in (
