@@ -205,7 +205,7 @@ class AutoPlan:
     def _lock_run(self, run_dir: Path) -> Iterator[None]:
         """Let one process write a run directory at a time; machines with caches of their own may share directories of runs."""
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        with lock_file(run_dir.parent / f".{run_dir.name}.lock", wait=True):
+        with _take_turns(run_dir.parent / f".{run_dir.name}.lock"):
             yield
 
     @contextlib.contextmanager
@@ -215,15 +215,7 @@ class AutoPlan:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / f".{os.uname().nodename}.lock"
-            with contextlib.ExitStack() as stack:
-                try:
-                    file = stack.enter_context(lock_file(path, wait=False))
-                except BlockingIOError as error:
-                    _print(f"waiting for process {str(error) or 'unknown'}, which tunes a step now")
-                    file = stack.enter_context(lock_file(path, wait=True))
-                file.truncate(0)
-                file.write(str(os.getpid()))
-                file.flush()
+            with _take_turns(path):
                 yield
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -305,6 +297,21 @@ def _describe(file: PlanFile) -> str:
         return "tuned"
     seconds = f" in {measured.time_ratio:.2f} times eager's time" if measured.time_ratio is not None else ""
     return f"tuned: a step needs {fmt_bytes(measured.step_charged_bytes)}{seconds}"
+
+
+@contextlib.contextmanager
+def _take_turns(path: Path) -> Iterator[None]:
+    """Lock a file against other processes, which may be on other machines; a wait is printed with the process that has the lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(lock_file(path, wait=False))
+        except BlockingIOError as error:
+            _print(f"waiting for process {str(error) or 'unknown'}, which tunes a step now")
+            file = stack.enter_context(lock_file(path, wait=True))
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
 
 
 def _print(text: str) -> None:

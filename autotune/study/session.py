@@ -46,7 +46,7 @@ from autotune.study.verdicts.ranking import (
     NEW_RUNS,
     Rules,
     apply_rules,
-    drop_killed,
+    drop_cut_off,
     measured_ratio,
     select_by_layout,
     select_leader,
@@ -108,7 +108,7 @@ def tune(
             task = wait_for_device(task)
             prepared = prepare(task, trials)
             rules = resolve(task, prepared, trials)
-            resumed -= drop_killed(trials, rules)
+            resumed -= drop_cut_off(trials, rules)
             session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds, devices=devices)
             session.run()
         except Stopped:

@@ -321,7 +321,9 @@ def test_a_study_whose_eager_fits_only_now_is_begun_anew_and_keeps_its_trials(tm
     assert (begun, (tmp_path / "trials.before").read_text()) == ([True, False], "recorded")
 
 
-def test_machines_with_caches_of_their_own_take_turns_in_a_shared_directory_of_runs(tmp_path: Path):
+def test_machines_with_caches_of_their_own_take_turns_in_a_shared_directory_of_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     run_dir, order = tmp_path / "runs" / "auto-net-0123456789ab", []
     ours, theirs = (AutoPlan(cache=tmp_path / name, runs=tmp_path / "runs") for name in ("ours", "theirs"))
 
@@ -336,3 +338,4 @@ def test_machines_with_caches_of_their_own_take_turns_in_a_shared_directory_of_r
         order.append("ours")
     other.join(10)
     assert order == ["ours", "theirs"]
+    assert f"waiting for process {os.getpid()} on {os.uname().nodename}, which tunes" in capfd.readouterr().err

@@ -141,6 +141,14 @@ def test_a_tensor_that_unknown_numbers_are_written_to_decides_no_branch(branch: 
         record(make(branch))
 
 
+def make_squared(kind: type[nn.Module]) -> Workload:
+    """Make a model whose loss is the mean square of its output."""
+    torch.manual_seed(0)
+    model = kind()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(6, 8))
+
+
 class Started(nn.Module):
     """Layer that sets its scale in the first step, as activation norms do."""
 
@@ -162,13 +170,7 @@ class Started(nn.Module):
 
 
 def test_a_buffer_that_marks_the_first_step_decides_each_step_as_in_eager():
-    def make_started() -> Workload:
-        torch.manual_seed(0)
-        model = Started()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(6, 8))
-
-    assert_equals_eager(make_started(), make_started(), steps=4)
+    assert_equals_eager(make_squared(Started), make_squared(Started), steps=4)
 
 
 class Warm(nn.Module):
@@ -190,13 +192,7 @@ class Warm(nn.Module):
 
 
 def test_a_branch_on_a_tensor_from_outside_reads_the_one_that_is_now_in_its_place():
-    def make_warm() -> Workload:
-        torch.manual_seed(0)
-        model = Warm()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(6, 8))
-
-    planned, eager = make_warm(), make_warm()
+    planned, eager = make_squared(Warm), make_squared(Warm)
     with TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch) as step:
         for turn in range(6):
             planned.model.replace_flags(turn)

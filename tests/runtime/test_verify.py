@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, NumericsError
@@ -228,6 +229,15 @@ def test_a_negative_number_of_steps_and_hooks_that_would_run_twice_are_refused()
     workload.optimizer.register_step_post_hook(lambda *_: None)
     with step_of(workload, verify=True) as step, pytest.raises(ConfigError, match="hooks of SGD's step"):
         step(workload.batch)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        with (
+            step_of(make(mlp), verify=True) as step,
+            pytest.raises(ConfigError, match="hooks of every optimizer's step"),
+        ):
+            step(workload.batch)
+    finally:
+        handle.remove()
     assert worst_difference(tensors(workload), before) == 0.0
 
 

@@ -23,7 +23,7 @@ from autotune.study.verdicts.ranking import (
     baseline_step_bytes,
     compute_stop_ratio,
     compute_target_bytes,
-    drop_killed,
+    drop_cut_off,
     estimate_overhead,
     estimate_spread,
     exceeds_budget,
@@ -199,14 +199,14 @@ CUT_OFF = [Measurement(Outcome.CRASHED, "killed by SIGKILL"), Measurement(Outcom
 
 @pytest.mark.parametrize("cut_off", CUT_OFF, ids=lambda result: str(result.outcome))
 def test_plans_that_were_cut_off_are_dropped_with_their_repeats_only_where_no_plan_won(cut_off: Measurement):
-    killed = trial(1, cut_off)
+    first = trial(1, cut_off)
     repeat = trial(2, Measurement(Outcome.CRASHED, "same plan as trial 1: not run again"), TrialKind.REPEAT, plan=1)
     over, fault = trial(3, seen(charged=1600)), trial(4, Measurement(Outcome.CRASHED, "killed by SIGSEGV"))
-    trials = [killed, repeat, over, fault]
-    assert drop_killed(trials, RULES) == 2
+    trials = [first, repeat, over, fault]
+    assert drop_cut_off(trials, RULES) == 2
     assert trials == [over, fault]
-    trials = [killed, repeat, trial(5, seen())]
-    assert drop_killed(trials, RULES) == 0
+    trials = [first, repeat, trial(5, seen())]
+    assert drop_cut_off(trials, RULES) == 0
     assert len(trials) == 3
 
 

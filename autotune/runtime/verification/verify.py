@@ -118,9 +118,10 @@ class Verifier:
     def _refuse_hooks(self) -> None:
         optimizer = self._optimizer
         everywhere = any(hook is not convert_state for table in GLOBAL_HOOKS for hook in table.values())
+        owner = "every optimizer's step" if everywhere else f"{type(optimizer).__name__}'s step"
         if optimizer is not None and (everywhere or any(getattr(optimizer, name, None) for name in HOOKS)):
             raise ConfigError(
-                f"verify runs each step twice, and with it the hooks of {type(optimizer).__name__}'s step; remove them for the "
+                f"verify runs each step twice, and with it the hooks of {owner}; remove them for the "
                 "verified steps, or pass verify=False"
             )
 

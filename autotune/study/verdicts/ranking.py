@@ -350,19 +350,19 @@ def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
     return replace(trial, kind=TrialKind.REPEAT, measurement=replace(pooled, detail=note))
 
 
-def drop_killed(trials: list[Trial], rules: Rules) -> int:
-    """Remove the trials whose process was killed or found a full disk, and repeats of their plans, where no plan won; return their number.
+def drop_cut_off(trials: list[Trial], rules: Rules) -> int:
+    """Remove the trials that were cut off, and repeats of their plans, where no plan won; return their number.
 
     Nothing is known of these plans, and one of them may fit, so a resumed study measures them again. Beside a winner they
     stay failed: a plan that needs too much memory may be killed each time.
     """
-    killed = {trial.plan for trial in trials if was_cut_off(trial)}
-    if not killed or select_winner(trials, rules) is not None:
+    cut_off = {trial.plan for trial in trials if was_cut_off(trial)}
+    if not cut_off or select_winner(trials, rules) is not None:
         return 0
     kept = [
         trial
         for trial in trials
-        if trial.plan not in killed or (trial.kind != TrialKind.REPEAT and not was_cut_off(trial))
+        if trial.plan not in cut_off or (trial.kind != TrialKind.REPEAT and not was_cut_off(trial))
     ]
     dropped = len(trials) - len(kept)
     trials[:] = kept
