@@ -71,7 +71,7 @@ class RemoteRunner:
     wait_name: str = ""
     """Name under which waits for a device are recorded; empty to record none."""
     wait_until: float = math.inf
-    """Time on the monotonic clock after which no device is awaited in the place of a lost one."""
+    """Latest end of a wait for the replacement of a lost device, on the monotonic clock."""
     lost: int = 0
     """Number of devices lost so far."""
     facts: NodeFacts | None = None
@@ -95,7 +95,7 @@ class RemoteRunner:
         self._repeat(self._connect)
 
     def limit_waits(self, until: float) -> None:
-        """Await no device in the place of a lost one after a time on the monotonic clock; DeviceLostError then."""
+        """Let no wait for the replacement of a lost device last beyond a time on the monotonic clock; DeviceLostError then."""
         self.wait_until = until
 
     def prepare(self) -> PreparedWorkload:
@@ -246,8 +246,8 @@ class RemoteRunner:
             self.close()
             if isinstance(error, Expired) and math.isfinite(seconds):
                 raise DeviceLostError(
-                    f"no device of class {self.request.device_class} was free in the time that was left, in the place of a lost "
-                    "one; start one, or give more time"
+                    f"no device of class {self.request.device_class} was free in the time that was left, to replace a lost one; "
+                    "start one, or give more time"
                 ) from None
             raise
 

@@ -124,7 +124,7 @@ class EntrySession:
             self.runner.limit_waits(self.deadline)
 
     def compare_alike(self, *, has_eager: bool) -> None:
-        """Leave out nights whose record is of another kind: seconds where eager did not fit, else parts of eager's time."""
+        """Leave out the nights that cannot be compared with this one: seconds where eager does not fit, else ratios to eager."""
         alike = [night for night in self.nights if (night.conditions.baseline_seconds is not None) is has_eager]
         if count := len(self.nights) - len(alike):
             other = "without" if has_eager else "with"

@@ -59,9 +59,9 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
 
 
 def wait_for_device(task: StudyTask) -> StudyTask:
-    """Wait until the device answers; return the task with its whole time from then on.
+    """Wait until the device answers; return the task with a deadline that counts from then on.
 
-    No later wait, for a device in the place of a lost one, lasts beyond that time.
+    A later wait for the replacement of a lost device ends at that deadline.
     """
     if not isinstance(task.runner, QueuedRunner):
         return task

@@ -63,7 +63,7 @@ class QueuedRunner(Protocol):
         ...
 
     def limit_waits(self, until: float) -> None:
-        """Wait for a device in the place of a lost one until then, on the monotonic clock, and no longer."""
+        """Let no wait for the replacement of a lost device last beyond a time on the monotonic clock."""
         ...
 
 

@@ -39,10 +39,10 @@ def convert_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 
 
 def keep_in_format(model: torch.nn.Module, memory_format: str) -> None:
-    """Before each step of any optimizer, convert its state for this model's parameters, such as one that was loaded.
+    """Convert optimizer state to the format of this model's parameters before each step of any optimizer.
 
-    Fused kernels of torch go through a parameter and its state in the order of their memory, so that a state in another
-    format would update other elements.
+    State that is loaded from a checkpoint may be contiguous. Fused kernels of torch read a parameter and its state in the
+    order of their memory, so they would apply contiguous state to other elements of the parameter.
     """
     if convert_state not in _global_optimizer_pre_hooks.values():
         register_optimizer_step_pre_hook(convert_state)
@@ -50,7 +50,7 @@ def keep_in_format(model: torch.nn.Module, memory_format: str) -> None:
 
 
 def convert_state(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-    """Convert an optimizer's state in place as `keep_in_format` says; a hook of torch's optimizers."""
+    """Convert an optimizer's state in place, for the models of `keep_in_format`; torch calls it before each optimizer step."""
     del arguments
     for model, memory_format in list(_CONVERTED.items()):
         for parameter in model.parameters():

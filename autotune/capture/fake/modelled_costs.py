@@ -17,7 +17,7 @@ class DeviceRates:
 
     name: str
     flops_per_second: float
-    """Operations of float32."""
+    """Floating-point operations per second in float32."""
     bytes_per_second: float
     launch_seconds: float = 5e-6
 
