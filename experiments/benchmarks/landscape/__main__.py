@@ -35,6 +35,7 @@ from experiments.common.facts import collect_facts
 
 HERE = Path(__file__).parent
 FRONTIER = HERE.parent / "frontier" / "results"
+RAM_DISK = Path("/dev/shm")
 PLANNERS = {
     "order": ["traced", "list_by_bytes", "depth_first", "longest_path", "beam"],
     "recompute": ["keep", "segments", "per_block", "greedy", "blocks"],
@@ -49,6 +50,9 @@ def main() -> None:
         "--set", nargs="*", default=["batch=16", "size=112", "width=32"], metavar="KEY=VALUE", help="the factory's"
     )
     parser.add_argument("--budget", default="75%")
+    parser.add_argument(
+        "--stores", nargs="*", default=[], choices=("ssd", "ramdisk"), help="where plans may move bytes"
+    )
     parser.add_argument("--time", default="18m", help="for everything")
     parser.add_argument("--trials", type=int, default=150, help="at most")
     parser.add_argument("--samples", type=int, default=6, help="timed steps of a trial")
@@ -102,6 +106,7 @@ def build_config(options: argparse.Namespace, folder: Path) -> Config:
             "patience": 10**6,
             "planners": PLANNERS,
             "moves": False,
+            "stores": {name: str(RAM_DISK if name == "ramdisk" else folder) for name in options.stores},
             "runs": str(folder),
             "plans": str(folder / "plans"),
         }

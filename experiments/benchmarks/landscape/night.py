@@ -66,7 +66,7 @@ def build_commands(
             name,
             [
                 "-m", "experiments.benchmarks.landscape", landscape["workload"], *options,
-                "--set", *arguments, "--out", str(target), "--work", str(work / name),
+                "--stores", *landscape.get("stores", []), "--set", *arguments, "--out", str(target), "--work", str(work / name),
             ],
         )  # fmt: skip
 
