@@ -71,7 +71,7 @@ EXPERIMENTS = (
     _claim("memonger", minutes=5),
     _claim("pytorch_budget", minutes=10),
     _claim("nntrainer_offload", "--full", minutes=30),
-    _benchmark("tuned", minutes=60),
+    _benchmark("tuned", minutes=120),
     _benchmark("no_fit", minutes=6),
     _benchmark("trial_cost", minutes=3),
     _benchmark("early_stop", minutes=1, is_timed=False, needs=["trial_cost"]),

@@ -2,6 +2,7 @@
 
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
+from autotune.study.captures import MeasuredCapture
 from experiments.benchmarks.tuned import __main__ as run
 
 
@@ -30,3 +31,17 @@ def test_the_best_plan_has_the_interval_of_its_re_measurements_and_the_kind_of_i
     record = {"best_time_ratio": 0.96, "best_time": run.find_confirmed(document)}
     assert run.format_time(record) == "0.950 (0.940 to 0.970; 95 % of 8)"
     assert run.format_time({"best_time_ratio": 0.96, "best_time": None}) == "0.960x"
+
+
+def test_compared_kernels_are_told_with_their_noise_and_the_chosen_one_with_its_tuned_time() -> None:
+    measured = [
+        MeasuredCapture("", "", "ok", 1.0, noise=0.01, charged_bytes=2**21),
+        MeasuredCapture("inductor", "", "ok", 0.9, noise=0.02, charged_bytes=2**20),
+        MeasuredCapture("inductor", "channels_last", "crashed", detail="no"),
+    ]
+    record = {"captures": [to_json(capture) for capture in measured], "best_time_ratio": 0.88, "best_time": None}
+    eager, chosen, failed = run.format_choices(record)
+    assert eager.endswith("| 2.0 | 1.000 ± 0.010 |  |")
+    assert chosen.endswith("| 1.0 | 0.900 ± 0.018 | 0.880x |")
+    assert failed.endswith("| - | crashed |  |")
+    assert run.format_choices({"best_time_ratio": 0.88}) == []

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.records.json_codec import from_json
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Measurement, Outcome
+from autotune.study.captures import MeasuredCapture, select_capture
 from autotune.study.verdicts.statistics import Interval
 from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts, format_interval
@@ -25,6 +26,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "gpt2": ("gpt2", []),
     "gpt2-ssd": ("gpt2", ["--budget", "60%", "--store", "ssd={ssd}"]),
     "lstm": ("lstm", []),
+    "resnet18-kernels": ("resnet18", ["--kernels", "any"]),
+    "resnet50-kernels": ("resnet50", ["--kernels", "any"]),
+    "gpt2-kernels": ("gpt2", ["--kernels", "any"]),
+    "lstm-kernels": ("lstm", ["--kernels", "any"]),
 }
 """Config of `configs/` and extra options by run."""
 COLUMNS = (
@@ -45,7 +50,7 @@ def main() -> None:
         start, load, facts = time.perf_counter(), os.getloadavg(), collect_facts()
         model, extra_options = RUNS[name]
         extra_options = [argument.format(ssd=options.ssd.resolve()) for argument in extra_options]
-        document = tune(model, ["--time", options.time, *extra_options])
+        document, captures = tune(model, ["--time", options.time, *extra_options])
         rows = trial_rows(document)
         with (options.out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
@@ -58,10 +63,12 @@ def main() -> None:
             "device": document["best"]["measurement"]["device"],
             "kernel": platform.release(),
             "load": {"began": load, "ended": os.getloadavg()},
+            "captures": captures,
             "seconds": round(time.perf_counter() - start),
             "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
         }
-        write_result(options.out / f"{name}.json", facts | record, {model: document["best"]["graph_digest"]})
+        digest = captures[0]["graph_digest"] if captures else document["best"]["graph_digest"]
+        write_result(options.out / f"{name}.json", facts | record, {model: digest})
     (options.out / "summary.md").write_text(summary(options.out), encoding="utf-8")
 
 
@@ -77,15 +84,15 @@ def read_budget(model: str) -> str:
     )
 
 
-def tune(model: str, options: list[str]) -> dict[str, Any]:
-    """Return the JSON document of the command, which runs in a temporary directory."""
+def tune(model: str, options: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the JSON document of the command, which runs in a temporary directory, and the kernels that it compared."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "autotune", "tune", str(config_path(model)), *options, "--json"]
         process = run_to_end(command, cwd=folder, capture_output=True)
+        captures = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("runs/*/captures.json")]
     if process.returncode:
         sys.exit(f"{model}: exit {process.returncode}\n{process.stderr[-2000:]}")
-    document: dict[str, Any] = json.loads(process.stdout)
-    return document
+    return json.loads(process.stdout), captures[0] if captures else []
 
 
 def trial_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -161,8 +168,22 @@ def format_time(record: dict[str, Any]) -> str:
     return format_interval(from_json(Interval, record["best_time"], where="best_time"))
 
 
+def format_choices(record: dict[str, Any]) -> list[str]:
+    """Return a row for each combination of kernels, memory format and rebuild price that a run compared."""
+    captures = [MeasuredCapture(**capture) for capture in record.get("captures", [])]
+    chosen = select_capture(captures) if captures else None
+    rows = []
+    for capture in captures:
+        is_timed = capture.outcome == Outcome.OK and capture.time_ratio is not None
+        ratio = f"{capture.time_ratio:.3f} ± {capture.time_ratio * capture.noise:.3f}" if is_timed else capture.outcome
+        tuned_time = format_time(record) if capture is chosen else ""
+        rows.append(f"| {capture.name} | {mib(capture.charged_bytes)} | {ratio} | {tuned_time} |")
+    return rows
+
+
 def summary(folder: Path) -> str:
-    """Format one table of all runs with a result."""
+    """Format one table of all runs with a result, and one of the kernels that runs compared."""
+    choices: list[str] = []
     lines = [
         "| run | eager: peak, charged MiB | budget | best: charged MiB | time | kind of its first trial | results | smallest: charged MiB | time "
         "| through the disk, MiB a step | trials that ran | largest error of the predicted peak |",
@@ -187,6 +208,14 @@ def summary(folder: Path) -> str:
             f"{record['largest_error_percent']:.2f} %",
         ]
         lines.append(f"| {' | '.join(cells)} |")
+        choices += [f"| {path.stem} {row}" for row in format_choices(record)]
+    if choices:
+        lines += ["", "Kernels that runs compared, each by the planners' fastest plan for the budget:", ""]
+        lines += [
+            "| run | kernels, memory format | charged MiB | time over eager's | tuned on these |",
+            "|---|---|--:|--:|--:|",
+        ]
+        lines += choices
     return "\n".join(lines) + "\n"
 
 
