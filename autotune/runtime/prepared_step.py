@@ -296,7 +296,8 @@ class StepPreparer:
         schedules = [lower(program.graph, each) for each in plans]
         opener = None
         if plan.offload:
-            opener = partial(open_store, plan.store, self._directory(plan.store), slot_sizes(program, *schedules))
+            slots = slot_sizes(program, *schedules)
+            opener = partial(open_store, plan.store, self._directory(plan.store), slots, program.device.type)
         store = opener() if opener is not None else None
         uses_arena = plan.allocator == "arena" and program.device.type == "cpu"
         recorder = None if self._make_recorder is None else partial(self._make_recorder, program.device)
@@ -343,9 +344,9 @@ class StepPreparer:
     def _refuse_stores_of_another_device(self, device: str) -> None:
         """Raise ConfigError for a store that takes no tensors of a kind of device; no plan needs to offload to it."""
         for name in self._stores:
-            if DEVICE_KINDS[name] != device:
+            if device not in DEVICE_KINDS[name]:
                 known = ", ".join(
-                    f"stores={{{store!r}: DIR}}" for store, kind in DEVICE_KINDS.items() if kind == device
+                    f"stores={{{store!r}: DIR}}" for store, kinds in DEVICE_KINDS.items() if device in kinds
                 )
                 raise ConfigError(
                     f"the store {name!r} takes no tensors of device {device}; pass {known or 'no stores'}"

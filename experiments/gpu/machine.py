@@ -39,8 +39,6 @@ class Runner(Protocol):
 class Machine(Protocol):
     """Everything that a step of the script needs."""
 
-    store: str
-    """Name of the store that plans offload to."""
     scratch: Path
     trials: int | None
     """Maximum number of trials of a tuning run; None for its time alone."""
@@ -53,7 +51,7 @@ class Machine(Protocol):
         """Run a Python module with arguments from the repository's root; return exit code and output."""
         ...
 
-    def runner(self, workload: WorkloadRef, *, offloads: bool = False, kernels: str = "") -> Runner:
+    def runner(self, workload: WorkloadRef, *, store: str = "", kernels: str = "") -> Runner:
         """Return the measurements of a workload, with a store if plans may offload."""
         ...
 
@@ -63,7 +61,6 @@ class GpuMachine:
     """This machine's current GPU."""
 
     scratch: Path
-    store: str = "host"
     trials: int | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -82,8 +79,8 @@ class GpuMachine:
             return 124, output.decode(errors="replace") if isinstance(output, bytes) else output
         return run.returncode, run.stdout
 
-    def runner(self, workload: WorkloadRef, *, offloads: bool = False, kernels: str = "") -> Runner:
-        stores = {self.store: self.scratch} if offloads else {}
+    def runner(self, workload: WorkloadRef, *, store: str = "", kernels: str = "") -> Runner:
+        stores = {store: self.scratch} if store else {}
         cache = self.scratch / "profile.json"
         return Harness(
             Spec(workload, self.scratch, stores, "cuda", kernels=kernels, time_limit_seconds=150.0, profile_cache=cache)
@@ -95,7 +92,6 @@ class FakeMachine:
     """A made-up GPU: measurements are the simulator's, and commands print what they were."""
 
     scratch: Path
-    store: str = "ssd"
     trials: int | None = 2
 
     def facts(self) -> dict[str, Any]:
@@ -105,9 +101,9 @@ class FakeMachine:
         del seconds
         return 0, f"{' '.join(command)}\n3 passed"
 
-    def runner(self, workload: WorkloadRef, *, offloads: bool = False, kernels: str = "") -> Runner:
+    def runner(self, workload: WorkloadRef, *, store: str = "", kernels: str = "") -> Runner:
         del workload, kernels
-        return FakeRunner(store=offloads)
+        return FakeRunner(store=bool(store))
 
 
 def _facts(device: Device) -> dict[str, Any]:

@@ -46,6 +46,7 @@ PEERS = (
 )  # fmt: skip
 """PyTorch's own ways to save memory; an inductor with budget 1 is plain torch.compile."""
 WINDOWS = (1, 2, 4, 8, 3, 6, 5, 7)
+STORES = ("host", "ssd")
 """Offload windows N, the most different first."""
 
 
@@ -83,7 +84,11 @@ def all_steps() -> list[Step]:
             for model in TUNED
         ),
         *(Step(f"graphs {model}", 100, partial(measure_graphs, model)) for model in TUNED),
-        *(Step(f"offload {window}", 100, partial(measure_window, "gpt2", window)) for window in WINDOWS),
+        *(
+            Step(f"offload {store} {window}", 100, partial(measure_window, "gpt2", store, window))
+            for store in STORES
+            for window in WINDOWS
+        ),
     ]
 
 
@@ -196,19 +201,19 @@ def measure_peer(model: str, peer: str, machine: Machine, seconds: float) -> Dat
     return figures
 
 
-def measure_window(model: str, window: int, machine: Machine, seconds: float) -> Data:
+def measure_window(model: str, store: str, window: int, machine: Machine, seconds: float) -> Data:
     """Measure a plan that offloads all that leaves the window of N layers."""
     del seconds
-    with opened(machine.runner(WorkloadRef(model, ZOO[model]), offloads=True)) as runner:
+    with opened(machine.runner(WorkloadRef(model, ZOO[model]), store=store)) as runner:
         prepared = runner.prepare()
         graph, costs = prepared.graph, prepared.costs
         peak = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
         settings = preset_settings(KINDS, build_space(KINDS, costs.stores), {"offload": "window"})
-        settings["offload"] |= {"window": window, "store": machine.store}
+        ((name, cost),) = costs.stores.items()
+        settings["offload"] |= {"window": window, "store": name}
         plan = make_plan(graph, settings, peak // 2, costs)
         figures = {"swaps": len(plan.offload), "budget_bytes": peak // 2}
-        store = costs.stores[machine.store]
-        return figures | {"contention": store.contention, "slowed": store.slowed} | compare_plan(runner, plan)
+        return figures | {"contention": cost.contention, "slowed": cost.slowed} | compare_plan(runner, plan)
 
 
 def measure_graphs(model: str, machine: Machine, seconds: float) -> Data:

@@ -29,7 +29,7 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
         "tune gpt2 bfloat16",
         "frontier gpt2 save_on_cpu",
         "graphs gpt2",
-        "offload 2",
+        "offload ssd 2",
     ]
     assert {kind.split()[0] for kind in kinds} == {step.name.split()[0] for step in all_steps()}
     for kind in kinds:
@@ -42,7 +42,7 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
     assert checked["planned"]["peak_bytes"] <= 0.7 * checked["traced"]["peak_bytes"]
     assert steps["tune gpt2 bfloat16"]["data"]["best"]["outcome"] == "ok"
     assert "tests/runtime/stores/test_host.py" in steps["tests"]["data"]["output"]
-    assert steps["offload 2"]["data"]["transfer_bytes"] > 0
+    assert steps["offload ssd 2"]["data"]["transfer_bytes"] > 0
     assert "experiments.gpu.graphs gpt2" in steps["graphs gpt2"]["data"]["output"]
 
 

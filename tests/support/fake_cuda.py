@@ -135,7 +135,8 @@ class FakeCuda(FakeGpuMemory):
         index = self._index(device)
         return FakeStream(self, f"stream {self._made}", index)
 
-    def Event(self, *, enable_timing: bool = False) -> FakeEvent:
+    def Event(self, *, enable_timing: bool = False, blocking: bool = False) -> FakeEvent:
+        del blocking  # the CPU sleeps meanwhile
         return FakeEvent(self, timed=enable_timing)
 
     def current_stream(self, device: Any = None) -> FakeStream:

@@ -128,4 +128,4 @@ class PlannedSteps:
         name = schedule.store
         if name not in self._spec.stores:
             raise ConfigError(f"the plan offloads to the store {name!r}, which was not given; add --store {name}=DIR")
-        return open_store(name, self._spec.stores[name], slot_sizes(self.program, schedule))
+        return open_store(name, self._spec.stores[name], slot_sizes(self.program, schedule), self._spec.device_kind)

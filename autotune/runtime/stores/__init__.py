@@ -91,37 +91,48 @@ class SwapStore(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def _ssd(directory: Path, slots: Mapping[int, int], **options: Any) -> "SlabStore":
+def _ssd(directory: Path, slots: Mapping[int, int], device: str, **options: Any) -> "SlabStore":
+    if device == "cuda":
+        from autotune.runtime.stores.gpu_slab_store import GpuSlabStore
+
+        return GpuSlabStore("ssd", directory, slots, **options)
     from autotune.runtime.stores.slab_store import SlabStore
 
     return SlabStore("ssd", directory, slots, **options)
 
 
-def _ramdisk(directory: Path, slots: Mapping[int, int], **options: Any) -> "SlabStore":
+def _ramdisk(directory: Path, slots: Mapping[int, int], device: str, **options: Any) -> "SlabStore":
     from autotune.runtime.stores.slab_store import SlabStore
 
+    del device
     return SlabStore("ramdisk", directory, slots, only_memory=True, **options)
 
 
-def _host(directory: Path, slots: Mapping[int, int], **options: Any) -> "HostStore":
+def _host(directory: Path, slots: Mapping[int, int], device: str, **options: Any) -> "HostStore":
     from autotune.runtime.stores.pinned_host import HostStore
 
+    del device
     return HostStore("host", directory, slots, **options)
 
 
 STORES: dict[str, Callable[..., SwapStore]] = {"ssd": _ssd, "ramdisk": _ramdisk, "host": _host}
 """Constructor of each store, by name."""
-DEVICE_KINDS = {"ssd": "cpu", "ramdisk": "cpu", "host": "cuda"}
-"""Kind of device whose tensors each store accepts."""
+DEVICE_KINDS: dict[str, tuple[str, ...]] = {"ssd": ("cpu", "cuda"), "ramdisk": ("cpu",), "host": ("cuda",)}
+"""Kinds of devices whose tensors each store accepts."""
+WITHOUT_DIRECTORY = frozenset(["host"])
+"""Stores that use no directory."""
 
 
-def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **options: Any) -> SwapStore:
+def open_store(
+    name: str, directory: str | Path, slots: Mapping[int, int], device: str = "cpu", **options: Any
+) -> SwapStore:
     """Open a store with all of its slots allocated.
 
     Args:
         name: A key of `STORES`.
         directory: Existing directory for the store's file; unused by `host`.
         slots: Bytes of each slot, by key.
+        device: Kind of the device whose tensors the store takes, one of `DEVICE_KINDS[name]`.
         options: The store's own options, such as `checksums` ("all", "sampled" or "off").
 
     Raises:
@@ -137,7 +148,7 @@ def open_store(name: str, directory: str | Path, slots: Mapping[int, int], **opt
     """
     if name not in STORES:
         raise ConfigError(f"unknown store {name!r}; known: {', '.join(sorted(STORES))}. Write --store ssd=DIR")
-    return STORES[name](Path(directory), slots, **options)
+    return STORES[name](Path(directory), slots, device, **options)
 
 
 def measure_stores(costs: Costs, directories: Mapping[str, Path], device: str = "cpu") -> Costs:
@@ -148,11 +159,11 @@ def measure_stores(costs: Costs, directories: Mapping[str, Path], device: str = 
     from autotune.runtime.stores import probe
 
     for name in directories:
-        if DEVICE_KINDS[name] != device:
-            options = ", ".join(f"--store {store}=DIR" for store, kind in DEVICE_KINDS.items() if kind == device)
+        if device not in DEVICE_KINDS[name]:
+            options = ", ".join(f"--store {store}=DIR" for store, kinds in DEVICE_KINDS.items() if device in kinds)
             raise ConfigError(f"the store {name!r} takes no tensors of device {device}; use {options}")
     stores = {}
     for name, directory in directories.items():
-        contention, slowdown = probe.measure_contention(name, directory)
-        stores[name] = replace(probe.measure_speed(name, directory), contention=contention, slowed=slowdown)
+        contention, slowdown = probe.measure_contention(name, directory, device)
+        stores[name] = replace(probe.measure_speed(name, directory, device), contention=contention, slowed=slowdown)
     return replace(costs, stores=stores)

@@ -5,10 +5,7 @@ stream waits for the copy's event. The caching allocator reuses memory in the or
 freed after such a wait is not overwritten too early.
 """
 
-import contextlib
-import mmap
 import threading
-import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -21,13 +18,11 @@ from torch import Tensor
 
 from autotune.errors import StoreError
 from autotune.runtime.stores import Direction
+from autotune.runtime.stores.copy_streams import CopyStreams
+from autotune.runtime.stores.pinned_memory import allocate_pinned
 from autotune.runtime.stores.slots import Slots, slot_offsets
 from autotune.runtime.stores.step_events import StepEvents
 from autotune.runtime.stores.tensor_meta import TensorMeta, storage_tensor
-from autotune.units import fmt_bytes
-
-_NO_MEMORY = 2
-"""CUDA's error for memory that cannot be allocated or locked (cudaErrorMemoryAllocation)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,13 +79,10 @@ class HostStore:
             raise StoreError(f"{name} store: it holds values of a GPU, and torch finds no GPU; use --store ssd=DIR")
         self.written_bytes = self.read_bytes = 0
         offsets, end = slot_offsets(slots)
-        self._slab, unpin = _pinned(self._cuda, name, end)
-        self._device: Any = None
-        self._streams: dict[Direction, Any] = {}
+        self._slab, unpin = allocate_pinned(self._cuda, name, end)
+        self._streams = CopyStreams(name, self._cuda)
         self._lock = threading.Lock()
         self._transfers: list[tuple[Direction, Any, Any]] = []
-        self._start_event: Any = None
-        self._start_seconds = 0.0
         self._step: StepEvents | None = None
         self._finish = weakref.finalize(self, unpin)
         self._slots = Slots(name, {key: _Slot(offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish)
@@ -99,7 +91,7 @@ class HostStore:
         """Start to copy the tensor's whole storage, behind the work queued on the computing stream."""
         with self._lock:
             slot = self._slots[key]
-            self._use_device(tensor.device)
+            self._streams.use(tensor.device)
             meta = TensorMeta.from_tensor(tensor)
             if meta.nbytes > slot.nbytes:
                 raise StoreError(
@@ -110,7 +102,7 @@ class HostStore:
                 Direction.WRITE, self._slab_part(slot), storage_tensor(tensor), slot.read_event
             )
             self.written_bytes += meta.nbytes
-            return _Copy(self._cuda, self._device, slot.write_event, None)
+            return _Copy(self._cuda, self._streams.device, slot.write_event, None)
 
     def fetch(self, key: int, into: Tensor | None = None) -> "Future[Tensor]":
         """Start to copy back, into `into` or a tensor allocated on the computing stream."""
@@ -123,13 +115,13 @@ class HostStore:
                 Direction.READ, storage_tensor(tensor), self._slab_part(slot), slot.write_event
             )
             self.read_bytes += slot.meta.nbytes
-            return _Copy(self._cuda, self._device, slot.read_event, tensor)
+            return _Copy(self._cuda, self._streams.device, slot.read_event, tensor)
 
     def begin_step(self, device: Any) -> StepEvents:
         """Return the events of a step that begins now; the copies that are queued until the next call belong to it."""
         with self._lock:
-            self._use_device(device)
-            self._step = StepEvents(self._cuda, device)
+            self._streams.use(device)
+            self._step = StepEvents(self._cuda, device, self._streams.seconds)
             return self._step
 
     def transfers(self) -> list[tuple[Direction, float, float]]:
@@ -137,7 +129,9 @@ class HostStore:
         with self._lock:
             ended = [transfer for transfer in self._transfers if transfer[2].query()]
             self._transfers = [transfer for transfer in self._transfers if transfer not in ended]
-            return [(direction, self._seconds(start), self._seconds(end)) for direction, start, end in ended]
+            return [
+                (direction, self._streams.seconds(start), self._streams.seconds(end)) for direction, start, end in ended
+            ]
 
     def held_bytes(self) -> int:
         """Return 0: the slab is in host memory, not in the device's."""
@@ -147,8 +141,8 @@ class HostStore:
         """Wait for running copies and release the slab. A second call does nothing."""
         with self._lock:
             if self._finish.alive:
-                if self._device is not None:
-                    self._cuda.synchronize(self._device)
+                if self._streams.device is not None:
+                    self._cuda.synchronize(self._streams.device)
                 self._finish()
 
     def __enter__(self) -> Self:
@@ -164,67 +158,14 @@ class HostStore:
     def _copy(self, direction: Direction, to: Tensor, source: Tensor, after: Any) -> Any:
         """Copy on the stream of this direction, behind all work queued on the computing stream and behind the event `after`."""
         stream = self._streams[direction]
-        stream.wait_event(self._record(self._cuda.current_stream(self._device)))
+        stream.wait_event(self._streams.mark_computing())
         if after is not None:
             stream.wait_event(after)
         with self._cuda.stream(stream):
-            start = self._record(stream)
+            start = self._streams.mark(stream)
             to.copy_(source, non_blocking=True)
-            end = self._record(stream)
+            end = self._streams.mark(stream)
         self._transfers.append((direction, start, end))
         if self._step is not None:
             self._step.add_copy(direction, start, end)
         return end
-
-    def _use_device(self, device: Any) -> None:
-        """Make the copying streams on the device of the first tensor: copies of another device's would not overlap."""
-        if self._device is not None:
-            if device != self._device:
-                raise StoreError(
-                    f"{self.name} store: it holds values of {self._device}, not of {device}; put model and batch on one GPU"
-                )
-            return
-        self._device = device
-        with self._cuda.device(device):
-            self._streams = {direction: self._cuda.Stream(device) for direction in Direction}
-            self._start_event = self._record(self._cuda.current_stream(device))
-            self._start_event.synchronize()
-        self._start_seconds = time.perf_counter()
-
-    def _record(self, stream: Any) -> Any:
-        event = self._cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
-
-    def _seconds(self, event: Any) -> float:
-        return self._start_seconds + float(self._start_event.elapsed_time(event)) / 1e3
-
-
-def _pinned(cuda: Any, name: str, nbytes: int) -> tuple[Tensor, Any]:
-    """Return a slab of pinned host memory, and a function that unpins it.
-
-    It is registered, because `pin_memory` rounds every block up to a power of two. Huge pages make that 500 times fewer
-    pages to pin. A forked data loader gets none of it: the child's copy-on-write would move pages under a running copy.
-    """
-    pages = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_DONTFORK)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    slab = torch.frombuffer(pages, dtype=torch.uint8)
-    status = int(cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
-    if status:
-        advice = (
-            "the host's memory or the process's limit is too small; free memory, raise ulimit -l, or offload less"
-            if status == _NO_MEMORY
-            else "check the driver with nvidia-smi, or use another store"
-        )
-        raise StoreError(
-            f"{name} store: {fmt_bytes(nbytes)} of host memory cannot be pinned (CUDA error {status}); {advice}"
-        )
-    address = slab.data_ptr()
-
-    def unpin() -> None:
-        cuda.cudart().cudaHostUnregister(address)
-        pages  # noqa: B018 - the reference keeps the memory until it is unpinned
-
-    return slab, unpin

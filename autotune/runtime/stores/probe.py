@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import StoreError
 from autotune.ir.costs import PAGE_BYTES, StoreCost
 from autotune.runtime.malloc import RETURNED_BYTES
-from autotune.runtime.stores import DEVICE_KINDS, SwapStore, open_store
+from autotune.runtime.stores import WITHOUT_DIRECTORY, SwapStore, open_store
 from autotune.runtime.stores.slab_file import free_bytes
 from autotune.units import fmt_bytes
 
@@ -34,7 +34,13 @@ _ENOUGH_SECONDS = 4.0
 
 
 def measure_speed(
-    name: str, directory: str | Path, nbytes: int = 256 * 2**20, repeats: int = 3, *, cuda: Any = None
+    name: str,
+    directory: str | Path,
+    device: str = "cpu",
+    *,
+    nbytes: int = 256 * 2**20,
+    repeats: int = 3,
+    cuda: Any = None,
 ) -> StoreCost:
     """Measure bandwidth of writes and reads, alone and at once, and latency, as medians of `repeats` passes.
 
@@ -44,19 +50,19 @@ def measure_speed(
     """
     import torch
 
-    cuda = cuda or _cuda_of(name)
+    cuda = cuda or (torch.cuda if device == "cuda" else None)
     room = _room(name, Path(directory))
     usable = min(nbytes, nbytes if room is None else room // 2) - len(_SMALL) * PAGE_BYTES
     piece = max(0, usable // _PIECES // PAGE_BYTES * PAGE_BYTES)
     slots = dict.fromkeys(range(_PIECES), piece) | dict.fromkeys(_SMALL, 1)
-    with open_store(name, directory, slots) as store:
+    with open_store(name, directory, slots, device) as store:
         if piece == 0:
             raise StoreError(
                 f"{name} store: {fmt_bytes(room or 0)} free in {_place(name, directory)} are too few to measure it; "
                 "free space there"
             )
-        tensor, into = _memory(piece, DEVICE_KINDS[name]), _memory(piece, DEVICE_KINDS[name])
-        byte = torch.zeros(1, dtype=torch.uint8, device=DEVICE_KINDS[name])
+        tensor, into = _memory(piece, device), _memory(piece, device)
+        byte = torch.zeros(1, dtype=torch.uint8, device=device)
         start = time.perf_counter()
         keys = _fill_slots(store, tensor)
         front, back = keys[: len(keys) // 2], keys[len(keys) // 2 :]
@@ -80,7 +86,7 @@ def measure_speed(
             latency_seconds=statistics.median(latency),
             pool_bytes=store.pool_bytes,
             holds_memory=store.holds_memory,
-            least_own_bytes=RETURNED_BYTES if DEVICE_KINDS[name] == "cpu" else 0,
+            least_own_bytes=RETURNED_BYTES if device == "cpu" else 0,
         )
 
 
@@ -97,7 +103,7 @@ def _fill_slots(store: SwapStore, tensor: "Tensor") -> list[int]:
 
 
 def measure_contention(
-    name: str, directory: str | Path, seconds: float = 0.12, repeats: int = 4, *, cuda: Any = None
+    name: str, directory: str | Path, device: str = "cpu", *, seconds: float = 0.12, repeats: int = 4, cuda: Any = None
 ) -> tuple[float, float]:
     """Return the slowdown of a matrix product by concurrent transfers, and of the transfers by the product.
 
@@ -106,10 +112,10 @@ def measure_contention(
     import torch
 
     piece = 8 * 2**20
-    cuda = cuda or _cuda_of(name)
-    side = _PRODUCT_SIDE[DEVICE_KINDS[name]]
-    left = torch.randn(side, side, device=DEVICE_KINDS[name])
-    tensor, into = _memory(piece, DEVICE_KINDS[name]), _memory(piece, DEVICE_KINDS[name])
+    cuda = cuda or (torch.cuda if device == "cuda" else None)
+    side = _PRODUCT_SIDE[device]
+    left = torch.randn(side, side, device=device)
+    tensor, into = _memory(piece, device), _memory(piece, device)
 
     def product_seconds() -> float:
         begin, count = time.perf_counter(), 0
@@ -120,7 +126,7 @@ def measure_contention(
             count += 1
         return spent / count
 
-    with open_store(name, directory, {0: piece, 1: piece}) as store:
+    with open_store(name, directory, {0: piece, 1: piece}, device) as store:
         for key in (0, 1):
             _wait(store.put(key, tensor))
         product_seconds()
@@ -136,16 +142,9 @@ def measure_contention(
     return max(1.0, statistics.median(contended)), max(1.0, statistics.median(slowed))
 
 
-def _cuda_of(name: str) -> Any:
-    """Return `torch.cuda` for a store of a GPU's values, else None."""
-    import torch
-
-    return torch.cuda if DEVICE_KINDS[name] == "cuda" else None
-
-
 def _room(name: str, directory: Path) -> int | None:
     """Return the free bytes where a store puts its slots: in the host's memory, or in its directory."""
-    if DEVICE_KINDS[name] == "cuda":
+    if name in WITHOUT_DIRECTORY:
         import psutil
 
         return int(psutil.virtual_memory().available)
@@ -153,7 +152,7 @@ def _room(name: str, directory: Path) -> int | None:
 
 
 def _place(name: str, directory: str | Path) -> str | Path:
-    return "the host's memory" if DEVICE_KINDS[name] == "cuda" else directory
+    return "the host's memory" if name in WITHOUT_DIRECTORY else directory
 
 
 def _put(store: SwapStore, tensor: "Tensor") -> Callable[[int], "Future[Any]"]:

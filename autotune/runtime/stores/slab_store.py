@@ -6,12 +6,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import xxhash
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autotune.errors import StoreError
 from autotune.runtime.stores import Direction
-from autotune.runtime.stores.slab_file import Slab, Transfer
+from autotune.runtime.stores.slab_file import Hasher, Slab, Transfer
 from autotune.runtime.stores.slots import Slots, slot_offsets
 from autotune.runtime.stores.tensor_meta import TensorMeta
 from autotune.runtime.stores.worker import TransferWorker
@@ -92,7 +92,9 @@ class SlabStore:
         self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
         self._writer, self._reader = TransferWorker(f"{name}-write"), TransferWorker(f"{name}-read")
         self._lock = threading.Lock()
-        self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader))
+        self._releases: list[Callable[[], None]] = []
+        """Called when the workers have ended and the file is closed."""
+        self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader), self._releases)
         self._finish.atexit = False  # it would wait for a disk that hangs; the file goes with the process anyway
         self._slots = Slots(
             name, {key: _Slot(key, offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish
@@ -102,10 +104,10 @@ class SlabStore:
         """Start to write the tensor's whole storage; see `SwapStore.put`."""
         with self._lock:
             slot = self._slots[key]
-            latest = self._next_generation(slot, tensor)
+            latest, ready = self._next_generation(slot, tensor), self._mark(tensor)
             slot.latest, slot.generations = latest, slot.generations + 1
             # a list, so that the job can empty it: its frame must not keep the tensor alive
-            job = partial(self._run_write, slot, latest, slot.read_ticket, [tensor])
+            job = partial(self._run_write, slot, latest, slot.read_ticket, [tensor], ready)
             future, latest.write_ticket = self._writer.submit(job)
             return future
 
@@ -116,7 +118,8 @@ class SlabStore:
             if slot.latest is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
             box = [slot.latest.meta.allocate(into, f"{self.name} store: slot {key}")]
-            future, slot.read_ticket = self._reader.submit(partial(self._run_read, slot, slot.latest, box))
+            job = partial(self._run_read, slot, slot.latest, box, self._mark(box[0]))
+            future, slot.read_ticket = self._reader.submit(job)
             return future
 
     def transfers(self) -> list[tuple[Direction, float, float]]:
@@ -142,8 +145,7 @@ class SlabStore:
 
     def _next_generation(self, slot: _Slot, tensor: Tensor) -> _Generation:
         place = f"{self.name} store: slot {slot.key}"
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-            raise StoreError(f"{place} takes plain dense CPU tensors, not {tensor.layout} on {tensor.device}")
+        self._refuse(tensor, place)
         nbytes = tensor.untyped_storage().nbytes()
         if nbytes > slot.nbytes:
             raise StoreError(f"{place} has {slot.nbytes} bytes; a tensor of {nbytes} does not fit")
@@ -152,15 +154,38 @@ class SlabStore:
         )
         return _Generation(slot.generations, TensorMeta.from_tensor(tensor), is_checked)
 
-    def _run_write(self, slot: _Slot, latest: _Generation, read_ticket: int, box: list[Tensor]) -> None:
+    def _refuse(self, tensor: Tensor, place: str) -> None:
+        """Raise StoreError for a tensor that the store cannot take."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            raise StoreError(f"{place} takes plain dense CPU tensors, not {tensor.layout} on {tensor.device}")
+
+    def _mark(self, tensor: Tensor) -> Any:
+        """Return what a transfer of this tensor has to wait for on its device: nothing on a CPU."""
+        del tensor
+
+    def _write_storage(self, offset: int, tensor: Tensor, hasher: Hasher | None, ready: Any) -> None:
+        """Write the tensor's storage, behind what `_mark` returned. Raises OSError."""
+        del ready
+        self._slab.write(offset, storage_bytes(tensor), hasher)
+
+    def _read_storage(self, offset: int, tensor: Tensor, hasher: Hasher | None, ready: Any) -> None:
+        """Fill the tensor's storage, behind what `_mark` returned. Raises OSError."""
+        del ready
+        self._slab.read(offset, storage_bytes(tensor), hasher)
+
+    def _log(self, direction: Direction, start: float, end: float) -> None:
+        """Record a transfer that has ended."""
+        self._transfers.append((direction, start, end))
+
+    def _run_write(self, slot: _Slot, latest: _Generation, read_ticket: int, box: list[Tensor], ready: Any) -> None:
         self._reader.wait(read_ticket)  # of the generation that this one overwrites
-        latest.problem = self._write(slot, latest, box)
+        latest.problem = self._write(slot, latest, box, ready)
         if latest.problem:
             raise StoreError(latest.problem)
 
-    def _run_read(self, slot: _Slot, latest: _Generation, box: list[Tensor]) -> Tensor:
+    def _run_read(self, slot: _Slot, latest: _Generation, box: list[Tensor], ready: Any) -> Tensor:
         self._writer.wait(latest.write_ticket)
-        problem = latest.problem or self._read(slot, latest, box)
+        problem = latest.problem or self._read(slot, latest, box, ready)
         if problem:
             box.clear()
             raise StoreError(problem)
@@ -168,28 +193,28 @@ class SlabStore:
 
     # The next two return the problem as text: an exception would keep their frames, and so the tensor, alive.
 
-    def _write(self, slot: _Slot, latest: _Generation, box: list[Tensor]) -> str:
+    def _write(self, slot: _Slot, latest: _Generation, box: list[Tensor], ready: Any) -> str:
         begin = time.perf_counter()
         hasher = xxhash.xxh3_128() if latest.is_checked else None
         tensor = box.pop()
         try:
-            self._slab.write(slot.offset, storage_bytes(tensor), hasher)
+            self._write_storage(slot.offset, tensor, hasher, ready)
         except OSError as error:
             return self._problem(Direction.WRITE, slot, error)
         if hasher is not None:
             latest.digest = hasher.digest()
-        self._transfers.append((Direction.WRITE, begin, time.perf_counter()))
+        self._log(Direction.WRITE, begin, time.perf_counter())
         self.written_bytes += latest.meta.nbytes
         return ""
 
-    def _read(self, slot: _Slot, latest: _Generation, box: list[Tensor]) -> str:
+    def _read(self, slot: _Slot, latest: _Generation, box: list[Tensor], ready: Any) -> str:
         begin = time.perf_counter()
         hasher = xxhash.xxh3_128() if latest.digest else None
         try:
-            self._slab.read(slot.offset, storage_bytes(box[0]), hasher)
+            self._read_storage(slot.offset, box[0], hasher, ready)
         except OSError as error:
             return self._problem(Direction.READ, slot, error)
-        self._transfers.append((Direction.READ, begin, time.perf_counter()))
+        self._log(Direction.READ, begin, time.perf_counter())
         self.read_bytes += latest.meta.nbytes
         if hasher is not None and hasher.digest() != latest.digest:
             return (
@@ -207,9 +232,11 @@ class SlabStore:
         )
 
 
-def _finish(slab: Slab, workers: tuple[TransferWorker, ...]) -> None:
+def _finish(slab: Slab, workers: tuple[TransferWorker, ...], releases: list[Callable[[], None]]) -> None:
     for worker in workers:
         worker.stop()
     for worker in workers:
         worker.join()
     slab.close()
+    for release in releases:
+        release()

@@ -32,7 +32,7 @@ from autotune.testing.store_contract import (
 )
 
 TMPFS = Path("/dev/shm")
-KINDS = [*(name for name in STORES if DEVICE_KINDS[name] == "cpu"), "ssd without O_DIRECT", "ssd without O_TMPFILE"]
+KINDS = [*(name for name in STORES if "cpu" in DEVICE_KINDS[name]), "ssd without O_DIRECT", "ssd without O_TMPFILE"]
 
 
 @pytest.fixture(params=KINDS)

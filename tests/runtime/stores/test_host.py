@@ -11,7 +11,7 @@ import torch
 from autotune.errors import ConfigError, StoreError
 from autotune.ir.costs import Costs
 from autotune.runtime.offload.engine import OffloadEngine
-from autotune.runtime.stores import DEVICE_KINDS, STORES, measure_stores, open_store
+from autotune.runtime.stores import DEVICE_KINDS, STORES, Direction, measure_stores, open_store
 from autotune.runtime.stores.pinned_host import HostStore
 from autotune.runtime.stores.probe import measure_contention, measure_speed
 from tests.support.fake_cuda import COPY_BYTES_PER_SECOND, FakeCuda
@@ -166,8 +166,8 @@ def test_the_transfers_of_a_step_are_its_own_though_the_next_one_is_queued_first
 def test_copies_are_queued_on_streams_of_the_tensors_gpu_and_another_gpu_is_refused(cuda: FakeCuda):
     cuda = FakeCuda(devices=2)
     with opened(cuda, s0=40) as store:
-        store._use_device(torch.device("cuda", 1))
-        assert {stream.device for stream in store._streams.values()} == {1}
+        store._streams.use(torch.device("cuda", 1))
+        assert {store._streams[direction].device for direction in Direction} == {1}
         with pytest.raises(StoreError, match="holds values of cuda:1, not of cpu; put model and batch on one GPU"):
             store.put(0, torch.zeros(10))
 
@@ -176,7 +176,6 @@ def test_copies_are_queued_on_streams_of_the_tensors_gpu_and_another_gpu_is_refu
 def host_store(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the probe open the store of the made-up GPU, with tensors that are on the CPU."""
     monkeypatch.setitem(STORES, "host", partial(STORES["host"], cuda=cuda))
-    monkeypatch.setitem(DEVICE_KINDS, "host", "cpu")
     compute = cuda.default[0]
     monkeypatch.setattr(torch, "mm", lambda left, right: compute.run(20e-6))
 
@@ -245,16 +244,19 @@ def test_a_store_of_another_kind_of_device_is_refused_before_it_is_measured(tmp_
         ConfigError, match=r"'host' takes no tensors of device cpu; use --store ssd=DIR, --store ramdisk"
     ):
         measure_stores(Costs((), ()), {"host": tmp_path})
-    with pytest.raises(ConfigError, match=r"'ssd' takes no tensors of device cuda; use --store host=DIR"):
-        measure_stores(Costs((), ()), {"ssd": tmp_path}, "cuda")
+    with pytest.raises(
+        ConfigError, match=r"'ramdisk' takes no tensors of device cuda; use --store ssd=DIR, --store host=DIR"
+    ):
+        measure_stores(Costs((), ()), {"ramdisk": tmp_path}, "cuda")
 
 
 @pytest.mark.gpu
-def test_on_a_real_gpu_values_come_back_beside_computing():
+@pytest.mark.parametrize("name", [name for name, kinds in DEVICE_KINDS.items() if "cuda" in kinds])
+def test_on_a_real_gpu_values_come_back_beside_computing(name: str, tmp_path: Path):
     left = torch.randn(2048, 2048, device="cuda")
     values: list[Any] = [torch.randn(1 << 20, device="cuda") for _ in range(8)]
     expected = [value.cpu() for value in values]
-    with open_store("host", "/", dict.fromkeys(range(8), 4 << 20)) as store:
+    with open_store(name, tmp_path, dict.fromkeys(range(8), 4 << 20), "cuda") as store:
         for _ in range(3):
             written = [store.put(key, value) for key, value in enumerate(values)]
             for _ in range(20):

@@ -94,9 +94,9 @@ def test_contention_is_the_ratio_to_the_time_alone_and_never_a_gain(
 def test_the_probe_of_a_tiny_disk_takes_at_most_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
-    def opener(directory: Path, slots: dict[int, int]) -> SwapStore:
+    def opener(directory: Path, slots: dict[int, int], device: str) -> SwapStore:
         opened.append(sum(map(padded, slots.values())))
-        return plain(directory, slots)
+        return plain(directory, slots, device)
 
     plain = STORES["ssd"]
     monkeypatch.setitem(STORES, "ssd", opener)
