@@ -2,16 +2,23 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from autotune.ir.plan import Plan
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind
 from autotune.study.offline.landscape import Landscape, read_landscape
 from autotune.study.offline.replay import ReplayResult, replay
+from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import parse_seconds
 from experiments.benchmarks.landscape import __main__ as landscape_script
 from experiments.benchmarks.landscape import night, replays
+from experiments.benchmarks.landscape.leaders import remeasure_leaders
 from tests.experiments.paths import BENCHMARKS
 
 RESULTS = BENCHMARKS / "landscape" / "results"
@@ -123,3 +130,46 @@ def test_the_replays_table_states_medians_intervals_and_trials_until_two_percent
     row = table.splitlines()[-1]
     assert row.startswith("| random | 3 | 1.0 % (0.0 % to 10.0 %) |")
     assert "| 2 of 3, median after 2 | 1.0 | 4 |" in row
+
+
+class Machine:
+    """Runner on which every plan has one true time, and a made-up eager of one second."""
+
+    def __init__(self, seconds: dict[Plan, float]) -> None:
+        self.seconds, self.measured = seconds, list[Plan]()
+
+    def measure(self, plan: Plan, *, budget_bytes: int) -> Measurement:
+        self.measured.append(plan)
+        return timed(self.seconds[plan], charged_bytes=budget_bytes)
+
+
+def timed(seconds: float, **fields: Any) -> Measurement:
+    return Measurement(
+        Outcome.OK, peak_bytes=1, floor_bytes=0, step_seconds=(seconds,) * 2, baseline_seconds=(1.0, 1.0), **fields
+    )
+
+
+def test_a_plan_that_was_lucky_once_does_not_lead_and_a_disturbed_one_is_left_out():
+    known = read_landscape(RESULTS / "resnet18.json")
+    plans = [Plan((number,)) for number in range(5)]
+    true = dict(zip(plans, (0.90, 0.80, 0.85, 0.95, 0.70), strict=True))
+    first = dict(zip(plans, (0.60, 0.81, 0.84, 0.95, 0.50), strict=True))
+    disturbed = {plans[4]: "other processes used 38 % of the CPUs"}
+    points = tuple(
+        replace(
+            known.points[0],
+            plan=plan_hash(plan),
+            measurement=timed(first[plan], charged_bytes=1, disturbed=disturbed.get(plan, "")),
+        )
+        for plan in plans
+    )
+    trials = [
+        Trial(number, TrialKind.SEARCH, "w", "g", {}, plan, points[number].estimate, points[number].measurement)
+        for number, plan in enumerate(plans)
+    ]
+    machine = Machine(true)
+    result = remeasure_leaders(replace(known, points=points, floor_bytes=0), trials, machine, 2)
+    assert result.best_ratio == 0.80
+    assert [point.plan for point in result.points] == [plan_hash(plan) for plan in plans[:4]]
+    assert [result.ratio_of(point) for point in result.points] == [0.90, 0.80, 0.85, 0.95]
+    assert machine.measured == [plans[0], plans[1]] * 3 + [plans[2]] * 3

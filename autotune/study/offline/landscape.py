@@ -159,7 +159,7 @@ def _points(trials: Sequence[Trial]) -> list[LandscapePoint]:
     for trial in trials:
         if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.measurement is not None:
             runs.setdefault(plan_hash(trial.plan), []).append(trial)
-    measurements = {plan: _pool_measurements(same) for plan, same in runs.items()}
+    measurements = {plan: pool_measurements(same) for plan, same in runs.items()}
     return [
         LandscapePoint(
             TrialKind.SEARCH if trial.kind == TrialKind.REPEAT else trial.kind,
@@ -175,7 +175,7 @@ def _points(trials: Sequence[Trial]) -> list[LandscapePoint]:
     ]
 
 
-def _pool_measurements(runs: Sequence[Trial]) -> Measurement:
+def pool_measurements(runs: Sequence[Trial]) -> Measurement:
     """Return the first failure, or else all samples of the search together.
 
     Re-measurements are left out: they ran beside another eager process than the search, which may differ by a tenth.

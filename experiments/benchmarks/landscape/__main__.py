@@ -1,4 +1,4 @@
-"""Record a landscape: settings drawn at random over the whole space, each plan measured once, in one small file."""
+"""Record a landscape in one small file: settings drawn at random over the whole space, and the fastest plans measured afresh."""
 
 import argparse
 import contextlib
@@ -28,9 +28,10 @@ from autotune.report.tables import trial_verdict
 from autotune.study import session as study
 from autotune.study.events import Event, Finished
 from autotune.study.offline import landscape
-from autotune.study.runner import CompleteRunner
+from autotune.study.runner import CompleteRunner, QuietRunner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import mib
+from experiments.benchmarks.landscape.leaders import remeasure_leaders
 from experiments.common.facts import collect_facts
 
 HERE = Path(__file__).parent
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--time", default="18m", help="for everything")
     parser.add_argument("--trials", type=int, default=150, help="at most")
     parser.add_argument("--samples", type=int, default=6, help="timed steps of a trial")
+    parser.add_argument("--remeasure", type=int, default=10, help="number of leading plans that are measured afresh")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--simulated", action="store_true", help="run no step: the simulator, with recorded noise")
     parser.add_argument("--out", type=Path, help="the file; under results/ by default")
@@ -76,18 +78,28 @@ def record(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config = build_config(options, folder)
         spec = Spec(config.ref, folder / "logs", samples=config.samples, seed=config.seed)
-        with Harness(spec) as harness:
-            runner: Any = SimulatedRunner(harness.survey(), config.samples) if options.simulated else harness
+        with open_runner(spec, options) as runner:
             result = study.tune(config, CompleteRunner(runner), folder / "run", progress=print_trial)
         if result.interrupted:
             raise SystemExit(128 + result.interrupted)
         method = "simulated, with the errors and the noise of experiments/frontier" if options.simulated else "measured"
         recorded = landscape.landscape_from_run(folder / "run", f"{method}: {command}; load {load:.1f} before")
+        with open_runner(spec, options) as runner:
+            runner.prepare()
+            quiet = QuietRunner(CompleteRunner(runner), lambda _: True, lambda reason: print(reason, flush=True))
+            recorded = remeasure_leaders(recorded, result.trials, quiet, options.remeasure)
     facts = collect_facts()
     recorded = replace(recorded, **{name: facts[name] for name in ("commit", "date", "command")})
     landscape.write_landscape(out, recorded)
     ran = {point.plan for point in recorded.points if point.measurement.step_seconds}
     print(f"{out}: {len(recorded.points)} settings, {len(ran)} plans that ran, the best at {recorded.best_ratio:.3f}x")
+
+
+@contextlib.contextmanager
+def open_runner(spec: Spec, options: argparse.Namespace) -> Iterator[Any]:
+    """Open the harness, or the simulator with the harness's survey."""
+    with Harness(spec) as harness:
+        yield SimulatedRunner(harness.survey(), options.samples) if options.simulated else harness
 
 
 def build_config(options: argparse.Namespace, folder: Path) -> Config:
