@@ -24,9 +24,11 @@ from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import Estimate, simulate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
+from autotune.records.run_dir import RunDir
+from autotune.records.trial import load_trials
 from autotune.report.tables import trial_verdict
 from autotune.study import session as study
-from autotune.study.events import Event, Finished
+from autotune.study.events import Event, Finished, PhaseStarted, StudyPhase
 from autotune.study.offline import landscape
 from autotune.study.runner import CompleteRunner, QuietRunner
 from autotune.study.verdicts.ranking import plan_hash
@@ -78,16 +80,16 @@ def record(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config = build_config(options, folder)
         spec = Spec(config.ref, folder / "logs", samples=config.samples, seed=config.seed)
-        with open_runner(spec, options) as runner:
-            result = study.tune(config, CompleteRunner(runner), folder / "run", progress=print_trial)
-        if result.interrupted:
-            raise SystemExit(128 + result.interrupted)
+        with open_runner(spec, options) as runner, contextlib.suppress(SearchEndedError):
+            result = study.tune(config, CompleteRunner(runner), folder / "run", progress=follow)
+            if result.interrupted:
+                raise SystemExit(128 + result.interrupted)
         method = "simulated, with the errors and the noise of experiments/frontier" if options.simulated else "measured"
         recorded = landscape.landscape_from_run(folder / "run", f"{method}: {command}; load {load:.1f} before")
         with open_runner(spec, options) as runner:
             runner.prepare()
             quiet = QuietRunner(CompleteRunner(runner), lambda _: True, lambda reason: print(reason, flush=True))
-            recorded = remeasure_leaders(recorded, result.trials, quiet, options.remeasure)
+            recorded = remeasure_leaders(recorded, load_trials(RunDir(folder / "run").trials), quiet, options.remeasure)
     facts = collect_facts()
     recorded = replace(recorded, **{name: facts[name] for name in ("commit", "date", "command")})
     landscape.write_landscape(out, recorded)
@@ -125,8 +127,15 @@ def build_config(options: argparse.Namespace, folder: Path) -> Config:
     )
 
 
-def print_trial(event: Event) -> None:
+class SearchEndedError(Exception):
+    """End a study before it confirms its winner: all leading plans are measured afresh instead."""
+
+
+def follow(event: Event) -> None:
+    """Print each trial, and end the study with its search."""
     match event:
+        case PhaseStarted(StudyPhase.CONFIRM):
+            raise SearchEndedError
         case Finished(trial, ratio):
             charged = trial.measurement.step_charged_bytes if trial.measurement else None
             pace = "-" if ratio is None else f"{ratio:.3f}x"
