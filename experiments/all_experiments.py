@@ -96,6 +96,14 @@ EXPERIMENTS = (
     _benchmark("repeated_tunes", minutes=60, resumes=True),
     _benchmark("landscape/night", minutes=75, results="*.json", resumes=True, work="runs/landscapes"),
     _benchmark(
+        "landscape/gains",
+        minutes=25,
+        results="gains/*.json",
+        resumes=True,
+        work="runs/landscapes",
+        needs=["landscape/night"],
+    ),
+    _benchmark(
         "landscape/replays",
         minutes=60,
         is_timed=False,
