@@ -109,6 +109,7 @@ def test_each_config_of_the_night_is_valid(entry: dict, tmp_path: Path, monkeypa
         entry["budget"],
     )
     assert recorded[0].work == tmp_path / "work" / entry["name"]
+    assert set(landscape_script.make_spec(config, tmp_path).stores) == set(entry.get("stores", []))
 
 
 def test_the_committed_replays_are_of_committed_landscapes_and_summarized_from_their_own_file():

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measure.harness import Harness
-from autotune.measure.spec import Spec
 from autotune.records.config import load_config
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir, write_text
@@ -22,6 +21,7 @@ from autotune.study.offline.landscape import Landscape, read_landscape
 from autotune.study.runner import CompleteRunner, QuietRunner, Runner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
+from experiments.benchmarks.landscape.__main__ import make_spec
 from experiments.benchmarks.landscape.night import HERE, WORK
 from experiments.common.facts import collect_facts, format_interval, format_origin
 from experiments.common.result_file import write_result
@@ -46,8 +46,7 @@ def main() -> None:
         facts, recorded = collect_facts(), read_landscape(HERE / "results" / f"{name}.json")
         files = RunDir(options.work / name / "run")
         config = load_config(str(files.config))
-        spec = Spec(config.ref, options.work / name / "logs", config.stores, samples=config.samples, seed=config.seed)
-        with Harness(spec) as harness:
+        with Harness(make_spec(config, options.work / name / "logs")) as harness:
             harness.prepare()
             runner = QuietRunner(CompleteRunner(harness), lambda _: True, lambda reason: print(reason, flush=True))
             result = compare(recorded, load_trials(files.trials), runner)
