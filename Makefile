@@ -21,8 +21,8 @@ APT_INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-rec
 
 help:
 	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget 512MiB']   tune a training step into its budget"
-	@echo "make test    lint, types and every test"
-	@echo "make lint    ruff and mypy alone"
+	@echo "make test    lint, types, the site and all tests but those that need a GPU"
+	@echo "make lint    ruff and mypy alone; make unit the default tests; make slow the slow ones"
 	@echo "make docs    the documentation as a site in build/site, its generated pages included"
 	@echo "make screenshots   the pictures in docs/, from a study run for them: some minutes, chromium"
 	@echo "make venv    the environment of the tests alone; make clean takes it away, runs/ stay"

@@ -94,7 +94,15 @@ EXPERIMENTS = (
     _benchmark("transfer", minutes=30, resumes=True, work="runs/transfer-benchmark"),
     _benchmark("nights", minutes=120, resumes=True, work="runs/nights-benchmark"),
     _benchmark("repeated_tunes", minutes=60, resumes=True),
-    _benchmark("landscape/night", minutes=480, results="*.json", resumes=True, work="runs/landscapes"),
+    _benchmark("landscape/night", minutes=75, results="*.json", resumes=True, work="runs/landscapes"),
+    _benchmark(
+        "landscape/gains",
+        minutes=25,
+        results="gains/*.json",
+        resumes=True,
+        work="runs/landscapes",
+        needs=["landscape/night"],
+    ),
     _benchmark(
         "landscape/replays",
         minutes=60,

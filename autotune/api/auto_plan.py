@@ -38,8 +38,8 @@ class AutoPlan:
     """A plan that does not exist yet: pass it as `plan` to `PlannedLoss` or `TrainStep`.
 
     At the first batch the step is tuned in other processes, once; training then goes on under the best plan. The plan is
-    cached by graph, device, torch, threads and the fields below, so that the next start reads it. Of several processes
-    that need the same plan, one tunes and the others wait.
+    cached by graph, device, torch, threads and the fields below that change the plan (not `time` and `trials`), so that
+    the next start reads it. Of several processes that need the same plan, one tunes and the others wait.
 
     The model, the loss function, the optimizer and the batch are copied to the tuning processes through a private file,
     which is removed afterwards. Functions of the main script, closures and lambdas are copied too. Nothing of the training

@@ -22,7 +22,7 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help="Upper limit of the charged bytes: a share of eager's peak (65%) or bytes of the step (step:512MiB), both with a tolerance of 0.5 %, or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%, or 110% for --objective pareto. In plan and with --dry-run a percentage is of the captured step's predicted peak, except with --objective batch.",
+        help="Upper limit of the charged bytes: a share of eager's peak (65%) or bytes of the step (step:512MiB), both with a tolerance of 0.5 %, or bytes of the process (512MiB, 6GiB, 123456B; no tolerance). By default the config's, else 65%, or 110% for --objective pareto. In plan and with --dry-run a percentage is of the captured step's predicted peak, but with --objective batch or throughput of eager's estimated peak.",
     ),
 ]
 Arguments = Annotated[
@@ -135,7 +135,7 @@ SeedFrom = Annotated[
     typer.Option(
         "--seed-from",
         metavar="RUN|PLAN",
-        help="Run directory or plan file: its fastest settings are measured first, and gp and tpe read all of its trials, except for pareto.",
+        help="Run directory or plan file: its fastest settings are measured after the smallest plan, and gp and tpe read its trials but moves, except for pareto.",
     ),
 ]
 Samplers = Annotated[

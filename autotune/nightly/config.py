@@ -64,7 +64,8 @@ class NightlyConfig(Section):
     directory: str = "runs/nightly"
     """Directory of champions, histories and results."""
     slower: float = Field(0.03, gt=0, lt=1)
-    """Relative slowdown of a champion that counts as a regression."""
+    """Relative slowdown that a night must be able to exclude. A champion counts as slower from half of it on, if the interval excludes
+    equal time and the night is an outlier among past nights."""
     gain: float = Field(0.01, ge=0, lt=1)
     """Relative time that a challenger must save, in two nights, to replace the champion."""
     fleet: str | None = None

@@ -98,7 +98,7 @@ class Config(Section):
     """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
     again when a study is resumed."""
     trials: int | None = Field(None, ge=1)
-    """Maximum number of trials; by default only the time is limited."""
+    """Maximum number of trials with the baseline and repeats, without re-measurements; by default `time` and `patience` end the search."""
     stores: dict[StoreName, str] = {}
     """Directory of each store that plans may offload to, by its name: `ssd`, `ramdisk`, or `host` on a GPU."""
     seed: int = Field(0, ge=0)
@@ -124,8 +124,8 @@ class Config(Section):
     """Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this number times the
     bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
     seed_from: str | None = None
-    """Plan file or run directory, of any device. Its fastest settings are the first trials; the sampler reads all trials of a
-    run as earlier observations, but for the samplers `random` and `cmaes` and objective `pareto`."""
+    """Plan file or run directory, of any device. Its fastest settings are measured after the smallest plan; the sampler reads the run's
+    trials but moves as earlier observations, but for the samplers `random` and `cmaes` and objective `pareto`."""
     tracking_uri: str | None = None
     """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
     optuna_storage: str | None = None

@@ -10,11 +10,13 @@ from typing import Any
 
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
+from autotune.measure.device.directories import inspect_store
 from autotune.planners import KINDS, make_plan
 from autotune.planners.auto import best_plan
 from autotune.planners.space import build_space, preset_settings
 from autotune.predict.simulate import simulate
 from autotune.records.config import load_config
+from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.study.session import tune
 from autotune.workloads.reference import WorkloadRef
@@ -46,8 +48,9 @@ PEERS = (
 )  # fmt: skip
 """PyTorch's own ways to save memory; an inductor with budget 1 is plain torch.compile."""
 WINDOWS = (1, 2, 4, 8, 3, 6, 5, 7)
-STORES = ("host", "ssd")
 """Offload windows N, the most different first."""
+STORES = ("host", "ssd")
+"""Stores of a GPU's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,11 @@ def measure_window(model: str, store: str, window: int, machine: Machine, second
         settings["offload"] |= {"window": window, "store": name}
         plan = make_plan(graph, settings, peak // 2, costs)
         figures = {"swaps": len(plan.offload), "budget_bytes": peak // 2}
-        return figures | {"contention": cost.contention, "slowed": cost.slowed} | compare_plan(runner, plan)
+        figures |= {"store": to_json(cost)}
+        if store == "ssd":
+            facts = inspect_store(store, machine.scratch)
+            figures |= {"is_direct": facts.is_direct, "is_in_memory": facts.holds_memory}
+        return figures | compare_plan(runner, plan)
 
 
 def measure_graphs(model: str, machine: Machine, seconds: float) -> Data:

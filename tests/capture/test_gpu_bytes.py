@@ -64,6 +64,16 @@ def test_state_of_one_parameter_is_counted_per_tensor_of_its_device() -> None:
     assert sum_on_device(state, "cpu") == 4 * (1 + 33 + 129)
 
 
+def test_the_step_count_is_no_tensor_of_the_gpu_to_offload() -> None:
+    for device in ("cuda", "cpu"):
+        program = captured(device, "adam")
+        assert program.updates is not None
+        weight = next(program.tensors[value.id] for value in program.graph.values if value.name == "0.weight")
+        sizes = program.updates.state_sizes(weight)
+        assert sizes.count(4 * 7 * 33) == 2
+        assert (4 in sizes) == (device == "cpu")
+
+
 def test_a_cpu_step_counts_requested_bytes() -> None:
     values = {value.name: value for value in captured("cpu", "adam").graph.values}
     assert values["0.weight"].nbytes == 4 * 7 * 33

@@ -17,7 +17,7 @@ from autotune.study.offline.replay import ReplayResult, replay
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import parse_seconds
 from experiments.benchmarks.landscape import __main__ as landscape_script
-from experiments.benchmarks.landscape import night, replays
+from experiments.benchmarks.landscape import gains, night, replays
 from experiments.benchmarks.landscape.leaders import remeasure_leaders
 from tests.experiments.paths import BENCHMARKS
 
@@ -109,6 +109,7 @@ def test_each_config_of_the_night_is_valid(entry: dict, tmp_path: Path, monkeypa
         entry["budget"],
     )
     assert recorded[0].work == tmp_path / "work" / entry["name"]
+    assert set(landscape_script.make_spec(config, tmp_path).stores) == set(entry.get("stores", []))
 
 
 def test_the_committed_replays_are_of_committed_landscapes_and_summarized_from_their_own_file():
@@ -173,3 +174,22 @@ def test_a_plan_that_was_lucky_once_does_not_lead_and_a_disturbed_one_is_left_ou
     assert [point.plan for point in result.points] == [plan_hash(plan) for plan in plans[:4]]
     assert [result.ratio_of(point) for point in result.points] == [0.90, 0.80, 0.85, 0.95]
     assert machine.measured == [plans[0], plans[1]] * 3 + [plans[2]] * 3
+
+
+def test_the_search_is_compared_with_the_planners_fastest_plan_of_fresh_measurements():
+    known = read_landscape(RESULTS / "resnet18.json")
+    plans = [Plan((number,)) for number in range(4)]
+    kinds = (TrialKind.PLANNER, TrialKind.PLANNER, TrialKind.SEARCH, TrialKind.SEARCH)
+    true = dict(zip(plans, (0.90, 0.80, 0.72, 0.60), strict=True))
+    recorded = (0.70, 0.85, 0.71, 0.75)
+    points = tuple(
+        replace(known.points[0], kind=kind, plan=plan_hash(plan), measurement=timed(seconds, charged_bytes=1))
+        for plan, kind, seconds in zip(plans, kinds, recorded, strict=True)
+    )
+    trials = [
+        Trial(number, kind, "w", "g", {}, plan) for number, (plan, kind) in enumerate(zip(plans, kinds, strict=True))
+    ]
+    result = gains.compare(replace(known, points=points, floor_bytes=0), trials, Machine(true))
+    assert (result["planner"]["plan"], result["search"]["plan"]) == (plan_hash(plans[1]), plan_hash(plans[2]))
+    assert result["rounds"] == [{"planner": 0.80, "search": 0.72}] * 8
+    assert gains.format_gain(result) == "0.900 (0.900 to 0.900; 95 % of 8)"

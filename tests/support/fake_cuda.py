@@ -67,7 +67,7 @@ class FakeEvent:
 
 
 class _QueuedCopies(TorchFunctionMode):
-    """Queue `copy_` on a stream instead of running it, as `non_blocking` copies do."""
+    """Queue `copy_` on a stream instead of running it; without `non_blocking` the host waits for it."""
 
     def __init__(self, cuda: "FakeCuda", stream: FakeStream) -> None:
         super().__init__()
@@ -79,6 +79,8 @@ class _QueuedCopies(TorchFunctionMode):
         to, source = args[:2]
         with torch._C.DisableTorchFunction():
             self._stream.run(to.nbytes / COPY_BYTES_PER_SECOND, lambda: to.copy_(source))
+            if not (kwargs or {}).get("non_blocking"):
+                self._stream.synchronize()
         return to
 
 

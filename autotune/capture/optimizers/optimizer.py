@@ -160,13 +160,14 @@ class Updates:
         return rehearse
 
     def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of a parameter's state; before its first update often none."""
+        """Return the tensors of a parameter's state on its device; before its first update often none."""
         leaves = pytree.tree_leaves(self.optimizer.state.get(parameter, {}))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return select_on_device([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], parameter.device.type)
 
     def state_sizes(self, parameter: torch.Tensor) -> list[int]:
-        """Return the bytes of each tensor of state that the parameter has, or will have after its first update."""
-        return [leaf.untyped_storage().nbytes() for leaf in self._state_leaves(parameter)]
+        """Return the bytes of each of `state_tensors`, as they are or will be after the parameter's first update."""
+        leaves = select_on_device(self._state_leaves(parameter), parameter.device.type)
+        return [leaf.untyped_storage().nbytes() for leaf in leaves]
 
     def state_bytes(self, parameter: torch.Tensor) -> int:
         """Return the bytes that a parameter's state occupies on its device: on a GPU without a step count on the CPU."""
@@ -218,13 +219,18 @@ def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: boo
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
+def select_on_device(tensors: Sequence[torch.Tensor], device_kind: str) -> list[torch.Tensor]:
+    """Return the tensors of state that a device holds; those on `meta` stand for tensors of the device.
+
+    Adam's step count is on the CPU beside moments on a GPU.
+    """
+    return [tensor for tensor in tensors if device_kind == "cpu" or tensor.device.type != "cpu"]
+
+
 def sum_on_device(tensors: Sequence[torch.Tensor], device_kind: str) -> int:
-    """Return the bytes that tensors of state occupy on a device; those on `meta` stand for tensors of the device."""
-    return sum(
-        allocated_bytes(tensor.untyped_storage().nbytes(), device_kind)
-        for tensor in tensors
-        if device_kind == "cpu" or tensor.device.type != "cpu"
-    )
+    """Return the bytes that tensors of state occupy on a device."""
+    sizes = (tensor.untyped_storage().nbytes() for tensor in select_on_device(tensors, device_kind))
+    return sum(allocated_bytes(size, device_kind) for size in sizes)
 
 
 class _DefaultState(dict[Any, Any]):

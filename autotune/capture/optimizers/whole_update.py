@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.capture.optimizers.optimizer import GradientUse, Updates, in_layout_of, refuse_closures, sum_on_device
+from autotune.capture.optimizers.optimizer import (
+    GradientUse,
+    Updates,
+    in_layout_of,
+    refuse_closures,
+    select_on_device,
+    sum_on_device,
+)
 from autotune.capture.optimizers.optimizer_copy import (
     CannotCopyError,
     Copier,
@@ -137,7 +144,7 @@ class WholeUpdates(Updates):
 
     def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG002 - all share the state
         """Return the tensors of these sizes; none before the first update, or where their sizes differ from `state_sizes`."""
-        tensors = collect_state_tensors(self.optimizer)
+        tensors = select_on_device(collect_state_tensors(self.optimizer), self._device_kind)
         sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
         return tensors if sizes == self._sizes else []
 
@@ -204,10 +211,13 @@ class WholeUpdates(Updates):
         return self._count(collect_state_tensors(self.optimizer))
 
     def _count(self, state: Sequence[torch.Tensor]) -> list[int]:
-        """Return the bytes of each tensor of state; note those that all occupy on the parameters' device."""
-        kind = self._parameters[0].device.type if self._parameters else "cpu"
-        self._state_bytes = sum_on_device(state, kind)
-        return [tensor.untyped_storage().nbytes() for tensor in state]
+        """Return the bytes of each tensor of state on the parameters' device; note those that all occupy."""
+        self._state_bytes = sum_on_device(state, self._device_kind)
+        return [tensor.untyped_storage().nbytes() for tensor in select_on_device(state, self._device_kind)]
+
+    @property
+    def _device_kind(self) -> str:
+        return self._parameters[0].device.type if self._parameters else "cpu"
 
     def _sizes_after(self, device: str | None, steps: int, *arguments: Any) -> list[int]:
         """Return the bytes of each state tensor after steps of a copy on `device`; None is the parameters' own device."""

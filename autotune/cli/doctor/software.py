@@ -109,7 +109,7 @@ def check_compiler() -> CheckResult:
         return CheckResult(
             "compiler",
             "warn",
-            "no g++: slower Python code replaces compiled helpers",
+            "no g++: no arena, so plans need more memory; planning is slower; --kernels inductor cannot run",
             "install g++ (Debian: apt install g++)",
         )
     return CheckResult("compiler", "ok", path)

@@ -65,8 +65,8 @@ class EventLog(Protocol):
 
 
 @runtime_checkable
-class QueuesCopies(Protocol):
-    """A store that only queues its copies, so that the host's clock shows neither them nor the waits for them."""
+class RecordsSteps(Protocol):
+    """A store of a GPU's values, which records a step by events: the host's clock does not show what the GPU waits for."""
 
     def begin_step(self, device: torch.device) -> EventLog: ...
 
@@ -156,7 +156,7 @@ class OffloadEngine:
         self.transfer_bytes, self.problem = 0, ""
         self._add_offloaded(-self._offloaded_static_bytes)
         self.store.transfers()  # drops those of an aborted step
-        self._events = self.store.begin_step(self._device) if isinstance(self.store, QueuesCopies) else None
+        self._events = self.store.begin_step(self._device) if isinstance(self.store, RecordsSteps) else None
         self._start_seconds = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -203,7 +203,10 @@ class OffloadEngine:
             )
             return
         value.nbytes = [part.untyped_storage().nbytes() for part in value.tensors]
-        value.pending = [self.store.put(self._slot(key, index), part) for index, part in enumerate(value.tensors)]
+        value.pending = []
+        # appended one by one: if the store refuses the next tensor, `abort` must wait for the writes before it
+        for index, part in enumerate(value.tensors):
+            value.pending.append(self.store.put(self._slot(key, index), part))
         self.transfer_bytes += sum(value.nbytes)
 
     def finish_write(self, key: int) -> None:

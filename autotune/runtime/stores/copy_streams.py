@@ -1,6 +1,8 @@
 """Queue copies between a GPU and host memory beside the computing stream."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from autotune.errors import StoreError
@@ -26,7 +28,7 @@ class CopyStreams:
     def __getitem__(self, direction: Direction) -> Any:
         return self._streams[direction]
 
-    def use(self, device: Any) -> None:
+    def bind(self, device: Any) -> None:
         """Make the streams on the first call. Raises StoreError for another device later."""
         if self.device is not None:
             if device != self.device:
@@ -34,22 +36,35 @@ class CopyStreams:
                     f"{self._store_name} store: it holds values of {self.device}, not of {device}; put model and batch on one GPU"
                 )
             return
-        self.device = device
         with self._cuda.device(device):
             self._streams = {direction: self._cuda.Stream(device) for direction in Direction}
-            self._start_event = self.mark(self._cuda.current_stream(device))
+        self.set_clock(device)
+        self.device = device
+
+    def set_clock(self, device: Any) -> None:
+        """Compare the clocks of GPU and host anew: events hold few digits, and the clocks drift."""
+        with self._cuda.device(device):
+            # no copy is in flight between two steps, so that the host waits for nothing
+            self._start_event = self.record_event(self._streams[Direction.READ])
             self._start_event.synchronize()
         self._start_seconds = time.perf_counter()
 
-    def mark(self, stream: Any) -> Any:
-        """Return an event behind the work that is queued on a stream now. To wait for it takes no CPU."""
+    @contextmanager
+    def current(self, direction: Direction) -> Iterator[Any]:
+        """Make a direction's stream current in this thread, and yield it."""
+        # the device first: to leave the stream's context alone would switch a worker thread to GPU 0
+        with self._cuda.device(self.device), self._cuda.stream(self._streams[direction]):
+            yield self._streams[direction]
+
+    def record_event(self, stream: Any) -> Any:
+        """Return an event behind the work that is queued on a stream now. The host sleeps while it waits for it."""
         event = self._cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
 
-    def mark_computing(self) -> Any:
+    def record_computing(self) -> Any:
         """Return an event behind the work that is queued on the caller's computing stream now."""
-        return self.mark(self._cuda.current_stream(self.device))
+        return self.record_event(self._cuda.current_stream(self.device))
 
     def seconds(self, event: Any) -> float:
         """Return the time of an event that has happened, in seconds of `time.perf_counter`."""

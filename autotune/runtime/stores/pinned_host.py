@@ -91,7 +91,7 @@ class HostStore:
         """Start to copy the tensor's whole storage, behind the work queued on the computing stream."""
         with self._lock:
             slot = self._slots[key]
-            self._streams.use(tensor.device)
+            self._streams.bind(tensor.device)
             meta = TensorMeta.from_tensor(tensor)
             if meta.nbytes > slot.nbytes:
                 raise StoreError(
@@ -120,7 +120,7 @@ class HostStore:
     def begin_step(self, device: Any) -> StepEvents:
         """Return the events of a step that begins now; the copies that are queued until the next call belong to it."""
         with self._lock:
-            self._streams.use(device)
+            self._streams.bind(device)
             self._step = StepEvents(self._cuda, device, self._streams.seconds)
             return self._step
 
@@ -157,14 +157,14 @@ class HostStore:
 
     def _copy(self, direction: Direction, to: Tensor, source: Tensor, after: Any) -> Any:
         """Copy on the stream of this direction, behind all work queued on the computing stream and behind the event `after`."""
-        stream = self._streams[direction]
-        stream.wait_event(self._streams.mark_computing())
-        if after is not None:
-            stream.wait_event(after)
-        with self._cuda.stream(stream):
-            start = self._streams.mark(stream)
+        computed = self._streams.record_computing()
+        with self._streams.current(direction) as stream:
+            stream.wait_event(computed)
+            if after is not None:
+                stream.wait_event(after)
+            start = self._streams.record_event(stream)
             to.copy_(source, non_blocking=True)
-            end = self._streams.mark(stream)
+            end = self._streams.record_event(stream)
         self._transfers.append((direction, start, end))
         if self._step is not None:
             self._step.add_copy(direction, start, end)

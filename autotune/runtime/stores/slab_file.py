@@ -59,7 +59,7 @@ class Hasher(Protocol):
 class Slab:
     """An anonymous file of `nbytes`; one thread may write while another reads.
 
-    `only_memory` refuses a directory that is not on a tmpfs. Tests pass `pwritev` and `preadv` of a faulty disk.
+    `only_memory` refuses a directory that is not on a tmpfs. `fork_safe` says that memory of transfers is excluded from forks. Tests pass `pwritev` and `preadv` of a faulty disk.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Slab:
         nbytes: int,
         *,
         only_memory: bool = False,
+        fork_safe: bool = False,
         pwritev: Transfer = os.pwritev,
         preadv: Transfer = os.preadv,
     ) -> None:
@@ -85,7 +86,7 @@ class Slab:
             _allocate(self._file, name, directory, self.nbytes)
             self.direct = not self.holds_memory and _bypass_page_cache(self._file)
             """True if O_DIRECT is active."""
-            self._alignment = _memory_alignment(self._file) if self.direct else 0
+            self._alignment = _memory_alignment(self._file, fork_safe=fork_safe) if self.direct else 0
             self._outgoing, self._incoming = (_bounce_buffer() if self.direct else None for _ in range(2))
             self._close = undo.pop_all()
         # without O_DIRECT the page cache holds the chunk in flight
@@ -253,10 +254,10 @@ def _bypass_page_cache(file: int) -> bool:
     return True
 
 
-def _memory_alignment(file: int) -> int:
+def _memory_alignment(file: int, *, fork_safe: bool) -> int:
     """Return the alignment in bytes of memory that the disk can access directly; 0 if that is not safe."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if release is None or tuple(map(int, release.groups())) < _PINNING_LINUX:
+    if not fork_safe and (release is None or tuple(map(int, release.groups())) < _PINNING_LINUX):
         return 0
     fields = ctypes.create_string_buffer(256)
     statx = getattr(ctypes.CDLL(None), "statx", None)

@@ -65,6 +65,7 @@ class SlabStore:
         slots: Bytes of each slot, by key.
         checksums: Verify every transfer ("all"), each slot once in 16 generations ("sampled"), or none ("off").
         only_memory: Refuse a directory that is not on a tmpfs.
+        fork_safe: True if memory of transfers is excluded from forks, so that old Linux versions may access it directly.
         pwritev: Replacement of `os.pwritev`, for tests with a faulty disk.
         preadv: Replacement of `os.preadv`.
 
@@ -80,6 +81,7 @@ class SlabStore:
         *,
         checksums: Checksums = "sampled",
         only_memory: bool = False,
+        fork_safe: bool = False,
         pwritev: Transfer = os.pwritev,
         preadv: Transfer = os.preadv,
     ) -> None:
@@ -87,14 +89,16 @@ class SlabStore:
         self.written_bytes = self.read_bytes = 0
         self._transfers: deque[tuple[Direction, float, float]] = deque(maxlen=_MAX_TRANSFERS)
         offsets, end = slot_offsets(slots)
-        self._slab = Slab(name, directory, end, only_memory=only_memory, pwritev=pwritev, preadv=preadv)
+        self._slab = Slab(
+            name, directory, end, only_memory=only_memory, fork_safe=fork_safe, pwritev=pwritev, preadv=preadv
+        )
         self.direct, self.holds_memory = self._slab.direct, self._slab.holds_memory
         self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
         self._writer, self._reader = TransferWorker(f"{name}-write"), TransferWorker(f"{name}-read")
         self._lock = threading.Lock()
-        self._releases: list[Callable[[], None]] = []
+        self._cleanups: list[Callable[[], None]] = []
         """Called when the workers have ended and the file is closed."""
-        self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader), self._releases)
+        self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader), self._cleanups)
         self._finish.atexit = False  # it would wait for a disk that hangs; the file goes with the process anyway
         self._slots = Slots(
             name, {key: _Slot(key, offsets[key], nbytes) for key, nbytes in slots.items()}, self._finish
@@ -104,7 +108,7 @@ class SlabStore:
         """Start to write the tensor's whole storage; see `SwapStore.put`."""
         with self._lock:
             slot = self._slots[key]
-            latest, ready = self._next_generation(slot, tensor), self._mark(tensor)
+            latest, ready = self._next_generation(slot, tensor), self._record_ready(tensor)
             slot.latest, slot.generations = latest, slot.generations + 1
             # a list, so that the job can empty it: its frame must not keep the tensor alive
             job = partial(self._run_write, slot, latest, slot.read_ticket, [tensor], ready)
@@ -118,7 +122,7 @@ class SlabStore:
             if slot.latest is None:
                 raise StoreError(f"{self.name} store: slot {key} was fetched before anything was put there")
             box = [slot.latest.meta.allocate(into, f"{self.name} store: slot {key}")]
-            job = partial(self._run_read, slot, slot.latest, box, self._mark(box[0]))
+            job = partial(self._run_read, slot, slot.latest, box, self._record_ready(box[0]))
             future, slot.read_ticket = self._reader.submit(job)
             return future
 
@@ -159,18 +163,20 @@ class SlabStore:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             raise StoreError(f"{place} takes plain dense CPU tensors, not {tensor.layout} on {tensor.device}")
 
-    def _mark(self, tensor: Tensor) -> Any:
+    def _record_ready(self, tensor: Tensor) -> Any:
         """Return what a transfer of this tensor has to wait for on its device: nothing on a CPU."""
         del tensor
 
-    def _write_storage(self, offset: int, tensor: Tensor, hasher: Hasher | None, ready: Any) -> None:
-        """Write the tensor's storage, behind what `_mark` returned. Raises OSError."""
+    def _wait_until(self, ready: Any) -> None:
+        """Wait until a tensor has its values, or its memory is free to be filled: what `_record_ready` returned has happened."""
         del ready
+
+    def _write_storage(self, offset: int, tensor: Tensor, hasher: Hasher | None) -> None:
+        """Write the tensor's storage. Raises OSError, or RuntimeError of the device."""
         self._slab.write(offset, storage_bytes(tensor), hasher)
 
-    def _read_storage(self, offset: int, tensor: Tensor, hasher: Hasher | None, ready: Any) -> None:
-        """Fill the tensor's storage, behind what `_mark` returned. Raises OSError."""
-        del ready
+    def _read_storage(self, offset: int, tensor: Tensor, hasher: Hasher | None) -> None:
+        """Fill the tensor's storage. Raises OSError, or RuntimeError of the device."""
         self._slab.read(offset, storage_bytes(tensor), hasher)
 
     def _log(self, direction: Direction, start: float, end: float) -> None:
@@ -194,12 +200,13 @@ class SlabStore:
     # The next two return the problem as text: an exception would keep their frames, and so the tensor, alive.
 
     def _write(self, slot: _Slot, latest: _Generation, box: list[Tensor], ready: Any) -> str:
-        begin = time.perf_counter()
         hasher = xxhash.xxh3_128() if latest.is_checked else None
         tensor = box.pop()
         try:
-            self._write_storage(slot.offset, tensor, hasher, ready)
-        except OSError as error:
+            self._wait_until(ready)
+            begin = time.perf_counter()
+            self._write_storage(slot.offset, tensor, hasher)
+        except (OSError, RuntimeError) as error:
             return self._problem(Direction.WRITE, slot, error)
         if hasher is not None:
             latest.digest = hasher.digest()
@@ -208,11 +215,12 @@ class SlabStore:
         return ""
 
     def _read(self, slot: _Slot, latest: _Generation, box: list[Tensor], ready: Any) -> str:
-        begin = time.perf_counter()
         hasher = xxhash.xxh3_128() if latest.digest else None
         try:
-            self._read_storage(slot.offset, box[0], hasher, ready)
-        except OSError as error:
+            self._wait_until(ready)
+            begin = time.perf_counter()
+            self._read_storage(slot.offset, box[0], hasher)
+        except (OSError, RuntimeError) as error:
             return self._problem(Direction.READ, slot, error)
         self._log(Direction.READ, begin, time.perf_counter())
         self.read_bytes += latest.meta.nbytes
@@ -223,20 +231,23 @@ class SlabStore:
             )
         return ""
 
-    def _problem(self, direction: Direction, slot: _Slot, error: OSError) -> str:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "free space there" if full else "check the disk"
+    def _problem(self, direction: Direction, slot: _Slot, error: OSError | RuntimeError) -> str:
+        if isinstance(error, RuntimeError):
+            reason, advice = str(error).partition("\n")[0], "check the GPU with nvidia-smi"
+        else:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason, advice = error.strerror or str(error), "free space there" if full else "check the disk"
         return (
             f"{self.name} store in {self.directory}: cannot {direction} slot {slot.key} of {slot.nbytes} bytes "
-            f"({error.strerror}); {advice}, or use another directory with --store {self.name}=DIR"
+            f"({reason}); {advice}, or use another directory with --store {self.name}=DIR"
         )
 
 
-def _finish(slab: Slab, workers: tuple[TransferWorker, ...], releases: list[Callable[[], None]]) -> None:
+def _finish(slab: Slab, workers: tuple[TransferWorker, ...], cleanups: list[Callable[[], None]]) -> None:
     for worker in workers:
         worker.stop()
     for worker in workers:
         worker.join()
     slab.close()
-    for release in releases:
-        release()
+    for clean_up in cleanups:
+        clean_up()

@@ -1,4 +1,4 @@
-"""Record one step's transfers and waits by events of the GPU, because the host only queues them.
+"""Record one step's transfers and waits by events of the GPU.
 
 A step is queued long before the GPU runs it. The host's clock then shows neither its duration nor its stalls.
 """

@@ -79,7 +79,7 @@ def record(options: argparse.Namespace) -> None:
         folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         config = build_config(options, folder)
-        spec = Spec(config.ref, folder / "logs", samples=config.samples, seed=config.seed)
+        spec = make_spec(config, folder / "logs")
         with open_runner(spec, options) as runner, contextlib.suppress(SearchEndedError):
             result = study.tune(config, CompleteRunner(runner), folder / "run", progress=follow)
             if result.interrupted:
@@ -102,6 +102,12 @@ def open_runner(spec: Spec, options: argparse.Namespace) -> Iterator[Any]:
     """Open the harness, or the simulator with the harness's survey."""
     with Harness(spec) as harness:
         yield SimulatedRunner(harness.survey(), options.samples) if options.simulated else harness
+
+
+def make_spec(config: Config, log_dir: Path) -> Spec:
+    """Return the harness's specification of a landscape's config."""
+    stores = {name: Path(directory) for name, directory in config.stores.items()}
+    return Spec(config.ref, log_dir, stores, samples=config.samples, seed=config.seed)
 
 
 def build_config(options: argparse.Namespace, folder: Path) -> Config:

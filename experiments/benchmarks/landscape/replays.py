@@ -51,8 +51,8 @@ VARIANTS = (
     Variant("gp with priors", "gp", priors=True),
 )
 """All but those with planners begin with the smallest plan alone, so that the picture shows what the sampler adds."""
-DRAWN = {"planners alone": "#8a9099", "random": "#E69F00", "tpe with priors": "#0072B2"}
-"""The three lines of the picture, with their colours."""
+DRAWN = {"planners alone": "#8a9099", "random": "#E69F00", "planners, then tpe": "#0072B2"}
+"""The three lines of the picture, with their colours; the last one is how `tune` searches."""
 
 
 def main() -> None:

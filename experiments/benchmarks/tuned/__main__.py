@@ -96,7 +96,7 @@ def tune(model: str, options: list[str]) -> tuple[dict[str, Any], list[dict[str,
 
 
 def trial_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one row for each trial that ran a plan."""
+    """Return one row for each trial whose peak was measured, re-measurements included."""
     rows = []
     for trial in document["trials"]:
         measurement, predicted = trial["measurement"], trial["estimate"]
@@ -186,7 +186,7 @@ def summary(folder: Path) -> str:
     choices: list[str] = []
     lines = [
         "| run | eager: peak, charged MiB | budget | best: charged MiB | time | kind of its first trial | results | smallest: charged MiB | time "
-        "| through the disk, MiB a step | trials that ran | largest error of the predicted peak |",
+        "| through the disk, MiB a step | measurements with a peak | largest error of the predicted peak |",
         "|---|--:|--:|--:|--:|---|---|--:|--:|--:|--:|--:|",
     ]
     for path in sorted(folder.glob("*.json")):

@@ -13,7 +13,7 @@ from autotune.errors import StoreError
 from autotune.runtime.offload.engine import OffloadEngine
 from autotune.runtime.stores import Direction, open_store
 from autotune.runtime.stores.gpu_slab_store import GpuSlabStore
-from autotune.runtime.stores.slab_file import DIRECT_BYTES
+from autotune.runtime.stores.slab_file import CHUNK_BYTES
 from autotune.testing.store_contract import Opener, StoreContract, random_bytes
 from tests.support.fake_cuda import COPY_BYTES_PER_SECOND, FakeCuda
 
@@ -58,16 +58,18 @@ def test_a_read_is_not_overwritten_by_what_used_its_memory_before(cuda: FakeCuda
 
 
 def test_the_gpu_copies_the_next_part_while_the_disk_writes_one(cuda: FakeCuda, tmp_path: Path):
-    queued: list[float] = []
+    queued: list[tuple[float, float]] = []
 
     def pwritev(file: int, buffers: list[memoryview], offset: int) -> int:
-        queued.append(store._streams[Direction.WRITE].free_at * COPY_BYTES_PER_SECOND / DIRECT_BYTES)
+        ends = store._streams[Direction.WRITE].free_at, cuda.now
+        queued.append(tuple(round(end * COPY_BYTES_PER_SECOND / CHUNK_BYTES, 6) for end in ends))
         return os.pwritev(file, buffers, offset)
 
-    value = random_bytes(3 * DIRECT_BYTES)
+    value = random_bytes(6 * CHUNK_BYTES)
     with opened(cuda, tmp_path, value.nbytes, pwritev=pwritev) as store:
         store.put(0, value).result()
-        assert queued == [pytest.approx(2), pytest.approx(3), pytest.approx(3)]
+        # (copies queued, copies ended) in pieces, as the disk begins to write each
+        assert queued == [(4, 1), (5, 2), (6, 3), (6, 4), (6, 5), (6, 6)]
         assert torch.equal(store.fetch(0).result(), value)
 
 
@@ -87,7 +89,7 @@ def test_after_an_error_of_the_disk_no_copy_is_in_flight_and_the_memory_is_unpin
         calls += 1
         return fail() if calls == 2 else plain(*arguments)
 
-    value = random_bytes(3 * DIRECT_BYTES)
+    value = random_bytes(3 * CHUNK_BYTES)
     with opened(cuda, tmp_path, value.nbytes, **{seam: second_fails}) as store:
         written = store.put(0, value)
         with pytest.raises(
@@ -117,14 +119,16 @@ def test_a_step_through_it_is_told_by_the_clock_of_the_gpu(cuda: FakeCuda, tmp_p
     trace = engine.transfer_trace
     assert trace.seconds == pytest.approx(3e-3, rel=0.01)
     assert len(trace.saves) == len(trace.loads) == 2
-    for start, end in (*trace.saves, *trace.loads):
-        assert 0 <= start <= end <= trace.seconds
-    assert min(end for _, end in trace.loads) >= 3e-3  # their memory was in use until then
+    # values were computed, and memory in use, until then
+    assert min(start for start, _ in trace.saves) == pytest.approx(1e-3)
+    assert min(start for start, _ in trace.loads) == pytest.approx(3e-3, rel=0.01)
+    assert all(start <= end <= trace.seconds for start, end in (*trace.saves, *trace.loads))
+    assert trace.stall_seconds == pytest.approx(1e-6, rel=1)
 
 
 def test_values_of_one_gpu_only(tmp_path: Path):
     with opened(FakeCuda(2), tmp_path, 40) as store:
-        store._streams.use(torch.device("cuda", 1))
+        store._streams.bind(torch.device("cuda", 1))
         with pytest.raises(StoreError, match="holds values of cuda:1, not of cpu; put model and batch on one GPU"):
             store.put(0, torch.zeros(10))
         with pytest.raises(StoreError, match="slot 0 was fetched before anything was put there"):
@@ -134,7 +138,7 @@ def test_values_of_one_gpu_only(tmp_path: Path):
 def test_memory_that_cannot_be_pinned_leaves_no_open_file(cuda: FakeCuda, tmp_path: Path):
     cuda.error = 2
     files = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(StoreError, match=r"ssd store: 32.0 MiB of host memory cannot be pinned"):
+    with pytest.raises(StoreError, match=r"ssd store: 16.0 MiB of host memory cannot be pinned"):
         opened(cuda, tmp_path, 40)
     assert len(list(Path("/proc/self/fd").iterdir())) == files
 
@@ -143,3 +147,29 @@ def test_memory_that_cannot_be_pinned_leaves_no_open_file(cuda: FakeCuda, tmp_pa
 def test_without_a_gpu_it_is_refused(tmp_path: Path):
     with pytest.raises(StoreError, match="opened for values of a GPU, and torch finds no GPU"):
         open_store("ssd", tmp_path, {0: 1}, "cuda")
+
+
+def test_an_error_of_the_gpu_is_that_of_the_store_and_its_slot_returns_no_other_bytes(cuda: FakeCuda, tmp_path: Path):
+    value = torch.ones(10)
+    with opened(cuda, tmp_path, 40) as store:
+        store.put(0, value).result()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store._streams, "current", broken)
+            with pytest.raises(
+                StoreError, match=r"\(CUDA error: unspecified launch failure\); check the GPU with nvidia-smi"
+            ):
+                store.put(0, value * 2).result()
+        with pytest.raises(StoreError, match="cannot write slot 0"):
+            store.fetch(0).result()
+
+
+def broken(direction: Direction) -> Any:
+    raise RuntimeError("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def test_a_tensor_of_the_cpu_is_refused_and_the_store_stays_usable(cuda: FakeCuda, tmp_path: Path):
+    with opened(cuda, tmp_path, 40) as store:
+        store._kind = "cuda"
+        with pytest.raises(StoreError, match=r"takes plain dense tensors of a GPU, not torch\.strided on cpu"):
+            store.put(0, torch.zeros(10))
+        assert store._streams.device is None

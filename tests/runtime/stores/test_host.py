@@ -166,7 +166,7 @@ def test_the_transfers_of_a_step_are_its_own_though_the_next_one_is_queued_first
 def test_copies_are_queued_on_streams_of_the_tensors_gpu_and_another_gpu_is_refused(cuda: FakeCuda):
     cuda = FakeCuda(devices=2)
     with opened(cuda, s0=40) as store:
-        store._streams.use(torch.device("cuda", 1))
+        store._streams.bind(torch.device("cuda", 1))
         assert {store._streams[direction].device for direction in Direction} == {1}
         with pytest.raises(StoreError, match="holds values of cuda:1, not of cpu; put model and batch on one GPU"):
             store.put(0, torch.zeros(10))
@@ -254,9 +254,9 @@ def test_a_store_of_another_kind_of_device_is_refused_before_it_is_measured(tmp_
 @pytest.mark.parametrize("name", [name for name, kinds in DEVICE_KINDS.items() if "cuda" in kinds])
 def test_on_a_real_gpu_values_come_back_beside_computing(name: str, tmp_path: Path):
     left = torch.randn(2048, 2048, device="cuda")
-    values: list[Any] = [torch.randn(1 << 20, device="cuda") for _ in range(8)]
+    values: list[Any] = [torch.randn((5 << 20) + 3, device="cuda") for _ in range(8)]
     expected = [value.cpu() for value in values]
-    with open_store(name, tmp_path, dict.fromkeys(range(8), 4 << 20), "cuda") as store:
+    with open_store(name, tmp_path, dict.fromkeys(range(8), 32 << 20), "cuda") as store:
         for _ in range(3):
             written = [store.put(key, value) for key, value in enumerate(values)]
             for _ in range(20):
