@@ -61,7 +61,7 @@ def test_of_60_trials_at_most_3_are_lost_to_memory(searches):
 def test_a_landscape_holds_enough_plans_to_lose_the_way_in(recorded):
     known = recorded[1]
     plans = {point.plan: worth for point in known.points if (worth := known.ratio_of(point)) is not None}
-    assert len(plans) >= 30
+    assert len(plans) >= 25
     assert sorted(plans.values())[len(plans) // 2] > (1 + NEAR) * known.best_ratio
 
 
