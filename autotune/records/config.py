@@ -144,7 +144,7 @@ class Config(Section):
     package of that name and objective `time`."""
     priors: bool = False
     """Start `gp` and `tpe` with simulated settings beside the measured trials. They are no trials: nothing reports them. Off,
-    because they showed no certain gain on the one recorded landscape. Used with `objective: time`, and by `batch` and `throughput`
+    because they showed no certain gain on a recorded landscape. Used with `objective: time`, and by `batch` and `throughput`
     for the chosen size."""
     moves: bool = True
     """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
