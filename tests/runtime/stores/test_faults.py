@@ -336,7 +336,7 @@ def test_the_disk_takes_memory_that_lies_well_itself_and_copies_of_other_memory(
                 calls[verb].clear()
 
 
-def test_before_linux_6_5_the_disk_never_reads_or_writes_tensors_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_linux_6_5_the_disk_never_reads_or_writes_memory_that_a_fork_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryFile() as file:
         for release, safe in (
             ("6.4.99-generic", False),
@@ -346,7 +346,8 @@ def test_before_linux_6_5_the_disk_never_reads_or_writes_tensors_itself(monkeypa
             ("odd", False),
         ):
             monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
-            assert (slab._memory_alignment(file.fileno()) > 0) == safe
+            assert (slab._memory_alignment(file.fileno(), fork_safe=False) > 0) == safe
+            assert slab._memory_alignment(file.fileno(), fork_safe=True) > 0
 
 
 def test_both_ways_to_ask_for_the_page_cache_agree(tmp_path: Path) -> None:
