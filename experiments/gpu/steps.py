@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -92,12 +93,25 @@ def all_steps() -> list[Step]:
             for store in STORES
             for window in WINDOWS
         ),
+        Step("fleet", 240, run_fleet),
     ]
 
 
 def run_doctor(machine: Machine, seconds: float) -> Data:
     """Check what this machine can measure."""
     code, output = machine.execute(("autotune", "doctor", "--json"), seconds)
+    return {"exit": code, "output": output[-8000:]}
+
+
+def run_fleet(machine: Machine, seconds: float) -> Data:
+    """Tune a small GPT-2 on a fleet of one: this GPU, at the far end of a command."""
+    fleet = machine.scratch / "fleet.yaml"
+    command = json.dumps([sys.executable, "-m", "autotune", "serve"])
+    fleet.write_text(f"classes:\n  gpu: {{engine: command, command: {command}, device: cuda}}\n", encoding="utf-8")
+    options = ("--set", "batch=4", "--device", "cuda", "--time", "90s", "--trials", "4", "--name", "gpu-fleet")
+    code, output = machine.execute(
+        ("autotune", "tune", "gpt2", *options, "--fleet", str(fleet), "--on", "gpu"), seconds
+    )
     return {"exit": code, "output": output[-8000:]}
 
 

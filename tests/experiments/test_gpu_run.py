@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.fleet.fleet_file import load_fleet
 from autotune.workloads.workload import Workload
 from experiments.gpu import run
 from experiments.gpu.graphs import measure
 from experiments.gpu.machine import FakeMachine
-from experiments.gpu.steps import Step, all_steps
+from experiments.gpu.steps import Step, all_steps, run_fleet
 from tests.support.fake_graphs import FakeRecorder
 
 
@@ -30,6 +31,7 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
         "frontier gpt2 save_on_cpu",
         "graphs gpt2",
         "offload ssd 2",
+        "fleet",
     ]
     assert {kind.split()[0] for kind in kinds} == {step.name.split()[0] for step in all_steps()}
     for kind in kinds:
@@ -43,6 +45,7 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
     assert steps["tune gpt2 bfloat16"]["data"]["best"]["outcome"] == "ok"
     assert "tests/runtime/stores/test_host.py" in steps["tests"]["data"]["output"]
     assert steps["offload ssd 2"]["data"]["transfer_bytes"] > 0
+    assert "--on gpu" in steps["fleet"]["data"]["output"]
     assert "experiments.gpu.graphs gpt2" in steps["graphs gpt2"]["data"]["output"]
 
 
@@ -113,3 +116,11 @@ def test_a_run_on_a_new_machine_goes_on_from_earlier_results(
     lines = capsys.readouterr().out.splitlines()
     assert "done" in lines[0]
     assert sum("missing" in line for line in lines) == len(all_steps()) - 2
+
+
+def test_the_fleet_of_one_is_a_valid_file_whose_class_the_command_names(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    output = run_fleet(machine, 60.0)["output"].split("\n")[0].split()
+    fleet = load_fleet(Path(output[output.index("--fleet") + 1]))
+    promise = fleet.classes[output[output.index("--on") + 1]]
+    assert (promise.engine, promise.device, promise.command[1:]) == ("command", "cuda", ["-m", "autotune", "serve"])

@@ -336,7 +336,9 @@ def test_the_disk_takes_memory_that_lies_well_itself_and_copies_of_other_memory(
                 calls[verb].clear()
 
 
-def test_before_linux_6_5_the_disk_never_reads_or_writes_memory_that_a_fork_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_linux_6_5_the_disk_never_reads_or_writes_memory_that_a_fork_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with tempfile.TemporaryFile() as file:
         for release, safe in (
             ("6.4.99-generic", False),
