@@ -14,13 +14,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 FLEET = """
 classes:
-  fake: {engine: ray, device: cpu, devices: 2}
+  fake: {engine: ray, device: cpu, devices: 1}
 """
 NIGHT = f"""
 time: 10m
 entries:
-  - {{name: wide, workload: '{WORKLOADS}:wide', arguments: {{depth: 3}}, on: [fake], budget: 90%, time: 1m, trials: 3, samples: 2}}
-  - {{name: wider, workload: '{WORKLOADS}:wide', arguments: {{depth: 4}}, on: [fake], budget: 90%, time: 1m, trials: 3, samples: 2}}
+  - {{name: wide, workload: '{WORKLOADS}:wide', arguments: {{depth: 3}}, on: [fake], budget: 90%, time: 40s, trials: 2, samples: 2}}
 """
 
 
@@ -41,11 +40,11 @@ def test_the_second_night_verifies_the_champions_of_the_first_and_frees_the_devi
     (tmp_path / "fleet.yaml").write_text(FLEET)
     (tmp_path / "night.yaml").write_text(NIGHT)
     first, second = run_night(tmp_path), run_night(tmp_path)
-    assert [entry["entry"] for entry in first["entries"]] == ["wide@fake", "wider@fake"]
+    assert [entry["entry"] for entry in first["entries"]] == ["wide@fake"]
     for before, after in zip(first["entries"], second["entries"], strict=True):
         assert before["verdict"] in ("new", "inconclusive"), before["detail"]
         assert before["champion"], before["detail"]
-        # two entries share two cores of a busy machine: their times may differ between nights
+        # on a busy machine the times may differ between the nights
         assert after["verdict"] != "failed", after["detail"]
         assert after["turns"], after["detail"]
         history = tmp_path / "runs" / "nightly" / before["entry"] / "history.jsonl"
