@@ -46,7 +46,9 @@ class GpuSlabStore(SlabStore):
         self._cuda: Any = torch.cuda if cuda is None else cuda
         self._kind = "cuda" if cuda is None else "cpu"
         if not self._cuda.is_available():
-            raise StoreError(f"{name} store: it was opened for values of a GPU, and torch finds no GPU")
+            raise StoreError(
+                f"{name} store: it was opened for values of a GPU, and torch finds no GPU; autotune doctor says why"
+            )
         super().__init__(name, directory, slots, fork_safe=True, **options)
         try:
             pinned, unpin = allocate_pinned(self._cuda, name, len(Direction) * _BUFFERS * CHUNK_BYTES)

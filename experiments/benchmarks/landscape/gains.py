@@ -39,7 +39,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gains")
     parser.add_argument("--work", type=Path, default=WORK, help="directory of the studies")
     options = parser.parse_args()
-    for name in options.names or sorted(path.parent.name for path in options.work.glob("*/run")):
+    known = sorted(path.parent.name for path in options.work.glob("*/run"))
+    if missing := set(options.names) - set(known):
+        parser.error(
+            f"no study of {', '.join(sorted(missing))} in {options.work}; run landscape.night --fresh NAME first"
+        )
+    for name in options.names or known:
         target = options.out / f"{name}.json"
         if target.exists() and not options.fresh:
             continue
@@ -94,6 +99,7 @@ def gain_interval(result: dict[str, Any]) -> Interval:
 
 
 def complete_rounds(result: dict[str, Any]) -> list[dict[str, float]]:
+    """Return the rounds in which both plans ran to their end."""
     return [turn for turn in result["rounds"] if turn["planner"] and turn["search"]]
 
 

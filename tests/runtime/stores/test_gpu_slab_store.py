@@ -145,7 +145,9 @@ def test_memory_that_cannot_be_pinned_leaves_no_open_file(cuda: FakeCuda, tmp_pa
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_without_a_gpu_it_is_refused(tmp_path: Path):
-    with pytest.raises(StoreError, match="opened for values of a GPU, and torch finds no GPU"):
+    with pytest.raises(
+        StoreError, match="opened for values of a GPU, and torch finds no GPU; autotune doctor says why"
+    ):
         open_store("ssd", tmp_path, {0: 1}, "cuda")
 
 
