@@ -5,15 +5,6 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/allocators/results/results.json": ("commit", "graphs", "date"),
     "benchmarks/coverage/results/results.json": ("graphs",),
     "benchmarks/fleet/results/overhead.json": ("graphs",),
-    **{
-        f"benchmarks/frontier/results/cpu-amd-epyc-2/{name}.json": ("commit", "date")
-        for name in ("bert", "gpt2", "gpt2-dropout", "lstm", "mobilenet_v2", "resnet152", "resnet50", "vit")
-    },
-    "benchmarks/frontier/results/cpu-intel-xeon-2/gpt2-dropout.json": ("commit", "graphs", "date"),
-    **{
-        f"benchmarks/frontier/results/cpu-intel-xeon-2/{name}.json": ("commit", "date")
-        for name in ("resnet152", "resnet50", "vit")
-    },
     "benchmarks/guards/results/results.json": ("graphs",),
     "benchmarks/integrations/results/results.json": ("graphs",),
     "benchmarks/kernels/results/usual/results.json": ("graphs",),
@@ -39,18 +30,5 @@ LACKING: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Facts that a result file lacks, by its path below `experiments/`."""
 
-OF_ANOTHER_GRAPH = frozenset(
-    [
-        "benchmarks/frontier/results/cpu-amd-epyc-2/bert.json",
-        "benchmarks/frontier/results/cpu-amd-epyc-2/gpt2-dropout.json",
-        "benchmarks/frontier/results/cpu-amd-epyc-2/gpt2.json",
-        "benchmarks/frontier/results/cpu-amd-epyc-2/lstm.json",
-        "benchmarks/frontier/results/cpu-amd-epyc-2/resnet50.json",
-        "benchmarks/frontier/results/cpu-amd-epyc-2/vit.json",
-        "benchmarks/frontier/results/cpu-intel-xeon-2/resnet152.json",
-        "benchmarks/frontier/results/cpu-intel-xeon-2/resnet50.json",
-        "benchmarks/frontier/results/cpu-intel-xeon-2/vit.json",
-        "benchmarks/no_fit/results/tune.json",
-    ]
-)
+OF_ANOTHER_GRAPH = frozenset(["benchmarks/no_fit/results/tune.json"])
 """Result files whose step is captured as another graph today: their figures are of older code."""

@@ -1,5 +1,6 @@
 """Commands of experiments: how they end, which files `--fresh` deletes, and what identifies the machine of a result."""
 
+import argparse
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 from autotune.measure.device.this_device import this_device
 from autotune.records.json_codec import to_json
 from experiments.benchmarks.allocators import __main__ as allocators
-from experiments.benchmarks.compiled import __main__ as compiled
+from experiments.benchmarks.frontier import __main__ as frontier
 from experiments.benchmarks.no_fit import __main__ as no_fit
 from experiments.benchmarks.tuned import __main__ as tuned
 from experiments.common import long_run
@@ -82,10 +83,10 @@ def test_a_restart_of_a_machine_leaves_it_the_same_and_what_changes_times_does_n
     assert not any(is_same_machine(MACHINE, MACHINE | other) for other in others)
 
 
-def run_compiled(out: Path, stored: dict[str, Any]) -> None:
+def run_frontier(out: Path, stored: dict[str, Any]) -> None:
     (out / "gpt2.json").write_text(json.dumps(stored))
-    options = compiled.argparse.Namespace(tiny=False, again=[])
-    model = compiled.Model("gpt2", out, options, out)
+    options = argparse.Namespace(tiny=False, again=[])
+    model = frontier.ModelFrontier("gpt2", out, options, out)
     assert model.record["peers"] == {"eager": 1}
     assert model.record["machine"] == MACHINE
 
@@ -97,12 +98,12 @@ def run_allocators(out: Path, stored: dict[str, Any]) -> None:
     allocators.main()
 
 
-@pytest.mark.parametrize("run", [run_compiled, run_allocators])
+@pytest.mark.parametrize("run", [run_frontier, run_allocators])
 def test_results_are_continued_after_a_restart_and_refused_on_another_machine(
     run: Callable[[Path, dict[str, Any]], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sys, "argv", [str(Path(compiled.__file__))])
-    monkeypatch.setattr(compiled, "collect_facts", lambda: facts)
+    monkeypatch.setattr(sys, "argv", [str(Path(frontier.__file__))])
+    monkeypatch.setattr(frontier, "collect_facts", lambda: facts)
     monkeypatch.setattr(allocators, "measure", lambda *_: pytest.fail("every model has a result"))
     monkeypatch.setattr(allocators, "collect_facts", lambda: facts)
     monkeypatch.setattr(allocators, "summary", lambda results: "")
@@ -173,8 +174,8 @@ def test_fresh_deletes_the_benchmarks_own_files_alone(tmp_path: Path, monkeypatc
     assert not any(work.iterdir())
 
 
-def test_a_busy_machine_leaves_the_benchmark_of_compiled_regions_unfinished(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiled.psutil, "cpu_percent", lambda interval: 50.0)
+def test_a_busy_machine_leaves_the_frontier_unfinished(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(frontier.psutil, "cpu_percent", lambda interval: 50.0)
     with pytest.raises(SystemExit) as ended:
-        compiled.refuse_busy_machine(anyway=False)
+        frontier.refuse_busy_machine(anyway=False)
     assert ended.value.code == UNFINISHED

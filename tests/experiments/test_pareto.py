@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.frontier.summary import VariantPoint
+from autotune.study.verdicts.statistics import Interval
+from experiments.benchmarks.frontier.records import VariantPoint
 from experiments.benchmarks.pareto.__main__ import FRONTIER, MODELS, summarize, summarize_run
 from experiments.benchmarks.pareto.comparison import MEASURES, PeerVerdict, compare_with_peers, read_peers
 
@@ -20,9 +21,7 @@ def row(plan: int, nbytes: int, ratio: float, status: str = "front") -> dict[str
 
 
 def peer(name: str, nbytes: int, ratio: float) -> VariantPoint:
-    return VariantPoint(
-        "m", name, "peer", nbytes - 10, nbytes, ratio=ratio, ratio_low=ratio - 0.02, ratio_high=ratio + 0.02, equal=True
-    )
+    return VariantPoint(name, "peer", nbytes - 10, nbytes, Interval(ratio, ratio - 0.02, ratio + 0.02, samples=8))
 
 
 @pytest.mark.parametrize("measure", MEASURES)

@@ -1,23 +1,19 @@
-"""Measurements of one model in child processes: bytes and results in fresh ones, seconds in one per variant, interleaved."""
+"""Bytes and results of one model in child processes: of eager and of its peers."""
 
 import math
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.ir.plan import Plan
 from autotune.measure.child import Child
-from autotune.measure.interleaving import ProcessVariant, RoundLimits, interleave
 from autotune.measure.messages import EagerPeakRequest, Expects, MemoryPeak, ReplyT
 from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference
 from autotune.workloads.reference import WorkloadRef
-from experiments.benchmarks.frontier.peers import PEERS, ROUNDED, Compiled
-from experiments.common.turns import remove_paths
+from experiments.benchmarks.frontier.models import workload_reference
+from experiments.benchmarks.frontier.peers import ROUNDED
 
 HERE = Path(__file__).parent
 NEGLIGIBLE = 1e-4
@@ -35,7 +31,7 @@ class ModelBench:
 
     def workload(self, peer: str, *, still: bool = False) -> WorkloadRef:
         if peer == "eager" and not still:
-            return WorkloadRef(self.model, self.arguments)
+            return WorkloadRef(workload_reference(self.model), self.arguments)
         arguments = {"peer": peer, "model": self.model, "still": still, **self.arguments}
         return WorkloadRef(f"{HERE / 'peers.py'}:workload", arguments)
 
@@ -67,12 +63,6 @@ class ModelBench:
         """Measure eager's bytes; its results after updates are the bit-exact reference of plans."""
         return self.results("eager", seconds, still=False)
 
-    def eager_results(self, seconds: float) -> Path:
-        """Return the path of eager's results after updates, and measure them if they are missing."""
-        if not self.results_path("eager", still=False).exists():
-            self.eager(seconds)
-        return self.results_path("eager", still=False)
-
     def errors(self, name: str, seconds: float) -> dict[str, dict[str, Any]]:
         """Return the errors of a peer's kept results against eager without updates, and delete them."""
         if not self.results_path("eager", still=True).exists():
@@ -102,20 +92,6 @@ class ModelBench:
                 return child.ask(request, seconds)
             finally:
                 child.end()
-
-    def interleave_variants(self, variants: dict[str, Plan | None], limits: RoundLimits) -> dict[str, Any]:
-        """Measure seconds and charged bytes of peers (None, and eager) and of plans, interleaved."""
-        with tempfile.TemporaryDirectory(dir=self.scratch) as scratch:
-            ready = {
-                name: ProcessVariant(
-                    partial(self.child, name if plan is None else "eager", Path(scratch), return_memory=False),
-                    plan,
-                    compiles=isinstance(PEERS.get(name), Compiled),
-                )
-                for name, plan in variants.items()
-            }
-            times = asdict(interleave(ready, limits, self.log))
-        return times | {"failed": {name: remove_paths(text) for name, text in times["failed"].items()}}
 
     def log(self, what: str) -> None:
         print(f"{self.name}: {what}", file=sys.stderr, flush=True)
@@ -149,9 +125,3 @@ def compare_results(results: Reference, expected: Reference) -> dict[str, dict[s
                 worst, error = name, math.inf if math.isnan(off) else off
         errors[kind] = {"error": error, "worst": worst, "equal": not worst}
     return errors
-
-
-def exact_errors(check: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the errors of a plan, whose results were compared with eager's bit for bit and all together."""
-    errors = {"error": check["max_error"], "worst": check["differs"], "equal": check["max_error"] == 0.0}
-    return dict.fromkeys(KINDS, errors)

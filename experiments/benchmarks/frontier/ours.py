@@ -1,92 +1,137 @@
-"""Plans of this project for a budget: the fastest by estimate, measured until the peak fits the budget."""
+"""Plans of this project on one capture of a model: eager's kernels or compiled regions, in one memory format."""
 
-import time
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
-from autotune.ir.plan import Plan
-from autotune.measure.messages import Expects, PlanCheckRequest, ReplyT, SurveyRequest
+from autotune.ir.plan import REBUILD_PRICE, Plan
+from autotune.measure.children import Children, ChildRole
+from autotune.measure.messages import EagerPeakRequest, PlanCheckRequest, SurveyRequest, WiringRequest
+from autotune.measure.numerics import find_expected_results
+from autotune.measure.spec import Spec
 from autotune.planners import KINDS
 from autotune.planners.auto import best_plan
 from autotune.planners.candidates import Candidate
 from autotune.planners.space import build_space
+from autotune.predict.bounds import peak_lower_bound
 from autotune.records.json_codec import to_json
-from autotune.units import fmt_bytes
-from experiments.benchmarks.frontier.bench import ModelBench
-from experiments.benchmarks.frontier.summary import SLACK
+from autotune.workloads.reference import WorkloadRef
 
+SECONDS = 1800.0
+"""Time limit of one request to a child process, in seconds."""
+SLACK = 1.005
+"""Ratio to a peer's bytes up to which a plan of ours is compared with it."""
 TRIES = 3
 """Number of plans for one budget; each aims lower by the excess of the one before."""
-SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Kernels, memory format and rebuild price of a capture."""
+
+    kernels: str = ""
+    memory_format: str = ""
+    rebuild_price: float = REBUILD_PRICE
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the capture that a plan is for."""
+        return cls(plan.kernels, plan.memory_format, plan.rebuild_price)
+
+    @property
+    def name(self) -> str:
+        return f"ours {self.mark(Plan(())).capture_name.replace(',', '')}"
+
+    def mark(self, plan: Plan) -> Plan:
+        """Return a plan with this capture's kernels, memory format and rebuild price."""
+        return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+
+    def spec(self, workload: WorkloadRef, scratch: Path, profile_cache: Path | None = None) -> Spec:
+        """Return the specification of a child process that runs plans on this capture."""
+        return Spec(
+            workload, scratch, scratch=scratch, kernels=self.kernels, memory_format=self.memory_format,
+            rebuild_price=self.rebuild_price, profile_cache=profile_cache,
+        )  # fmt: skip
 
 
 class PlanBench:
-    """Plans of one model, and the child process that measures their bytes and compares their results."""
+    """Plans on one capture, each compared bit for bit with the capture's traced step, and that with eager by the gate."""
 
-    def __init__(self, bench: ModelBench, planning_seconds: float) -> None:
-        self.bench, self.planning_seconds = bench, planning_seconds
-        surveyed = bench.ask("eager", SurveyRequest(), return_memory=False, seconds=SECONDS)
+    def __init__(
+        self, capture: Capture, workload: WorkloadRef, scratch: Path, planning_seconds: float, profile_cache: Path
+    ) -> None:
+        self.capture, self.planning_seconds = capture, planning_seconds
+        self.spec = capture.spec(workload, scratch, profile_cache)
+        self.children = Children(self.spec)
+
+    def __enter__(self) -> Self:
+        ask = self.children.ask
+        if self.capture.kernels:
+            ask(ChildRole.KERNELS, WiringRequest(), seconds=SECONDS)
+            self.children.end(ChildRole.KERNELS)
+        surveyed = ask(ChildRole.SURVEY, SurveyRequest(), seconds=SECONDS)
+        self.children.end(ChildRole.SURVEY)
         self.graph, self.costs = surveyed.graph, surveyed.costs
         # without stores, which no peer has either; in the arena and in place, as a plan on a CPU is by default
         settled = {"allocator": "arena", "inplace": "greedy"}
         self.space = build_space({**KINDS, **{kind: {name: KINDS[kind][name]} for kind, name in settled.items()}}, ())
-        self.reference = bench.eager_results(SECONDS)
-
-    def __enter__(self) -> Self:
-        self.child = self.bench.child("eager", self.bench.scratch, return_memory=True)
+        results = self.children.scratch / "eager"
+        ask(ChildRole.EAGER, EagerPeakRequest(results), seconds=SECONDS)
+        self.children.end(ChildRole.EAGER)
+        traced = Plan.traced(self.graph)
+        expected, _ = find_expected_results(self.children, self.spec, traced, results)
+        assert expected is not None
+        self.expected = expected
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.child.end()
+        self.children.close()
 
-    def ask(self, request: Expects[ReplyT]) -> ReplyT:
-        """Send one request to the child process, which is replaced if it has died."""
-        if not self.child.alive:
-            self.child = self.bench.child("eager", self.bench.scratch, return_memory=True)
-        return self.child.ask(request, SECONDS)
-
-    def graph_summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
+        """Describe the graph, the proved lower bound of any plan's peak, and the comparison with eager."""
         return {
             "digest": self.graph.digest,
             "ops": len(self.graph.ops),
-            "values": len(self.graph.values),
-            "static_bytes": self.graph.static_bytes,
-        }
-
-    def fit(self, name: str, budget: int) -> tuple[Plan, dict[str, Any]]:
-        """Return the plan for a budget (0: the lowest peak), with its measurements."""
-        aim, tries = budget, []
-        for _ in range(TRIES):
-            start = time.perf_counter()
-            candidate = self.fastest(aim)
-            seconds = time.perf_counter() - start
-            measured = self.peak(candidate.plan)
-            tries.append({"aim_bytes": aim, "step_peak_bytes": measured["step_peak_bytes"]})
-            self.bench.log(f"{name}: peaks at {fmt_bytes(measured['step_peak_bytes'])}, {candidate.settings}")
-            if not budget or measured["step_peak_bytes"] <= SLACK * budget:
-                break
-            aim = int(aim * budget / measured["step_peak_bytes"])
-        return candidate.plan, measured | {
-            "budget_bytes": budget,
-            "tries": tries,
-            "planning_seconds": seconds,
-            "settings": candidate.settings,
-            "estimate": to_json(candidate.estimate),
-            "recomputed_ops": candidate.plan.recomputed,
-        }
-
-    def peak(self, plan: Plan) -> dict[str, Any]:
-        """Measure the step's peak in the arena, after a bit-exact comparison with eager."""
-        check = self.ask(PlanCheckRequest(plan, self.reference, tolerance=float("inf")))
-        assert check.comparison is not None
-        assert check.memory is not None
-        return {
-            "step_peak_bytes": check.memory.peak_bytes - check.memory.floor_bytes,
-            "floor_bytes": check.memory.floor_bytes,
-            "meter": check.memory.meter,
-            "max_error": check.comparison.max_error,
-            "differs": check.comparison.detail,
+            "bound_bytes": peak_lower_bound(self.graph, self.costs)[0],
+            "gate": self.expected.method,
+            "share_of_bound": self.expected.capture_error,
         }
 
     def fastest(self, aim: int) -> Candidate:
         """Return the fastest plan by estimate that the planners reach in the planning time."""
         return best_plan(self.graph, self.costs, aim, self.space, seconds=self.planning_seconds)
+
+    def fit(self, budget: int) -> tuple[Plan, dict[str, Any]]:
+        """Return the fastest plan by estimate for a budget (0: the lowest peak), with its measured peak."""
+        aim = budget
+        for _ in range(TRIES):
+            candidate = self.fastest(aim)
+            plan = self.capture.mark(candidate.plan)
+            measured = self.measure_peak(plan)
+            if not budget or measured["step_peak_bytes"] <= SLACK * budget:
+                break
+            aim = int(aim * budget / measured["step_peak_bytes"])
+        return plan, measured | {
+            "budget_bytes": budget,
+            "settings": candidate.settings,
+            "estimate": to_json(candidate.estimate),
+            "recomputed_ops": candidate.plan.recomputed,
+        }
+
+    def traced(self) -> tuple[Plan, dict[str, Any]]:
+        """Return the traced order in the arena, which no planner changed, with its measured peak."""
+        plan = self.capture.mark(Plan(Plan.traced(self.graph).order, allocator="arena"))
+        return plan, self.measure_peak(plan)
+
+    def measure_peak(self, plan: Plan) -> dict[str, Any]:
+        """Measure the step's peak above the floor, after a comparison with the traced step."""
+        request = PlanCheckRequest(plan, self.expected.directory, tolerance=float("inf"))
+        check = self.children.ask(ChildRole.PLAN_BYTES, request, seconds=SECONDS)
+        assert check.comparison is not None
+        assert check.memory is not None
+        return {
+            "step_peak_bytes": check.memory.peak_bytes - check.memory.floor_bytes,
+            "equal_to_traced": check.comparison.max_error == 0.0,
+            "max_error": check.comparison.max_error,
+            "differs": check.comparison.detail,
+        }

@@ -4,7 +4,6 @@ A peer changes the model's forwards, or the loss function, of a workload. The st
 gradients dropped, forward, loss, backward, the optimizer's step.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,12 +14,12 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 import torch._inductor.config
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from autotune.errors import ConfigError
 from autotune.workloads.workload import LossFn, Workload
-from autotune.workloads.zoo import ZOO
 from autotune.workloads.zoo.lstm import Looped
+from experiments.benchmarks.frontier.models import FACTORIES
 
 BLOCKS = (
     "ResNetBasicLayer",
@@ -29,8 +28,11 @@ BLOCKS = (
     "GPT2Block",
     "BertLayer",
     "ViTLayer",
+    "LlamaDecoderLayer",
+    "T5Block",
+    "UNetBlock",
 )
-"""Classes of `transformers` whose instances form a model's chain of blocks."""
+"""Classes whose instances form a model's chain of blocks: of `transformers`, and the U-Net's."""
 CHUNK_STEPS = 10
 """Time steps of the LSTM's loop that form a block."""
 aten = torch.ops.aten
@@ -71,46 +73,8 @@ class Checkpoint:
             run = partial(run, context_fn=partial(create_selective_checkpoint_contexts, list(self.saved)))
         forwards: Forwards = [(block, partial(run, block.forward)) for block in blocks(workload.model)]
         for loop in loops(workload.model):
-            forwards.append((loop, partial(_in_chunks, loop, run, _chunks)))
+            forwards.append((loop, partial(_in_chunks, loop, run)))
         return _changed(workload, forwards)
-
-
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """`checkpoint_sequential` over the chain of blocks, or the LSTM's time steps; None: the square root of their number."""
-
-    segments: int | None
-
-    def build(self, workload: Workload) -> PeerStep:
-        chain = blocks(workload.model)
-        forwards: Forwards = []
-        if chain:
-            # the first block runs the whole chain; the others, which get its result, hand it through
-            block_forwards = [block.forward for block in chain]
-            forwards = [(block, _through) for block in chain]
-            forwards[0] = (chain[0], partial(_in_segments, block_forwards, self.count(len(chain))))
-        for loop in loops(workload.model):
-            run = partial(checkpoint, use_reentrant=False, preserve_rng_state=True)
-            forwards.append((loop, partial(_in_chunks, loop, run, self._sizes)))
-        return _changed(workload, forwards)
-
-    def count(self, links: int) -> int:
-        """Return the number of segments for so many links.
-
-        ConfigError: the number equals that of another peer, or exceeds the links.
-        """
-        if self.segments is None:
-            root = round(math.sqrt(links))
-            if Sequential(root) in PEERS.values():
-                raise ConfigError(f"the root of {links} blocks is {root}: the same as sequential {root}")
-            return root
-        if self.segments > links:
-            raise ConfigError(f"{links} blocks make no {self.segments} segments; leave this peer out")
-        return self.segments
-
-    def _sizes(self, steps: int) -> tuple[list[int], bool]:
-        count = self.count(steps)
-        return [steps // count] * (count - 1) + [steps - steps // count * (count - 1)], False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +102,31 @@ class Compiled:
         return PeerStep(torch.compile(step, backend=backend, fullgraph=True, dynamic=False), [])
 
 
-Peer = Checkpoint | Sequential | Compiled
+Peer = Checkpoint | Compiled
 
 PEERS: dict[str, Peer] = {
     "checkpoint": Checkpoint(),
-    "aot_eager 0.5": Compiled("aot_eager", 0.5),
-    "sequential sqrt": Sequential(None),
-    "inductor 1": Compiled("inductor", 1.0),
-    "aot_eager 0.3": Compiled("aot_eager", 0.3),
-    "aot_eager 0.1": Compiled("aot_eager", 0.1),
     "selective": Checkpoint(tuple(SAVED)),
-    "sequential 4": Sequential(4),
+    "aot_eager 0.5": Compiled("aot_eager", 0.5),
+    "aot_eager 0.1": Compiled("aot_eager", 0.1),
+    "inductor 1": Compiled("inductor", 1.0),
     "inductor 0.5": Compiled("inductor", 0.5),
-    "inductor 0.1": Compiled("inductor", 0.1),
-    "aot_eager 0.8": Compiled("aot_eager", 0.8),
-    "aot_eager 0.05": Compiled("aot_eager", 0.05),
-    "aot_eager 0": Compiled("aot_eager", 0.0),
-    "sequential 2": Sequential(2),
     "inductor 0.3": Compiled("inductor", 0.3),
-    "inductor 0.05": Compiled("inductor", 0.05),
-    "inductor 0": Compiled("inductor", 0.0),
-    "inductor 0.8": Compiled("inductor", 0.8),
+    "inductor 0.1": Compiled("inductor", 0.1),
 }
-"""Peers by name, the most informative first: where time is short, the last are left out."""
-
+"""Peers by name."""
 
 ROUNDED = "eager, rounded"
 """Eager with every parameter off by at most one ulp, which shows the effect of rounding on a gradient."""
 
 
 def workload(peer: str, model: str, *, still: bool = False, **arguments: Any) -> Workload:
-    """Make a zoo workload that always runs like this peer; `still`: updates leave the parameters as they are.
+    """Make a workload that always runs like this peer; `still`: updates leave the parameters as they are.
 
     After one update of a net with batch normalization, gradients that differ by an ulp have nothing in common. So the
     results to compare with eager's must come before any update.
     """
-    base = ZOO[model](**arguments)
+    base = FACTORIES[model](**arguments)
     if still:
         disable_updates(base)
     if peer == ROUNDED:
@@ -219,39 +172,13 @@ def _changed(workload: Workload, forwards: Forwards) -> PeerStep:
     return PeerStep(workload.loss_fn, forwards)
 
 
-def _through(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return hidden
-
-
-def _in_segments(
-    block_forwards: list[Any], segments: int, hidden: torch.Tensor, *arguments: Any, **keywords: Any
-) -> torch.Tensor:
-    links = [partial(_link, forward, arguments, keywords) for forward in block_forwards]
-    return checkpoint_sequential(links, segments, hidden, use_reentrant=False)
-
-
-def _link(forward: Any, arguments: Any, keywords: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return forward(hidden, *arguments, **keywords)
-
-
-def _chunks(steps: int) -> tuple[list[int], bool]:
-    return [min(CHUNK_STEPS, steps - start) for start in range(0, steps, CHUNK_STEPS)], True
-
-
-def _in_chunks(loop: Looped, run: Any, cut: Callable[[int], tuple[list[int], bool]], sequence: torch.Tensor) -> Any:
-    """Run the loop over all time steps, and keep only the states between chunks.
-
-    `cut` returns the chunks' lengths, and True if the last chunk is checkpointed as well.
-    """
+def _in_chunks(loop: Looped, run: Any, sequence: torch.Tensor) -> torch.Tensor:
+    """Run the loop over all time steps, and keep only the states between chunks of `CHUNK_STEPS`."""
     blank = sequence.new_zeros(sequence.shape[0], sequence.shape[2])
     states = [blank] * (2 * len(loop.cells))
     outputs = []
-    sizes, whole = cut(sequence.shape[1])
-    for number, inputs in enumerate(sequence.split(sizes, dim=1), 1):
-        if whole or number < len(sizes):
-            output, *states = run(_chunk, loop, inputs, *states)
-        else:
-            output, *states = _chunk(loop, inputs, *states)
+    for inputs in sequence.split(CHUNK_STEPS, dim=1):
+        output, *states = run(_chunk, loop, inputs, *states)
         outputs.append(output)
     return torch.cat(outputs, dim=1)
 

@@ -33,6 +33,7 @@ from autotune.study.offline import landscape
 from autotune.study.runner import CompleteRunner, QuietRunner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import mib
+from experiments.benchmarks.frontier.records import block_ratios, capture_of
 from experiments.benchmarks.landscape.leaders import remeasure_leaders
 from experiments.common.facts import collect_facts
 
@@ -246,20 +247,17 @@ class RecordedNoise:
 
 
 def _noise_of_model(document: dict[str, Any]) -> Iterator[tuple[float, float, tuple[float, ...]]]:
-    """Yield (bytes off, seconds over predicted, rounds) of each plan of ours that was timed beside eager."""
-    blocks: dict[str, dict[int, float]] = {}
-    for block in document["sessions"][0]["blocks"]:
-        blocks.setdefault(block["variant"], {})[block["round"]] = statistics.fmean(block["seconds"])
-    for name, plan in document["ours"].items():
-        expected, seconds_by_round = plan.get("estimate"), blocks.get(name, {})
-        common_rounds = sorted(seconds_by_round.keys() & blocks["eager"].keys())
-        if expected is None or not common_rounds:
+    """Yield (bytes off, seconds over predicted, ratios of blocks) of each plan on eager's kernels that was timed."""
+    for name, plan in document["plans"].items():
+        expected, ratios = plan.get("estimate"), block_ratios(document, name)
+        if expected is None or not ratios or document["captures"][capture_of(document, name)]["kernels"]:
             continue
-        ratios = [seconds_by_round[turn] / blocks["eager"][turn] for turn in common_rounds]
+        blocks = [block for session in document["sessions"] for block in session["blocks"] if block["variant"] == name]
+        seconds = statistics.median(statistics.fmean(block["seconds"]) for block in blocks)
         middle = statistics.median(ratios)
         yield (
             plan["step_peak_bytes"] / expected["peak_bytes"] - 1,
-            statistics.median(seconds_by_round.values()) / expected["seconds"],
+            seconds / expected["seconds"],
             tuple(ratio / middle for ratio in ratios),
         )
 

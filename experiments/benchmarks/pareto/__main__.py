@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.measure.device.this_device import this_device
 from autotune.units import mib
-from experiments.benchmarks.frontier.__main__ import MODELS as FRONTIER_MODELS
+from experiments.benchmarks.frontier.models import MODELS as FRONTIER_MODELS
 from experiments.benchmarks.pareto.comparison import (
     MEASURES,
     POINTS_WANTED,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.benchmarks.frontier.summary import VariantPoint, build_points
+from experiments.benchmarks.frontier.records import VariantPoint, build_points
 
 Measure = Literal["peak", "charged"]
 MEASURES: tuple[Measure, ...] = ("peak", "charged")
@@ -49,7 +49,7 @@ def read_peers(frontier: Path, model: str, arguments: Mapping[str, Any]) -> list
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["arguments"] != dict(arguments):
         raise SystemExit(f"{path}: measured with {record['arguments']}, not {dict(arguments)}: name another --frontier")
-    return [point for point in build_points(model, record) if point.kind == "peer" and point.counted]
+    return [point for point in build_points(record) if point.kind == "peer" and point.right and point.ratio]
 
 
 def compare_with_peers(
@@ -65,16 +65,18 @@ def compare_with_peers(
 def _compare(row: Mapping[str, Any], peers: Sequence[VariantPoint], measure: Measure) -> PeerComparison:
     nbytes, ratio = row[f"step_{measure}_bytes"], row["time_ratio"]
     fast = [
-        peer
+        (peer, peer.ratio)
         for peer in peers
-        if (size := _bytes(peer, measure)) is not None and size <= nbytes and (peer.ratio or 0.0) <= ratio["middle"]
+        if peer.ratio
+        and (size := _bytes(peer, measure)) is not None
+        and size <= nbytes
+        and peer.ratio.middle <= ratio["middle"]
     ]
     if not fast:
         return PeerComparison(row["plan"], measure, PeerVerdict.CLEAR)
-    nearest = min(fast, key=lambda peer: peer.ratio_high or 0.0)
-    certain = nearest.ratio_high is not None and nearest.ratio_high < ratio["low"]
-    verdict = PeerVerdict.DOMINATED if certain else PeerVerdict.UNCERTAIN
-    return PeerComparison(row["plan"], measure, verdict, nearest.variant, _bytes(nearest, measure), nearest.ratio)
+    nearest, interval = min(fast, key=lambda pair: pair[1].high)
+    verdict = PeerVerdict.DOMINATED if interval.high < ratio["low"] else PeerVerdict.UNCERTAIN
+    return PeerComparison(row["plan"], measure, verdict, nearest.variant, _bytes(nearest, measure), interval.middle)
 
 
 def _bytes(point: VariantPoint, measure: Measure) -> int | None:

@@ -17,7 +17,7 @@ from autotune.measure.device.this_device import this_device
 from autotune.report.claims import RESULT, Claim, Figure, write
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier.bench import ModelBench
-from experiments.benchmarks.frontier.ours import PlanBench
+from experiments.benchmarks.frontier.ours import Capture, PlanBench
 from experiments.claims.pytorch_budget.knob import saved_bytes
 from experiments.common.facts import collect_facts
 from experiments.common.simulated import CAPTURED, collect_origin, open_figure, read_rows, write_rows
@@ -78,12 +78,12 @@ def measure_points(name: str, device: str, *, tiny: bool) -> Iterator[BudgetPoin
     with tempfile.TemporaryDirectory(prefix="budget-") as scratch:
         bench = Knob(name, model, _tiny(arguments) if tiny else arguments, Path(scratch))
         eager = bench.peer("eager", SECONDS)["step_peak_bytes"]
-        bench.eager_results(SECONDS)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             peers = dict(
                 zip(SETTINGS, pool.map(lambda setting: bench.peer(str(setting), SECONDS), SETTINGS), strict=True)
             )
-        with PlanBench(bench, 0.0) as ours:
+        spare = Path(scratch) / "profile.json"
+        with PlanBench(Capture(), bench.workload("eager"), Path(scratch), 0.0, spare) as ours:
             static = ours.graph.static_bytes
             CAPTURED[f"{model} {bench.arguments}"] = ours.graph.digest
             point = partial(BudgetPoint, name, device=device, static_bytes=static)
@@ -95,7 +95,7 @@ def measure_points(name: str, device: str, *, tiny: bool) -> Iterator[BudgetPoin
                           peak_bytes=result["step_peak_bytes"], gradient_error=gradients["error"], worst=gradients["worst"])  # fmt: skip
             for setting in SETTINGS[1:-1]:
                 candidate = ours.fastest(static + int(setting * (eager - static)))
-                result = ours.peak(candidate.plan)
+                result = ours.measure_peak(candidate.plan)
                 yield point(who="ours", setting=setting, saved_bytes=None, peak_bytes=result["step_peak_bytes"],
                           gradient_error=result["max_error"], worst=result["differs"])  # fmt: skip
 

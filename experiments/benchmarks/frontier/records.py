@@ -1,0 +1,222 @@
+"""Read a model's record: which variants compute the same as eager, how fast they are, and which plan faces which peer."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scipy.optimize import isotonic_regression
+
+from autotune.measure.interleaving import EAGER, pair_with_baseline, ratios_to_baseline
+from autotune.study.verdicts.statistics import Interval, median_interval
+
+GLIBC = " glibc"
+"""End of the name of a peer that runs with glibc's malloc; the others run with tcmalloc."""
+SHARES = (0.6, 0.5, 0.4)
+"""Budgets of plans beside the peers' peaks, as shares of eager's peak."""
+MERGED = 0.01
+"""Relative distance of budgets below which the smaller one's plan serves both."""
+SLACK = 1.005
+"""Ratio to a peer's bytes up to which a plan of ours is compared with it."""
+SLOWER = 1.03
+"""Ratio to the lowest estimated seconds within a peer's bytes up to which a plan is timed: estimates may be wrong by so much."""
+NEARLY_EAGER = 1.03
+"""Ratio to eager's time up to which a plan counts as nearly as fast."""
+WRONG, ROUNDINGS = 0.01, 10.0
+"""Relative error of a gradient that is more than rounding, and the factor over the effect of one ulp in every parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Our fastest plan within the bytes of one peer, and its time over the peer's."""
+
+    model: str
+    peer: str
+    ours: str
+    ratio: Interval
+    """By blocks of one round, with tcmalloc for the peer."""
+    ratio_glibc: Interval | None = None
+    """The same with glibc's malloc for the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantPoint:
+    """Bytes and time of one variant of one model."""
+
+    variant: str
+    kind: Literal["eager", "peer", "compiler", "ours"]
+    """Group of the variant; a compiler's kernels differ from eager's."""
+    peak_bytes: int
+    """Peak of the step, with malloc returning memory at once."""
+    charged_bytes: int | None = None
+    """Charge of the step with tcmalloc, or in the arena of a plan."""
+    ratio: Interval | None = None
+    """Time over eager's."""
+    right: bool = True
+    """True if it computes the same as eager; a plan of ours the same bits as the traced step of its capture."""
+
+
+def block_ratios(record: dict[str, Any], variant: str) -> list[float]:
+    """Return the ratio to eager of each block of a variant, in the order of rounds."""
+    ratios: list[float] = []
+    for session in record["sessions"]:
+        blocks = [(block["variant"], block["seconds"]) for block in session["blocks"]]
+        ratios += ratios_to_baseline(pair_with_baseline(blocks, variant))
+    return ratios
+
+
+def time_ratio(record: dict[str, Any], variant: str) -> Interval | None:
+    """Return a variant's time over eager's; None where it was not timed."""
+    ratios = block_ratios(record, variant)
+    return median_interval(ratios) if ratios else None
+
+
+def charged_bytes(record: dict[str, Any], variant: str) -> int | None:
+    """Return the charge of a variant's step in its latest session; None where it was not timed."""
+    charges = (session.get("charged", {}).get(variant) for session in reversed(record["sessions"]))
+    return next((charge for charge in charges if charge is not None), None)
+
+
+def timed_variants(record: dict[str, Any]) -> set[str]:
+    """Return the variants that a session timed, or that failed in it."""
+    blocks = {block["variant"] for session in record["sessions"] for block in session["blocks"]}
+    return blocks | {name for session in record["sessions"] for name in session["failed"]}
+
+
+def is_wrong(record: dict[str, Any], peer: str) -> bool:
+    """Return True if a peer's gradients differ from eager's by more than rounding."""
+    if peer == EAGER:
+        return False
+    error, rounding = (
+        gradient_error(errors) for errors in (record["peers"][peer].get("errors", {}), record.get("rounding", {}))
+    )
+    return not error <= max(WRONG, ROUNDINGS * rounding)
+
+
+def gradient_error(errors: dict[str, Any]) -> float:
+    """Return the largest error of a gradient. Results before 26 November 2026 hold those of the steps under `loss`."""
+    kinds = [errors[kind] for kind in ("loss", "gradients") if kind in errors]
+    return max(
+        (kind["error"] for kind in kinds if "gradient" in kind["worst"] or kind["error"] == math.inf), default=0.0
+    )
+
+
+def make_budgets(record: dict[str, Any], shares: Sequence[float] = ()) -> list[int]:
+    """Return the peers' peaks and shares of eager's, the highest first; near ones are served by the smaller plan."""
+    eager: int = record["peers"].get(EAGER, {}).get("step_peak_bytes", 0)
+    peaks = [peer["step_peak_bytes"] for peer in record["peers"].values() if "step_peak_bytes" in peer]
+    kept: list[int] = []
+    for budget in sorted([*peaks, *(int(share * eager) for share in shares if eager)]):
+        if not kept or budget > kept[-1] * (1 + MERGED):
+            kept.append(budget)
+    return kept[::-1]
+
+
+def fitting_plans(record: dict[str, Any], nbytes: int, names: Iterable[str]) -> list[str]:
+    """Return of each capture the plan for most bytes that takes at most `nbytes` and has the traced step's bits."""
+    plans, fitting = record["plans"], dict[str, str]()
+    for name in sorted(names, key=lambda name: plans[name]["step_peak_bytes"]):
+        if plans[name]["equal_to_traced"] and plans[name]["step_peak_bytes"] <= SLACK * nbytes:
+            fitting[capture_of(record, name)] = name
+    return list(fitting.values())
+
+
+def fast_plans(record: dict[str, Any]) -> list[str]:
+    """Return the plans to time: within each budget, those that are fastest by estimate, or nearly so; and the lowest."""
+    plans = record["plans"]
+    seconds = {name: plan["estimate"]["seconds"] for name, plan in plans.items() if "estimate" in plan}
+    fast: list[str] = []
+    for budget in make_budgets(record, SHARES):
+        fitting = fitting_plans(record, budget, seconds)
+        least = min((seconds[name] for name in fitting), default=0.0)
+        fast += [name for name in fitting if seconds[name] <= SLOWER * least]
+    equal = [name for name in seconds if plans[name]["equal_to_traced"]]
+    lowest = min(equal, key=lambda name: plans[name]["step_peak_bytes"], default=None)
+    return list(dict.fromkeys([*fast, *([lowest] if lowest else [])]))
+
+
+def capture_of(record: dict[str, Any], plan: str) -> str:
+    """Return the capture that a plan's name begins with, the longest one."""
+    return max((name for name in record["captures"] if plan.startswith(name)), key=len, default="")
+
+
+def compare(model: str, record: dict[str, Any]) -> list[Pair]:
+    """Pair eager and each timed peer with our fastest plan that takes at most its bytes and has the traced step's bits.
+
+    Of each capture only the plan for most bytes counts: among many plans one is fast by luck.
+    """
+    medians = {plan: statistics.median(ratios) for plan in record["plans"] if (ratios := block_ratios(record, plan))}
+    pairs = []
+    for peer, measured in record["peers"].items():
+        fitting = fitting_plans(record, measured.get("step_peak_bytes", 0), medians)
+        if not block_ratios(record, peer) or not fitting or is_wrong(record, peer):
+            continue
+        fastest = min(fitting, key=lambda plan: medians[plan])
+        ratio = _quotient(record, fastest, peer)
+        if ratio is not None:
+            pairs.append(Pair(model, peer, fastest, ratio, _quotient(record, fastest, f"{peer}{GLIBC}")))
+    return pairs
+
+
+def _quotient(record: dict[str, Any], ours: str, peer: str) -> Interval | None:
+    ratios, others = block_ratios(record, ours), block_ratios(record, peer)
+    if peer == EAGER:
+        return median_interval(ratios)
+    quotients = [ratio / other for ratio, other in zip(ratios, others, strict=False)]
+    return median_interval(quotients) if quotients else None
+
+
+def compare_lowest(record: dict[str, Any]) -> tuple[float, float] | None:
+    """Return our lowest peak, and the lowest proved bound of any plan, over the peers' lowest peak."""
+    peers = [
+        peer["step_peak_bytes"]
+        for name, peer in record["peers"].items()
+        if "step_peak_bytes" in peer and not is_wrong(record, name)
+    ]
+    ours = [plan["step_peak_bytes"] for plan in record["plans"].values() if plan["equal_to_traced"]]
+    bounds = [capture["bound_bytes"] for capture in record["captures"].values() if "bound_bytes" in capture]
+    if not (peers and ours and bounds):
+        return None
+    return min(ours) / min(peers), min(bounds) / min(peers)
+
+
+def peak_near_eager_time(record: dict[str, Any]) -> float | None:
+    """Return our lowest peak over eager's at no more than 1.03 times eager's time; None where no plan is as fast.
+
+    Fewer bytes never need less time, because plans are chosen so. Of each capture, times are therefore fitted to rise as
+    bytes fall (isotonic regression); otherwise one lucky measurement would stand for all its neighbours.
+    """
+    eager = record["peers"].get(EAGER, {}).get("step_peak_bytes")
+    by_capture: dict[str, list[tuple[int, float]]] = {}
+    for name, plan in record["plans"].items():
+        if plan["equal_to_traced"] and "estimate" in plan and (ratios := block_ratios(record, name)):
+            point = (plan["step_peak_bytes"], statistics.median(ratios))
+            by_capture.setdefault(capture_of(record, name), []).append(point)
+    fitting = []
+    for points in by_capture.values():
+        points.sort(reverse=True)
+        fitted = isotonic_regression([ratio for _, ratio in points]).x
+        fitting += [nbytes for (nbytes, _), ratio in zip(points, fitted, strict=True) if ratio <= NEARLY_EAGER]
+    return min(fitting) / eager if fitting and eager else None
+
+
+def build_points(record: dict[str, Any]) -> list[VariantPoint]:
+    """Return every variant of a model's record whose bytes are known, eager first."""
+    points = []
+    for name, measured in {**record["peers"], **record["plans"]}.items():
+        if "step_peak_bytes" not in measured:
+            continue
+        is_ours = name in record["plans"]
+        kind = "ours" if is_ours else "eager" if name == EAGER else "compiler" if "inductor" in name else "peer"
+        points.append(
+            VariantPoint(
+                name,
+                kind,  # type: ignore[arg-type]
+                measured["step_peak_bytes"],
+                charged_bytes(record, name),
+                time_ratio(record, name),
+                right=measured["equal_to_traced"] if is_ours else not is_wrong(record, name),
+            )
+        )
+    return points
