@@ -167,7 +167,10 @@ class EntrySession:
     # the champion
 
     def verify_champion(self, champion: PlanFile) -> None:
-        """Measure the champion and record its verdict; a suspected regression is re-measured first."""
+        """Measure the champion and record its verdict; a suspected regression is re-measured first.
+
+        Times that other work disturbed are no evidence against the champion; its bytes and its errors are.
+        """
         try:
             match_plan(self.home.champion, champion, self.prepared)
         except PlanError as error:
@@ -179,13 +182,19 @@ class EntrySession:
             self.accept_champion(rounds)
             return
         repeated = self.measure_champion(champion)
-        if repeated_reason := self.find_regression(repeated):
-            self.record_rounds(rounds)
-            self.result = replace(self.result, rerun=self.change_from_record(repeated))
-            self.report_regression(f"{reason}; re-measured: {repeated_reason}")
-        else:
+        repeated_reason = self.find_regression(repeated)
+        if not repeated_reason:
             self.notes.append(f"suspicious: {reason}, not confirmed when re-measured")
             self.accept_champion(repeated)
+            return
+        self.record_rounds(rounds)
+        self.result = replace(self.result, rerun=self.change_from_record(repeated))
+        detail = f"{reason}; re-measured: {repeated_reason}"
+        if repeated.disturbed and not self.find_error(repeated):
+            detail = f"{detail}; other work disturbed it: {repeated.disturbed[-1]}"
+            self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=detail)
+        else:
+            self.report_regression(detail)
 
     def measure_champion(self, champion: PlanFile) -> PlanRounds:
         """Measure until the champion clearly keeps or misses its record, or the time is up."""
@@ -194,8 +203,8 @@ class EntrySession:
             return not self.nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
 
         measured = self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
+        self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1] if measured.disturbed else "")
         if measured.disturbed:
-            self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1])
             self.notes.append(f"disturbed: {measured.disturbed[-1]}")
         return measured
 
@@ -224,15 +233,21 @@ class EntrySession:
 
     def find_regression(self, rounds: PlanRounds) -> str:
         """Return the reason that these rounds show a regression; empty for none."""
+        if error := self.find_error(rounds):
+            return error
+        if self.change_from_record(rounds) is None:
+            return ""
+        comparison = self.compare(rounds)
+        return f"time {comparison.change} vs. its record" if comparison.standing is Standing.WORSE else ""
+
+    def find_error(self, rounds: PlanRounds) -> str:
+        """Return the failure or the bytes that speak against the plan, however busy the machine was; empty for none."""
         if rounds.plan_error:
             return rounds.plan_error
         before = [night.charged_bytes for night in self.nights if night.charged_bytes is not None]
         if rounds.charged_bytes is not None and is_memory_regression(rounds.charged_bytes, before):
             return f"charged {format_percent(rounds.charged_bytes / max(before))} vs. its record"
-        if self.change_from_record(rounds) is None:
-            return ""
-        comparison = self.compare(rounds)
-        return f"time {comparison.change} vs. its record" if comparison.standing is Standing.WORSE else ""
+        return ""
 
     def accept_champion(self, rounds: PlanRounds) -> None:
         """Record the verdict of a champion without a regression: same, new or inconclusive."""

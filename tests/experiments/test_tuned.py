@@ -1,9 +1,12 @@
 """What is told of tuned steps is what the tool itself tells."""
 
+import json
+
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.study.captures import MeasuredCapture
 from experiments.benchmarks.tuned import __main__ as run
+from experiments.benchmarks.tuned import gains
 
 
 def test_a_ratio_is_the_tools_own_also_where_the_machine_changed_its_pace_in_between() -> None:
@@ -45,3 +48,23 @@ def test_compared_kernels_are_told_with_their_noise_and_the_chosen_one_with_its_
     assert chosen.endswith("| 1.0 | 0.900 ± 0.018 | 0.880x |")
     assert failed.endswith("| - | crashed |  |")
     assert run.format_choices({"best_time_ratio": 0.88}) == []
+
+
+def test_a_gain_is_over_the_faster_of_the_planners_plans_and_decided_by_its_interval(tmp_path):
+    def result(tuned: float) -> dict:
+        seconds = {gains.TUNED: tuned, gains.FASTEST: 1.1, gains.LOWEST: 1.0}
+        blocks = [
+            {"round": number, "variant": variant, "seconds": [taken]}
+            for number in range(8)
+            for variant, taken in ({"eager": 1.0} | seconds | {"eager": 1.0}).items()
+        ]
+        kernels = {"kernels": "inductor", "memory_format": "", "rebuild_price": 4.0}
+        facts = {"machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "y"}
+        return {**facts, "run": f"net {tuned}", "tuned_on": kernels, "sessions": [{"blocks": blocks}]}
+
+    assert gains.gain(result(0.8)).middle == 0.8
+    for tuned in (0.8, 1.0, 1.2):
+        (tmp_path / f"{tuned}.json").write_text(json.dumps(result(tuned)))
+    rows = [row for row in gains.summarize(tmp_path).splitlines() if row.startswith("| net")]
+    assert [row.split(" | ")[-1] for row in rows] == ["yes |", "not decided |", "no |"]
+    assert "| inductor |" in rows[0]

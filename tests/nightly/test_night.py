@@ -364,13 +364,29 @@ def test_a_baseline_that_is_slower_itself_is_device_state(bench: Bench):
     assert "eager step time +30.0 %" in night.detail
 
 
-def test_measurements_that_other_work_disturbed_are_device_state(bench: Bench):
+def test_times_that_other_work_disturbed_are_no_evidence_against_a_champion(bench: Bench):
     bench.crown()
     bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: True
     night = bench.night("n9")
-    assert (night.verdict, night.causes) == (NightVerdict.REGRESSION, (Cause.DEVICE,))
-    assert "measurements disturbed: other processes used 50 % of the CPUs" in night.detail
+    assert (night.verdict, night.causes) == (NightVerdict.INCONCLUSIVE, ())
+    assert "other work disturbed it: other processes used 50 % of the CPUs" in night.detail
+    assert night.rerun.ratio == pytest.approx(1.1)
     assert night.conditions.disturbed
+
+
+def test_a_slowdown_that_is_measured_again_undisturbed_is_a_regression(bench: Bench):
+    bench.crown()
+    measured = len(bench.runner.measured)
+    bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: number == measured + 1
+    night = bench.night("n9")
+    assert night.verdict is NightVerdict.REGRESSION
+    assert not night.conditions.disturbed
+
+
+def test_more_bytes_are_a_regression_also_on_a_busy_machine(bench: Bench):
+    bench.crown()
+    bench.runner.extra_bytes, bench.runner.disturbed = 100_000, lambda number: True
+    assert bench.night("n9").verdict is NightVerdict.REGRESSION
 
 
 def test_a_champion_is_held_to_the_budget_that_the_entry_has_now(bench: Bench):

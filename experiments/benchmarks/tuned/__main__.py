@@ -13,11 +13,12 @@ from typing import Any
 
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement, Outcome
+from autotune.records.run_dir import write_text
 from autotune.study.captures import MeasuredCapture, select_capture
 from autotune.study.verdicts.statistics import Interval
 from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts, format_interval
-from experiments.common.result_file import write_result
+from experiments.common.result_file import PLANS, write_result
 
 HERE = Path(__file__).parent
 RUNS: dict[str, tuple[str, list[str]]] = {
@@ -30,6 +31,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "resnet50-kernels": ("resnet50", ["--kernels", "any"]),
     "gpt2-kernels": ("gpt2", ["--kernels", "any"]),
     "lstm-kernels": ("lstm", ["--kernels", "any"]),
+    "mobilenet_v2-kernels": ("mobilenet_v2", ["--kernels", "any"]),
 }
 """Config of `configs/` and extra options by run."""
 COLUMNS = (
@@ -68,6 +70,9 @@ def main() -> None:
             "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
         }
         digest = captures[0]["graph_digest"] if captures else document["best"]["graph_digest"]
+        if captures:
+            plans = {"tuned": document["best"]["plan"]}
+            write_text((options.out / name).with_suffix(PLANS), json.dumps(plans) + "\n")
         write_result(options.out / f"{name}.json", facts | record, {model: digest})
     (options.out / "summary.md").write_text(summary(options.out), encoding="utf-8")
 
@@ -190,6 +195,8 @@ def summary(folder: Path) -> str:
         "|---|--:|--:|--:|--:|---|---|--:|--:|--:|--:|--:|",
     ]
     for path in sorted(folder.glob("*.json")):
+        if path.name.endswith(PLANS):
+            continue
         record = json.loads(path.read_text(encoding="utf-8"))
         results = "bit for bit" if record["best_max_error"] == 0 else f"off by {record['best_max_error']:.1e}"
         small = record["smallest"]

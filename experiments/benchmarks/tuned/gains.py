@@ -1,0 +1,118 @@
+"""Compare a plan that was tuned with `--kernels any` with the planners' plans on eager's kernels, in fresh measurements in turns.
+
+`python -m experiments.benchmarks.tuned.gains [NAME...]`
+
+Needs the plans of `experiments.benchmarks.tuned --runs NAME-kernels`. The planners' plans are the fastest by estimate for the
+budget, and the lowest; the faster one as measured is compared.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.ir.plan import Plan
+from autotune.measure.child import Child
+from autotune.measure.interleaving import EAGER, ProcessVariant, RoundLimits, interleave
+from autotune.measure.spec import Spec
+from autotune.records.budget import Budget
+from autotune.records.config import load_config
+from autotune.records.json_codec import from_json
+from autotune.records.run_dir import write_text
+from autotune.study.captures import AIM, PLANNING_SECONDS
+from autotune.study.verdicts.statistics import Interval, median_interval
+from autotune.workloads.reference import WorkloadRef
+from experiments.benchmarks.frontier.ours import Capture, PlanBench
+from experiments.benchmarks.frontier.records import block_ratios
+from experiments.benchmarks.tuned.__main__ import HERE, RUNS, config_path
+from experiments.common.facts import collect_facts, format_interval, format_origin
+from experiments.common.result_file import PLANS, write_result
+
+RESULTS = HERE / "results"
+TUNED, FASTEST, LOWEST = "tuned", "planners' fastest", "planners' lowest"
+ROUNDS = 8
+SECONDS = 1800.0
+"""Time limit of one request to a child process, in seconds."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = sorted(path.name.removesuffix(PLANS) for path in RESULTS.glob(f"*{PLANS}"))
+    parser.add_argument("names", nargs="*", help=f"runs with a plan; all by default: {', '.join(known)}")
+    parser.add_argument("--fresh", action="store_true", help="compare again where a result exists")
+    options = parser.parse_args()
+    if missing := set(options.names) - set(known):
+        parser.error(f"no plan of {', '.join(sorted(missing))}; run experiments.benchmarks.tuned --runs NAME first")
+    out = RESULTS / "gains"
+    for name in options.names or known:
+        target = out / f"{name}.json"
+        if target.exists() and not options.fresh:
+            continue
+        facts = collect_facts()
+        with tempfile.TemporaryDirectory(prefix="gains-") as scratch:
+            result, digest = compare(name, Path(scratch))
+        write_result(target, {**facts, "run": name, **result}, {RUNS[name][0]: digest})
+        print(f"{name}: {format_interval(gain(result))}", flush=True)
+    write_text(out / "summary.md", summarize(out))
+
+
+def compare(name: str, scratch: Path) -> tuple[dict[str, Any], str]:
+    """Time eager, the tuned plan and the planners' plans in turns; return the blocks, and the digest of eager's graph."""
+    config = load_config(str(config_path(RUNS[name][0])))
+    workload = WorkloadRef(config.workload, config.arguments)
+    record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    budget = Budget.parse(record["budget"]).step_bytes(floor_bytes=0, baseline_step_bytes=record["eager_peak_bytes"])
+    plans = {TUNED: from_json(Plan, json.loads((RESULTS / f"{name}{PLANS}").read_text())[TUNED], where=name)}
+    with PlanBench(Capture(), workload, scratch, PLANNING_SECONDS, scratch / "profile.json") as bench:
+        plans |= {FASTEST: bench.fit(int(AIM * budget))[0], LOWEST: bench.fit(0)[0]}
+        digest = bench.graph.digest
+    variants = {EAGER: ProcessVariant(start(Spec(workload, scratch, scratch=scratch), EAGER))}
+    for variant, plan in plans.items():
+        variants[variant] = ProcessVariant(start(Capture.of(plan).spec(workload, scratch), variant), plan)
+    times = interleave(variants, RoundLimits(ROUNDS, ROUNDS, 1e6, SECONDS), partial(print, file=sys.stderr, flush=True))
+    kernels = {key: getattr(plans[TUNED], key) for key in ("kernels", "memory_format", "rebuild_price")}
+    return {"budget_bytes": budget, "tuned_on": kernels, "sessions": [asdict(times)]}, digest
+
+
+def start(spec: Spec, name: str) -> Callable[[], Child]:
+    return partial(Child.start, spec, spec.log_dir / f"{name.replace(' ', '-')}.log")
+
+
+def gain(result: Mapping[str, Any]) -> Interval:
+    """Return the median over blocks of the tuned plan's time over the planners', each over eager beside it."""
+    ratios = {variant: block_ratios(dict(result), variant) for variant in (TUNED, FASTEST, LOWEST)}
+    best = min((name for name in (FASTEST, LOWEST) if ratios[name]), key=lambda name: statistics.median(ratios[name]))
+    return median_interval([tuned / planned for tuned, planned in zip(ratios[TUNED], ratios[best], strict=False)])
+
+
+def summarize(folder: Path) -> str:
+    """Return the table of all results in Markdown."""
+    head = [
+        "| run | tuned on | tuned plan | planners' fastest by estimate | planners' lowest | the first over the faster other | faster |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    return "\n".join([*head, *_rows(folder), ""])
+
+
+def _rows(folder: Path) -> Iterator[str]:
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    for result in results:
+        times = [
+            format_interval(median_interval(block_ratios(result, variant))) for variant in (TUNED, FASTEST, LOWEST)
+        ]
+        ratio = gain(result)
+        verdict = "yes" if ratio.high < 1 else "no" if ratio.low > 1 else "not decided"
+        on = Plan((), **result["tuned_on"]).capture_name
+        yield f"| {result['run']} | {on} | {' | '.join(times)} | {format_interval(ratio)} | {verdict} |"
+    yield ""
+    yield "Times over eager's. " + " ".join(f"{result['run']}: {format_origin(result)}" for result in results)
+
+
+if __name__ == "__main__":
+    main()
