@@ -203,8 +203,8 @@ class EntrySession:
             return not self.nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
 
         measured = self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
-        self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1] if measured.disturbed else "")
         if measured.disturbed:
+            self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1])
             self.notes.append(f"disturbed: {measured.disturbed[-1]}")
         return measured
 

@@ -19,7 +19,10 @@ from autotune.measure.worker.reference import Reference, Writer
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier import __main__ as run
 from experiments.benchmarks.frontier import bench, models, peers, records, summary
+from experiments.benchmarks.frontier.ours import Capture
 from tests.workloads.zoo.tiny import TINY
+
+FACTS = {"machine": {"silicon": "a chip"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "x"}
 
 
 def plan(peak: int, *, equal: bool = True, seconds: float | None = 1.0) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def record(plans: dict[str, Any], peers: dict[str, Any], seconds: dict[str, floa
     blocks = [
         {"round": number, "variant": variant, "seconds": [taken]}
         for number in range(8)
-        for variant, taken in ({"eager": 1.0} | seconds | {"eager": 1.0}).items()
+        for variant, taken in (("eager", 1.0), *seconds.items(), ("eager", 1.0))
     ]
     captures = {"ours aten": {"bound_bytes": 100}, "ours inductor": {"bound_bytes": 50}}
     return {
@@ -60,6 +63,36 @@ def test_the_plan_for_most_bytes_stands_for_its_capture_and_the_faster_capture_f
     assert at_peer.ratio.samples == 8
     assert at_peer.ratio_glibc.middle == pytest.approx(0.5)
     assert at_eager.ratio_glibc is None
+
+
+def test_the_fastest_capture_of_a_round_is_that_of_the_other_rounds():
+    plans = {"ours aten 1": plan(600), "ours inductor 1": plan(590)}
+    document = record(plans, {"checkpoint": peer(600)}, {"ours aten 1": 0.9, "ours inductor 1": 1.0, "checkpoint": 1.0})
+    lucky = next(block for block in document["sessions"][0]["blocks"] if block["variant"] == "ours inductor 1")
+    lucky["seconds"] = [0.1]
+    pair = records.compare("net", document)[1]
+    assert (pair.ours, pair.ratio.low, pair.ratio.high) == ("ours aten 1", 0.9, 0.9)
+
+
+def test_only_blocks_of_one_round_of_one_session_are_compared_and_failed_variants_not_at_all():
+    first = record({"ours aten 1": plan(600)}, {"a": peer(600), "b": peer(600)}, {"ours aten 1": 0.5, "a": 1.0})
+    second = record({}, {}, {"b": 2.0})
+    document = first | {"sessions": [first["sessions"][0], second["sessions"][0]]}
+    assert [pair.peer for pair in records.compare("net", document)] == ["eager", "a"]
+    assert records.time_ratio(document, "b").middle == 2.0
+    del first["sessions"][0]["blocks"][1]  # the plan's first block
+    assert records.compare("net", document)[1].ratio.samples == 7
+    first["sessions"][0]["failed"] = {"a": "out of memory"}
+    assert [pair.peer for pair in records.compare("net", document)] == ["eager"]
+    assert "out of memory" in summary._model_table("net", document | FACTS)
+
+
+def test_a_peer_below_all_of_ours_is_named_beside_the_mean():
+    document = record({"ours aten 1": plan(600)}, {"a": peer(300)}, {"ours aten 1": 1.0, "a": 1.0})
+    assert records.find_unmatched(document) == ["a"]
+    text = summary.describe_targets(records.compare("net", document), {"net": document})
+    assert "geometric mean of 1 1.000" in text
+    assert "Not in that mean, because no timed plan of ours is as small: a on net." in text
 
 
 def test_a_peer_with_wrong_gradients_is_not_counted():
@@ -150,9 +183,7 @@ def test_a_wrong_gradient_of_a_worker_s_results_is_an_error_of_gradients(tmp_pat
 
 def make_model(tmp_path: Path, **others: Any) -> run.ModelFrontier:
     names = {"peers": ["selective", "inductor 1"], "parts": list(run.PARTS)}
-    options = argparse.Namespace(
-        **{"tiny": True, "again": [], "plans": None, "rounds": 2, "anyway": True, **names, **others}
-    )
+    options = argparse.Namespace(**{"tiny": True, "again": [], "rounds": 2, "anyway": True, **names, **others})
     return run.ModelFrontier("resnet50", tmp_path, options, tmp_path)
 
 
@@ -182,7 +213,7 @@ def test_eager_and_the_peers_that_run_are_timed_with_both_allocators_and_once(
         ["eager", "selective glibc"],
     ]
     environments = {name: variant.start.args[2] for name, variant in asked[0].items()}
-    assert [name for name, environment in environments.items() if environment is None] == [
+    assert [name for name, environment in environments.items() if not environment["LD_PRELOAD"]] == [
         "eager glibc",
         "selective glibc",
     ]
@@ -196,12 +227,35 @@ def test_only_what_compiles_may_wait_for_another_session(tmp_path: Path, monkeyp
     assert [name for name in names if model.make_variant(name, tmp_path).compiles] == list(names[2:])
 
 
+def test_stored_parts_keep_their_commit_and_plans_of_another_graph_are_refused(tmp_path: Path):
+    model = make_model(tmp_path)
+    model.record |= record({"ours aten lowest": plan(10)}, {}, {}) | {"commit": "older"}
+    model.record["captures"] = {"ours aten": {"digest": "a", "rebuild_price": 4.0}}
+    model.write()
+    again = make_model(tmp_path)
+    parts = (*again.record["peers"].values(), *again.record["plans"].values(), *again.record["sessions"])
+    assert {part["commit"] for part in parts} == {"older"}
+    assert again.record["commit"] != "older"
+    again.keep_capture(Capture(), {"digest": "a"})
+    with pytest.raises(SystemExit, match="are of another graph; run the command with --again plans"):
+        again.keep_capture(Capture(), {"digest": "b"})
+
+
 def test_plans_are_forgotten_with_their_seconds_and_peers_keep_their_bytes(tmp_path: Path):
     model = make_model(tmp_path)
     model.record |= record({"ours aten lowest": plan(10)}, {}, {})
     model.forget("plans")
     assert (model.record["plans"], model.record["captures"], model.record["sessions"]) == ({}, {}, [])
     assert "eager" in model.record["peers"]
+
+
+@pytest.mark.parametrize("name", models.TINY)
+def test_torch_compile_trains_a_model_that_the_zoo_lacks_as_eager_does(name: str):
+    torch._dynamo.reset()
+    given = models.FACTORIES[name](**models.TINY[name])
+    expected = _gradients(given, given.loss_fn)
+    found = _gradients(given, peers.PEERS["aot_eager 0.5"].build(given).loss_fn)
+    assert all(torch.allclose(found[name], expected[name], rtol=1e-3, atol=1e-5) for name in expected)
 
 
 @pytest.mark.parametrize("name", models.TINY)

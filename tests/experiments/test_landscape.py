@@ -78,7 +78,7 @@ def test_what_nobody_measured_says_so_in_its_name_and_in_its_source(recorded):
 
 def test_noise_and_errors_are_the_recorded_ones():
     recorded = landscape_script.RecordedNoise.from_results(BENCHMARKS / "frontier" / "results")
-    assert len(recorded.bytes_off) == len(recorded.seconds_off) == len(recorded.ratios) >= 40
+    assert len(recorded.bytes_off) == len(recorded.seconds_off) == len(recorded.ratios) >= 10
     assert max(recorded.bytes_off) < 0.02
     assert 0.85 < min(recorded.seconds_off) < 1 < max(recorded.seconds_off) < 1.15
 

@@ -13,6 +13,7 @@ from autotune.capture.tracer import capture
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import in_format
 from autotune.workloads.workload import Workload
+from experiments.benchmarks.frontier.models import workload_reference
 from experiments.benchmarks.variable_length import __main__ as variable_length
 from experiments.common.result_file import capture_digests, find_results, missing_facts, write_result
 from tests.experiments.older_results import LACKING, OF_ANOTHER_GRAPH
@@ -57,7 +58,9 @@ def todays_digest(model: str, arguments: str, memory_format: str) -> str:
 
 
 def make_workload(model: str, arguments: dict[str, Any]) -> Workload:
-    return variable_length.make_workload(arguments) if model == "variable_length" else load_workload(model, arguments)
+    if model == "variable_length":
+        return variable_length.make_workload(arguments)
+    return load_workload(workload_reference(model), arguments)
 
 
 def minor_versions(file: str) -> set[str]:

@@ -281,7 +281,7 @@ def test_what_an_experiment_needs_comes_before_it():
     for position, experiment in enumerate(EXPERIMENTS):
         assert set(experiment.needs) <= set(names[:position])
     needing = {experiment.short_name for experiment in EXPERIMENTS if experiment.needs}
-    assert needing == {"early_stop", "pareto", "landscape/gains", "landscape/replays"}
+    assert needing == {"early_stop", "pareto", "tuned/gains", "landscape/gains", "landscape/replays"}
 
 
 def test_the_list_runs_nothing_and_names_of_nothing_are_refused(capsys: pytest.CaptureFixture[str]):

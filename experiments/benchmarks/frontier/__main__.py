@@ -65,6 +65,8 @@ class ModelFrontier:
                 raise SystemExit(f"{self.path} is of other arguments: choose another --out, or take it away")
             if not is_same_machine(stored["machine"], self.record["machine"]):
                 raise SystemExit(f"{self.path} is of another machine: choose another --out, or take it away")
+            for part in (*stored["peers"].values(), *stored["plans"].values(), *stored["sessions"]):
+                part.setdefault("commit", stored["commit"])
             facts = ("machine", "commit", "date", "command", "load_before")
             self.record = stored | {key: self.record[key] for key in facts}
         for part in options.again:
@@ -75,6 +77,9 @@ class ModelFrontier:
         self.record["sessions"] = []
         if part == "plans":
             self.record["plans"], self.record["captures"] = {}, {}
+        if part == "bytes":
+            self.record["peers"] = {}
+            self.record.pop("rounding", None)
 
     def run(self) -> None:
         """Measure what is missing."""
@@ -102,6 +107,7 @@ class ModelFrontier:
                     self.record["peers"][name] = self.bench.peer(name, REQUEST_SECONDS)
                 except ChildError as failure:
                     self.record["peers"][name] = {"failed": describe_failure(failure)}
+                self.record["peers"][name]["commit"] = self.record["commit"]
                 self.write()
         if "rounding" not in self.record:
             self.record["rounding"] = self.bench.rounding_errors(REQUEST_SECONDS)
@@ -122,26 +128,38 @@ class ModelFrontier:
                 costs = self.scratch / "profile.json"
                 workload = self.bench.workload(EAGER)
                 with PlanBench(capture, workload, Path(own), self.options.planning, costs) as bench:
-                    self.record["captures"][capture.name] = bench.summary() | asdict(capture)
-                    self.keep(f"{capture.name} traced", *bench.traced())
+                    self.keep_capture(capture, bench.summary())
+                    if f"{capture.name} traced" not in plans:
+                        self.keep(f"{capture.name} traced", *bench.traced())
                     for name, budget in wanted.items():
                         if name not in plans and budget >= lowest:
                             self.keep(name, *bench.fit(budget))
                         if not budget:
                             lowest = plans[name]["step_peak_bytes"]
             except ChildError as failure:
-                self.record["captures"][capture.name] = {"failed": describe_failure(failure)} | asdict(capture)
+                described = self.record["captures"].setdefault(capture.name, asdict(capture))
+                described["failed"] = describe_failure(failure)
         self.write()
+
+    def keep_capture(self, capture: Capture, summary: dict[str, Any]) -> None:
+        """Keep the description of a capture; SystemExit where plans of another graph or rebuild price are stored."""
+        described = summary | asdict(capture)
+        stored = self.record["captures"].get(capture.name, described)
+        if any(stored.get(key) != described[key] for key in ("digest", "rebuild_price") if "digest" in stored):
+            sys.exit(
+                f"{self.path}: the plans of {capture.name} are of another graph; run the command with --again plans"
+            )
+        self.record["captures"][capture.name] = described
 
     def keep(self, name: str, plan: Plan, measured: dict[str, Any]) -> None:
         self.bench.log(f"{name}: {measured['step_peak_bytes'] / 2**20:.1f} MiB")
-        self.record["plans"][name] = measured | {"plan": to_json(plan)}
+        self.record["plans"][name] = measured | {"plan": to_json(plan), "commit": self.record["commit"]}
         self.write()
 
     def find_untimed(self) -> list[str]:
         """Return the variants without seconds: eager, peers that run, with either malloc, and plans that may be fast."""
         peers = [name for name in self.options.peers if "failed" not in self.record["peers"].get(name, {"failed": ""})]
-        names = [*(self.options.plans or fast_plans(self.record)), *peers]
+        names = [*fast_plans(self.record), *peers]
         names += [f"{name}{GLIBC}" for name in (EAGER, *peers)]
         timed = timed_variants(self.record)
         return [name for name in names if name not in timed]
@@ -155,8 +173,8 @@ class ModelFrontier:
             load_before = os.getloadavg()
             times = asdict(interleave(variants, limits, self.bench.log))
         times["failed"] = {name: remove_paths(text) for name, text in times["failed"].items()}
-        origin = {key: self.record[key] for key in ("commit", "date", "command")}
-        self.record["sessions"].append(times | origin | {"load": {"began": load_before, "ended": os.getloadavg()}})
+        commit = {"commit": self.record["commit"]}
+        self.record["sessions"].append(times | commit | {"load": {"began": load_before, "ended": os.getloadavg()}})
         self.write()
 
     def make_variant(self, name: str, scratch: Path) -> ProcessVariant:
@@ -177,8 +195,8 @@ class ModelFrontier:
 
 def start_child(spec: Spec, name: str) -> Callable[[], Child]:
     """Return a function that starts a child with tcmalloc, or with glibc's malloc if the name says so."""
-    environment = None if name.endswith(GLIBC) else {"LD_PRELOAD": find_tcmalloc()}
-    return partial(Child.start, spec, spec.log_dir / f"{name.replace(' ', '-')}.log", environment)
+    preload = "" if name.endswith(GLIBC) else find_tcmalloc()
+    return partial(Child.start, spec, spec.log_dir / f"{name.replace(' ', '-')}.log", {"LD_PRELOAD": preload})
 
 
 def find_tcmalloc() -> str:
@@ -191,8 +209,7 @@ def find_tcmalloc() -> str:
 
 def refuse_busy_machine(*, anyway: bool) -> None:
     """Raise SystemExit with `UNFINISHED` while other programs use the CPU."""
-    used = psutil.cpu_percent(interval=5.0)
-    if used > IDLE_PERCENT and not anyway:
+    if not anyway and (used := psutil.cpu_percent(interval=5.0)) > IDLE_PERCENT:
         exit_unfinished(f"other programs use {used:.0f} % of the CPUs: end them and run the command again")
 
 
@@ -201,10 +218,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--plans", nargs="+", metavar="NAME", help="plans to time, as the record names them")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of every variant")
     parser.add_argument("--planning", type=float, default=20.0, help="seconds after which no other planner is tried")
-    parser.add_argument("--again", nargs="+", choices=("plans", "seconds"), default=[], help="measure these again")
+    parser.add_argument(
+        "--again", nargs="+", choices=PARTS, default=[],
+        help="measure these and the seconds again; leave it out to continue such a run",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="directory; by default results/ and the processor's name")
     parser.add_argument("--tiny", action="store_true", help="models of milliseconds, to try the script")
     parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
@@ -214,8 +233,10 @@ def main() -> None:
     for name in () if options.summary else options.models:
         find_tcmalloc()
         with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
-            ModelFrontier(name, out, options, Path(scratch)).run()
-        summarize(out)
+            try:
+                ModelFrontier(name, out, options, Path(scratch)).run()
+            finally:
+                summarize(out)
     print(summarize(out))
 
 

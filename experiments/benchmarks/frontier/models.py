@@ -43,14 +43,17 @@ CONVOLUTIONS = ("resnet18", "resnet50", "resnet152", "mobilenet_v2", "unet")
 def llama(
     *, batch: int = 4, tokens: int = 256, depth: int = 6, width: int = 384, vocabulary: int = 8192, seed: int = 0
 ) -> Workload:
-    """Return a Llama-like decoder: RMSNorm, rotary positions, gated layers, two key heads for each three query heads."""
+    """Return a Llama-like decoder: RMSNorm, rotary positions, gated layers, one key head for each three query heads.
+
+    Where the number of query heads is no multiple of three, each has a key head of its own.
+    """
 
     def draw() -> Drawn:
         library = import_transformers()
         heads = count_heads(width)
         config = library.LlamaConfig(
             num_hidden_layers=depth, hidden_size=width, intermediate_size=8 * width // 3, num_attention_heads=heads,
-            num_key_value_heads=max(1, heads // 3), max_position_embeddings=tokens, vocab_size=vocabulary,
+            num_key_value_heads=heads if heads % 3 else heads // 3, max_position_embeddings=tokens, vocab_size=vocabulary,
             bos_token_id=0, eos_token_id=1, use_cache=False, attn_implementation="eager",
         )  # fmt: skip
         text = torch.randint(vocabulary, (batch, tokens + 1))
@@ -70,6 +73,7 @@ def t5(
         config = library.T5Config(
             num_layers=depth, d_model=width, d_kv=width // heads, d_ff=4 * width, num_heads=heads, dropout_rate=0.0,
             vocab_size=vocabulary, decoder_start_token_id=0, pad_token_id=0, use_cache=False,
+            attn_implementation="eager",
         )  # fmt: skip
         source, target = (torch.randint(1, vocabulary, (batch, tokens)) for _ in range(2))
         return library.T5ForConditionalGeneration(config), (source, target)
@@ -112,7 +116,8 @@ class UNet(torch.nn.Module):
         self.last = torch.nn.Conv2d(width, 3, 3, padding=1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        hidden, kept = self.first(images), list[torch.Tensor]()
+        kept: list[torch.Tensor] = []
+        hidden = self.first(images)
         for block in self.down:
             kept.append(block(hidden))
             hidden = F.avg_pool2d(kept[-1], 2)

@@ -16,11 +16,10 @@ from autotune.planners.space import build_space
 from autotune.predict.bounds import peak_lower_bound
 from autotune.records.json_codec import to_json
 from autotune.workloads.reference import WorkloadRef
+from experiments.benchmarks.frontier.records import SLACK
 
 SECONDS = 1800.0
 """Time limit of one request to a child process, in seconds."""
-SLACK = 1.005
-"""Ratio to a peer's bytes up to which a plan of ours is compared with it."""
 TRIES = 3
 """Number of plans for one budget; each aims lower by the excess of the one before."""
 

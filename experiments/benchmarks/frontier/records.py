@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,31 +50,45 @@ class VariantPoint:
     peak_bytes: int
     """Peak of the step, with malloc returning memory at once."""
     charged_bytes: int | None = None
-    """Charge of the step with tcmalloc, or in the arena of a plan."""
+    """Charge of a peer's step with glibc's malloc."""
     ratio: Interval | None = None
-    """Time over eager's."""
+    """Time over eager's, with tcmalloc."""
     right: bool = True
     """True if it computes the same as eager; a plan of ours the same bits as the traced step of its capture."""
 
 
-def block_ratios(record: dict[str, Any], variant: str) -> list[float]:
-    """Return the ratio to eager of each block of a variant, in the order of rounds."""
-    ratios: list[float] = []
-    for session in record["sessions"]:
+def ratios_by_round(record: dict[str, Any], variant: str) -> dict[tuple[int, int], float]:
+    """Return a variant's ratio to eager in each block, by session and round. A session in which it failed is left out."""
+    ratios: dict[tuple[int, int], float] = {}
+    for number, session in enumerate(record["sessions"]):
+        if variant in session["failed"]:
+            continue
         blocks = [(block["variant"], block["seconds"]) for block in session["blocks"]]
-        ratios += ratios_to_baseline(pair_with_baseline(blocks, variant))
+        rounds = [block["round"] for block in session["blocks"] if block["variant"] == variant]
+        found = ratios_to_baseline(pair_with_baseline(blocks, variant))
+        ratios |= {(number, turn): ratio for turn, ratio in zip(rounds, found, strict=True)}
     return ratios
 
 
 def time_ratio(record: dict[str, Any], variant: str) -> Interval | None:
     """Return a variant's time over eager's; None where it was not timed."""
-    ratios = block_ratios(record, variant)
-    return median_interval(ratios) if ratios else None
+    ratios = ratios_by_round(record, variant)
+    return median_interval(list(ratios.values())) if ratios else None
 
 
-def charged_bytes(record: dict[str, Any], variant: str) -> int | None:
-    """Return the charge of a variant's step in its latest session; None where it was not timed."""
-    charges = (session.get("charged", {}).get(variant) for session in reversed(record["sessions"]))
+def compare_variants(record: dict[str, Any], variant: str, other: str) -> Interval | None:
+    """Return a variant's time over another one's, by the rounds that both have; None without a common round."""
+    ratios, others = ratios_by_round(record, variant), ratios_by_round(record, other)
+    quotients = [ratios[key] / others[key] for key in sorted(ratios.keys() & others.keys())]
+    return median_interval(quotients) if quotients else None
+
+
+def glibc_charge(record: dict[str, Any], peer: str) -> int | None:
+    """Return the charge of a peer's step with glibc's malloc in its latest session; None where it was not timed.
+
+    tcmalloc keeps its pages, so that what a process is charged for when it rests is no floor.
+    """
+    charges = (session.get("charged", {}).get(f"{peer}{GLIBC}") for session in reversed(record["sessions"]))
     return next((charge for charge in charges if charge is not None), None)
 
 
@@ -114,7 +128,7 @@ def make_budgets(record: dict[str, Any], shares: Sequence[float] = ()) -> list[i
 
 
 def fitting_plans(record: dict[str, Any], nbytes: int, names: Iterable[str]) -> list[str]:
-    """Return of each capture the plan for most bytes that takes at most `nbytes` and has the traced step's bits."""
+    """Return for each capture its largest plan of at most `nbytes` that has the traced step's bits."""
     plans, fitting = record["plans"], dict[str, str]()
     for name in sorted(names, key=lambda name: plans[name]["step_peak_bytes"]):
         if plans[name]["equal_to_traced"] and plans[name]["step_peak_bytes"] <= SLACK * nbytes:
@@ -144,26 +158,55 @@ def capture_of(record: dict[str, Any], plan: str) -> str:
 def compare(model: str, record: dict[str, Any]) -> list[Pair]:
     """Pair eager and each timed peer with our fastest plan that takes at most its bytes and has the traced step's bits.
 
-    Of each capture only the plan for most bytes counts: among many plans one is fast by luck.
+    Each capture offers its plan for most bytes: among many plans one is fast by luck. The fastest capture of a round is
+    that of the other rounds, for the same reason.
     """
-    medians = {plan: statistics.median(ratios) for plan in record["plans"] if (ratios := block_ratios(record, plan))}
+    timed = {plan: ratios for plan in record["plans"] if (ratios := ratios_by_round(record, plan))}
     pairs = []
     for peer, measured in record["peers"].items():
-        fitting = fitting_plans(record, measured.get("step_peak_bytes", 0), medians)
-        if not block_ratios(record, peer) or not fitting or is_wrong(record, peer):
+        fitting = fitting_plans(record, measured.get("step_peak_bytes", 0), timed)
+        if is_wrong(record, peer) or not fitting:
             continue
-        fastest = min(fitting, key=lambda plan: medians[plan])
-        ratio = _quotient(record, fastest, peer)
+        candidates = {plan: timed[plan] for plan in fitting}
+        ratio = _quotient(candidates, _peer_ratios(record, peer))
         if ratio is not None:
-            pairs.append(Pair(model, peer, fastest, ratio, _quotient(record, fastest, f"{peer}{GLIBC}")))
+            fastest = min(candidates, key=lambda plan: statistics.median(candidates[plan].values()))
+            glibc = _quotient(candidates, ratios_by_round(record, f"{peer}{GLIBC}"))
+            pairs.append(Pair(model, peer, fastest, ratio, glibc))
     return pairs
 
 
-def _quotient(record: dict[str, Any], ours: str, peer: str) -> Interval | None:
-    ratios, others = block_ratios(record, ours), block_ratios(record, peer)
-    if peer == EAGER:
-        return median_interval(ratios)
-    quotients = [ratio / other for ratio, other in zip(ratios, others, strict=False)]
+def find_unmatched(record: dict[str, Any]) -> list[str]:
+    """Return the timed peers with right gradients for which no timed plan is as small."""
+    timed = [plan for plan in record["plans"] if ratios_by_round(record, plan)]
+    return [
+        peer
+        for peer, measured in record["peers"].items()
+        if ratios_by_round(record, peer)
+        and not is_wrong(record, peer)
+        and not fitting_plans(record, measured["step_peak_bytes"], timed)
+    ]
+
+
+def _peer_ratios(record: dict[str, Any], peer: str) -> dict[tuple[int, int], float]:
+    if peer != EAGER:
+        return ratios_by_round(record, peer)
+    sessions = enumerate(record["sessions"])
+    return {(number, block["round"]): 1.0 for number, session in sessions for block in session["blocks"]}
+
+
+def _quotient(
+    candidates: Mapping[str, Mapping[tuple[int, int], float]], others: Mapping[tuple[int, int], float]
+) -> Interval | None:
+    """Return the time of the fastest candidate over another variant's, by the rounds that all of them have."""
+    common = set(others).intersection(*candidates.values())
+    quotients = []
+    for turn in sorted(common):
+        medians = {
+            plan: statistics.median([ratio for other, ratio in ratios.items() if other != turn] or [ratios[turn]])
+            for plan, ratios in candidates.items()
+        }
+        quotients.append(candidates[min(medians, key=medians.__getitem__)][turn] / others[turn])
     return median_interval(quotients) if quotients else None
 
 
@@ -190,8 +233,8 @@ def peak_near_eager_time(record: dict[str, Any]) -> float | None:
     eager = record["peers"].get(EAGER, {}).get("step_peak_bytes")
     by_capture: dict[str, list[tuple[int, float]]] = {}
     for name, plan in record["plans"].items():
-        if plan["equal_to_traced"] and "estimate" in plan and (ratios := block_ratios(record, name)):
-            point = (plan["step_peak_bytes"], statistics.median(ratios))
+        if plan["equal_to_traced"] and "estimate" in plan and (ratios := ratios_by_round(record, name)):
+            point = (plan["step_peak_bytes"], statistics.median(ratios.values()))
             by_capture.setdefault(capture_of(record, name), []).append(point)
     fitting = []
     for points in by_capture.values():
@@ -214,7 +257,7 @@ def build_points(record: dict[str, Any]) -> list[VariantPoint]:
                 name,
                 kind,  # type: ignore[arg-type]
                 measured["step_peak_bytes"],
-                charged_bytes(record, name),
+                None if is_ours else glibc_charge(record, name),
                 time_ratio(record, name),
                 right=measured["equal_to_traced"] if is_ours else not is_wrong(record, name),
             )

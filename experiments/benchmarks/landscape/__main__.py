@@ -33,7 +33,7 @@ from autotune.study.offline import landscape
 from autotune.study.runner import CompleteRunner, QuietRunner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import mib
-from experiments.benchmarks.frontier.records import block_ratios, capture_of
+from experiments.benchmarks.frontier.records import capture_of, ratios_by_round
 from experiments.benchmarks.landscape.leaders import remeasure_leaders
 from experiments.common.facts import collect_facts
 
@@ -249,7 +249,7 @@ class RecordedNoise:
 def _noise_of_model(document: dict[str, Any]) -> Iterator[tuple[float, float, tuple[float, ...]]]:
     """Yield (bytes off, seconds over predicted, ratios of blocks) of each plan on eager's kernels that was timed."""
     for name, plan in document["plans"].items():
-        expected, ratios = plan.get("estimate"), block_ratios(document, name)
+        expected, ratios = plan.get("estimate"), list(ratios_by_round(document, name).values())
         if expected is None or not ratios or document["captures"][capture_of(document, name)]["kernels"]:
             continue
         blocks = [block for session in document["sessions"] for block in session["blocks"] if block["variant"] == name]

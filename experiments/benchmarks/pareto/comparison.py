@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.benchmarks.frontier.records import VariantPoint, build_points
+from autotune.measure.interleaving import EAGER
+from experiments.benchmarks.frontier.records import GLIBC, VariantPoint, build_points, compare_variants
 
 Measure = Literal["peak", "charged"]
 MEASURES: tuple[Measure, ...] = ("peak", "charged")
@@ -41,7 +42,7 @@ class PeerComparison:
 def read_peers(frontier: Path, model: str, arguments: Mapping[str, Any]) -> list[VariantPoint]:
     """Return the timed peers of a model that compute the same as eager with eager's kernels.
 
-    Empty where none is recorded. Raises SystemExit where the record is of other arguments.
+    Their times are over eager's with glibc's malloc for both, which `tune` measures with; with tcmalloc where that is not recorded. Empty where none is recorded. Raises SystemExit where the record is of other arguments.
     """
     path = frontier / f"{model}.json"
     if not path.exists():
@@ -49,7 +50,11 @@ def read_peers(frontier: Path, model: str, arguments: Mapping[str, Any]) -> list
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["arguments"] != dict(arguments):
         raise SystemExit(f"{path}: measured with {record['arguments']}, not {dict(arguments)}: name another --frontier")
-    return [point for point in build_points(record) if point.kind == "peer" and point.right and point.ratio]
+    peers = [point for point in build_points(record) if point.kind == "peer" and point.right and point.ratio]
+    return [
+        replace(peer, ratio=compare_variants(record, f"{peer.variant}{GLIBC}", f"{EAGER}{GLIBC}") or peer.ratio)
+        for peer in peers
+    ]
 
 
 def compare_with_peers(

@@ -26,10 +26,12 @@ from autotune.records.config import load_config
 from autotune.records.json_codec import from_json
 from autotune.records.run_dir import write_text
 from autotune.study.captures import AIM, PLANNING_SECONDS
+from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
+from experiments.benchmarks.frontier.__main__ import refuse_busy_machine
 from experiments.benchmarks.frontier.ours import Capture, PlanBench
-from experiments.benchmarks.frontier.records import block_ratios
+from experiments.benchmarks.frontier.records import compare_variants, ratios_by_round
 from experiments.benchmarks.tuned.__main__ import HERE, RUNS, config_path
 from experiments.common.facts import collect_facts, format_interval, format_origin
 from experiments.common.result_file import PLANS, write_result
@@ -43,40 +45,48 @@ SECONDS = 1800.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = sorted(path.name.removesuffix(PLANS) for path in RESULTS.glob(f"*{PLANS}"))
+    known = {path.name.removesuffix(PLANS): path for path in sorted(RESULTS.glob(f"*{PLANS}"))}
     parser.add_argument("names", nargs="*", help=f"runs with a plan; all by default: {', '.join(known)}")
-    parser.add_argument("--fresh", action="store_true", help="compare again where a result exists")
+    parser.add_argument("--fresh", action="store_true", help="compare again where the plan has a result")
     options = parser.parse_args()
-    if missing := set(options.names) - set(known):
-        parser.error(f"no plan of {', '.join(sorted(missing))}; run experiments.benchmarks.tuned --runs NAME first")
+    missing = sorted(set(options.names) - known.keys()) or ([] if known else ["any run"])
+    if missing:
+        parser.error(f"no plan of {', '.join(missing)}; run experiments.benchmarks.tuned --runs NAME-kernels first")
     out = RESULTS / "gains"
     for name in options.names or known:
-        target = out / f"{name}.json"
-        if target.exists() and not options.fresh:
+        target, plan = out / f"{name}.json", read_plan(known[name])
+        if not options.fresh and target.exists() and json.loads(target.read_text())["plan"] == plan_hash(plan):
             continue
+        refuse_busy_machine(anyway=False)
         facts = collect_facts()
         with tempfile.TemporaryDirectory(prefix="gains-") as scratch:
-            result, digest = compare(name, Path(scratch))
-        write_result(target, {**facts, "run": name, **result}, {RUNS[name][0]: digest})
+            result, digest = compare(name, plan, Path(scratch))
+        result |= {"run": name, "plan": plan_hash(plan)}
         print(f"{name}: {format_interval(gain(result))}", flush=True)
+        write_result(target, {**facts, **result}, {RUNS[name][0]: digest})
     write_text(out / "summary.md", summarize(out))
 
 
-def compare(name: str, scratch: Path) -> tuple[dict[str, Any], str]:
+def read_plan(path: Path) -> Plan:
+    return from_json(Plan, json.loads(path.read_text(encoding="utf-8"))[TUNED], where=path.name)
+
+
+def compare(name: str, tuned: Plan, scratch: Path) -> tuple[dict[str, Any], str]:
     """Time eager, the tuned plan and the planners' plans in turns; return the blocks, and the digest of eager's graph."""
     config = load_config(str(config_path(RUNS[name][0])))
     workload = WorkloadRef(config.workload, config.arguments)
     record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     budget = Budget.parse(record["budget"]).step_bytes(floor_bytes=0, baseline_step_bytes=record["eager_peak_bytes"])
-    plans = {TUNED: from_json(Plan, json.loads((RESULTS / f"{name}{PLANS}").read_text())[TUNED], where=name)}
     with PlanBench(Capture(), workload, scratch, PLANNING_SECONDS, scratch / "profile.json") as bench:
-        plans |= {FASTEST: bench.fit(int(AIM * budget))[0], LOWEST: bench.fit(0)[0]}
+        plans = {TUNED: tuned, FASTEST: bench.fit(int(AIM * budget))[0], LOWEST: bench.fit(0)[0]}
         digest = bench.graph.digest
     variants = {EAGER: ProcessVariant(start(Spec(workload, scratch, scratch=scratch), EAGER))}
     for variant, plan in plans.items():
         variants[variant] = ProcessVariant(start(Capture.of(plan).spec(workload, scratch), variant), plan)
     times = interleave(variants, RoundLimits(ROUNDS, ROUNDS, 1e6, SECONDS), partial(print, file=sys.stderr, flush=True))
-    kernels = {key: getattr(plans[TUNED], key) for key in ("kernels", "memory_format", "rebuild_price")}
+    if times.failed or times.left_out:
+        sys.exit(f"{name}: not timed: {times.failed or times.left_out}")
+    kernels = {key: getattr(tuned, key) for key in ("kernels", "memory_format", "rebuild_price")}
     return {"budget_bytes": budget, "tuned_on": kernels, "sessions": [asdict(times)]}, digest
 
 
@@ -85,10 +95,12 @@ def start(spec: Spec, name: str) -> Callable[[], Child]:
 
 
 def gain(result: Mapping[str, Any]) -> Interval:
-    """Return the median over blocks of the tuned plan's time over the planners', each over eager beside it."""
-    ratios = {variant: block_ratios(dict(result), variant) for variant in (TUNED, FASTEST, LOWEST)}
-    best = min((name for name in (FASTEST, LOWEST) if ratios[name]), key=lambda name: statistics.median(ratios[name]))
-    return median_interval([tuned / planned for tuned, planned in zip(ratios[TUNED], ratios[best], strict=False)])
+    """Return the tuned plan's time over that of the faster one of the planners' plans, by the blocks of a round."""
+    record = dict(result)
+    medians = {name: statistics.median(ratios_by_round(record, name).values()) for name in (FASTEST, LOWEST)}
+    interval = compare_variants(record, TUNED, min(medians, key=medians.__getitem__))
+    assert interval is not None, "every round has all variants"
+    return interval
 
 
 def summarize(folder: Path) -> str:
@@ -103,9 +115,8 @@ def summarize(folder: Path) -> str:
 def _rows(folder: Path) -> Iterator[str]:
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     for result in results:
-        times = [
-            format_interval(median_interval(block_ratios(result, variant))) for variant in (TUNED, FASTEST, LOWEST)
-        ]
+        ratios = [list(ratios_by_round(result, variant).values()) for variant in (TUNED, FASTEST, LOWEST)]
+        times = [format_interval(median_interval(values)) for values in ratios]
         ratio = gain(result)
         verdict = "yes" if ratio.high < 1 else "no" if ratio.low > 1 else "not decided"
         on = Plan((), **result["tuned_on"]).capture_name
