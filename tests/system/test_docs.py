@@ -19,6 +19,7 @@ import pytest
 from autotune.cli import main as cli
 from autotune.report import charts
 from docs import generate
+from experiments.benchmarks.frontier import summary as frontier
 from tests.support.checkout import BRIEF
 from tests.system.figures import MEASURED_ROW
 
@@ -145,12 +146,14 @@ def test_every_benchmark_on_the_page_of_results_has_a_table_or_names_its_files()
     assert [section.partition("\n")[0] for section in sections if len(section.strip().split("\n\n")) < 3] == []
 
 
+FRONTIER = ROOT / "experiments" / "benchmarks" / "frontier" / "results"
 TUNED = ROOT / "experiments" / "benchmarks" / "tuned" / "results"
 README_ROWS = (
-    ("resnet18", "ResNet-18", "best"),
-    ("resnet50", "ResNet-50", "best"),
-    ("lstm", "LSTM", "best"),
-    ("gpt2", "GPT-2", "best"),
+    ("resnet18-kernels", "ResNet-18", "best"),
+    ("resnet50-kernels", "ResNet-50", "best"),
+    ("mobilenet_v2-kernels", "MobileNetV2", "best"),
+    ("lstm-kernels", "LSTM", "best"),
+    ("gpt2-kernels", "GPT-2", "best"),
     ("gpt2-ssd", "the same model, smallest plan", "smallest"),
 )
 
@@ -172,6 +175,13 @@ def test_a_row_of_the_readme_is_that_of_its_result(name: str, label: str, side: 
     time = f"{interval['middle']:.2f}x ({interval['low']:.2f} to {interval['high']:.2f})"
     budget = record["budget"].replace("%", " %")
     assert cells == [peak, budget, f"{record['best_charged_bytes'] / 2**20:.0f} MiB", time]
+
+
+def test_the_readme_compares_with_pytorchs_methods_as_the_recorded_frontier_does():
+    (folder,) = (path.parent for path in FRONTIER.glob("*/overview.png"))
+    text = (ROOT / "README.md").read_text()
+    assert folder.relative_to(ROOT).as_posix() in text
+    assert "\n".join(frontier.readme_rows(frontier.read_records(folder))) in text
 
 
 def test_the_picture_shows_two_plans_by_role_under_the_budget():
