@@ -25,7 +25,7 @@ from autotune.records.budget import Budget
 from autotune.records.config import load_config
 from autotune.records.json_codec import from_json
 from autotune.records.run_dir import write_text
-from autotune.study.captures import AIM, PLANNING_SECONDS
+from autotune.study.captures import AIM, PLANNING_SECONDS, MeasuredCapture, select_capture
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
@@ -54,7 +54,7 @@ def main() -> None:
         parser.error(f"no plan of {', '.join(missing)}; run experiments.benchmarks.tuned --runs NAME-kernels first")
     out = RESULTS / "gains"
     for name in options.names or known:
-        target, plan = out / f"{name}.json", read_plan(known[name])
+        target, plan = out / f"{name}.json", read_plan(name)
         if not options.fresh and target.exists() and json.loads(target.read_text())["plan"] == plan_hash(plan):
             continue
         refuse_busy_machine(anyway=False)
@@ -67,8 +67,13 @@ def main() -> None:
     write_text(out / "summary.md", summarize(out))
 
 
-def read_plan(path: Path) -> Plan:
-    return from_json(Plan, json.loads(path.read_text(encoding="utf-8"))[TUNED], where=path.name)
+def read_plan(name: str) -> Plan:
+    """Return a run's tuned plan, for the kernels and the memory format that the run chose: trials do not repeat them."""
+    plans = json.loads((RESULTS / f"{name}{PLANS}").read_text(encoding="utf-8"))
+    captures = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["captures"]
+    chosen = select_capture([MeasuredCapture(**capture) for capture in captures])
+    capture = Capture(chosen.kernels, chosen.memory_format, chosen.rebuild_price)
+    return capture.mark(from_json(Plan, plans[TUNED], where=name))
 
 
 def compare(name: str, tuned: Plan, scratch: Path) -> tuple[dict[str, Any], str]:
