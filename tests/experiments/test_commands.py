@@ -88,7 +88,7 @@ def run_frontier(out: Path, stored: dict[str, Any]) -> None:
     (out / "gpt2.json").write_text(json.dumps(stored))
     options = argparse.Namespace(tiny=False, again=[])
     model = frontier.ModelFrontier("gpt2", out, options, out)
-    assert model.record["peers"] == {"eager": 1}
+    assert model.record["peers"] == {"eager": {"commit": "c"}}
     assert model.record["machine"] == MACHINE
 
 
@@ -111,7 +111,7 @@ def test_results_are_continued_after_a_restart_and_refused_on_another_machine(
     monkeypatch.setattr(allocators, "plot", lambda results, path: None)
     facts = {"machine": MACHINE, "commit": "c", "date": "d", "command": "x", "load_before": 0.0}
     stored = facts | {
-        "arguments": {"batch": 8}, "machine": MACHINE | RESTARTED, "peers": {"eager": 1}, "commands": [],
+        "arguments": {"batch": 8}, "machine": MACHINE | RESTARTED, "peers": {"eager": {}}, "plans": {}, "sessions": [], "commands": [],
         "models": {name: {} for name in allocators.MODELS},
     }  # fmt: skip
     run(tmp_path, stored)

@@ -27,6 +27,7 @@ BATCHES = "batch_sizes/results/summary.md"
 VARIABLE = "variable_length/results/summary.md"
 REPLAYS = "landscape/results/replays/summary.md"
 GAINS = "landscape/results/gains/summary.md"
+KERNEL_GAINS = "tuned/results/gains/summary.md"
 REGIONS = "regions/results/zoo/summary.md"
 PRICE = "rebuild_price/results/summary.md"
 LIMITS, DECISIONS = "docs/limits.md", "docs/decisions.md"
@@ -55,6 +56,9 @@ TIED = (
     Tied(DECISIONS, "347 MiB", PRICE, ("347.0 MiB",)),
     Tied(DECISIONS, "18 to 26 s", REGIONS, ("17.6", "26.4")),
     Tied(LIMITS, "0.942 to 1.021 times", GAINS, ("0.942", "1.021")),
+    Tied(LIMITS, "0.811 times", KERNEL_GAINS, ("0.811",)),
+    Tied(LIMITS, "0.648 times", KERNEL_GAINS, ("0.648",)),
+    Tied(LIMITS, "0.891 times", KERNEL_GAINS, ("0.891",)),
     Tied(LIMITS, "2 %", REPLAYS, ("within 2 %",)),
 )
 
