@@ -55,7 +55,11 @@ def main() -> None:
     out = RESULTS / "gains"
     for name in options.names or known:
         target, plan = out / f"{name}.json", read_plan(name)
-        if not options.fresh and target.exists() and json.loads(target.read_text())["plan"] == plan_hash(plan):
+        if (
+            not options.fresh
+            and target.exists()
+            and json.loads(target.read_text(encoding="utf-8"))["plan"] == plan_hash(plan)
+        ):
             continue
         refuse_busy_machine(anyway=False)
         facts = collect_facts()
