@@ -56,6 +56,7 @@ TIED = (
     Tied(DECISIONS, "347 MiB", PRICE, ("347.0 MiB",)),
     Tied(DECISIONS, "18 to 26 s", REGIONS, ("17.6", "26.4")),
     Tied(LIMITS, "0.942 to 1.021 times", GAINS, ("0.942", "1.021")),
+    Tied(LIMITS, "0.842 times", KERNEL_GAINS, ("0.842",)),
     Tied(LIMITS, "0.811 times", KERNEL_GAINS, ("0.811",)),
     Tied(LIMITS, "0.648 times", KERNEL_GAINS, ("0.648",)),
     Tied(LIMITS, "0.891 times", KERNEL_GAINS, ("0.891",)),
