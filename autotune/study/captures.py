@@ -8,7 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
+from autotune.errors import (
+    AutotuneError,
+    CaptureError,
+    ConfigError,
+    InfeasibleError,
+    NumericsError,
+    PlanError,
+    StoreError,
+)
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload
@@ -30,6 +38,9 @@ AIM = 0.99
 """Share of the budget to plan for: the charge is above the peak."""
 PRICES = (0.5, 0.05, 0.0)
 """Rebuild prices that are measured beside the default, where compiled regions lead."""
+
+REFUSED = "refused"
+"""Outcome of a combination that the model does not have, or that cannot be captured."""
 
 Kernels = Literal["", "inductor"]
 MemoryFormat = Literal["", "channels_last"]
@@ -155,10 +166,21 @@ class _Measurements:
                 raise
             if isinstance(error, ConfigError):  # a model without four-dimensional weights
                 self.refused.add(combination.memory_format)
-            result = _describe(combination, Measurement(Outcome.CRASHED, str(error)))
+            result = _describe_error(combination, error)
         self.measured.append(replace(result, seconds=time.monotonic() - began))
         self._notify(str(self.measured[-1]))
         write_json(self._files.captures, [asdict(each) for each in self.measured])
+
+
+def _describe_error(combination: Config, error: AutotuneError) -> MeasuredCapture:
+    """Return the result of a combination that was not measured, with the cause and without the next step of its message.
+
+    The next step is for somebody who named the combination; here it was only tried.
+    """
+    outcomes = {NumericsError: Outcome.WRONG_RESULT.value, InfeasibleError: Outcome.OVER_BUDGET.value}
+    cause = str(error).partition("\n")[0].partition(";")[0]
+    described = _describe(combination, Measurement(Outcome.CRASHED, cause))
+    return replace(described, outcome=outcomes.get(type(error), REFUSED))
 
 
 def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+import psutil
+
 UNFINISHED = 75
 """Exit status of an experiment that stored a part of its results: the same command continues (EX_TEMPFAIL)."""
+IDLE_PERCENT = 15.0
+"""Share of the CPUs in percent that other programs may use when a measurement begins."""
 DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
 """Handlers of signals that end a process."""
 
@@ -17,6 +21,15 @@ def exit_unfinished(reason: str) -> NoReturn:
     """End this process with `UNFINISHED`, and print the reason to standard error."""
     print(reason, file=sys.stderr, flush=True)
     raise SystemExit(UNFINISHED)
+
+
+def refuse_busy_machine(*, anyway: bool = False) -> None:
+    """Measure the CPUs for five seconds, and end this process with `UNFINISHED` while other programs use them.
+
+    With `anyway` nothing is measured or refused.
+    """
+    if not anyway and (used := psutil.cpu_percent(interval=5.0)) > IDLE_PERCENT:
+        exit_unfinished(f"other programs use {used:.0f} % of the CPUs; end them and run the command again")
 
 
 def run_to_end(

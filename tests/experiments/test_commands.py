@@ -18,7 +18,7 @@ from experiments.benchmarks.allocators import __main__ as allocators
 from experiments.benchmarks.frontier import __main__ as frontier
 from experiments.benchmarks.no_fit import __main__ as no_fit
 from experiments.benchmarks.tuned import __main__ as tuned
-from experiments.common import long_run
+from experiments.common import commands, long_run
 from experiments.common.commands import UNFINISHED, exit_unfinished, run_to_end
 from experiments.common.facts import ROOT, is_same_machine
 from experiments.common.result_file import PLANS
@@ -177,8 +177,9 @@ def test_fresh_deletes_the_benchmarks_own_files_alone(tmp_path: Path, monkeypatc
     assert not any(work.iterdir())
 
 
-def test_a_busy_machine_leaves_the_frontier_unfinished(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(frontier.psutil, "cpu_percent", lambda interval: 50.0)
+def test_a_busy_machine_leaves_an_experiment_unfinished_unless_it_runs_anyway(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commands.psutil, "cpu_percent", lambda interval: 50.0)
     with pytest.raises(SystemExit) as ended:
-        frontier.refuse_busy_machine(anyway=False)
+        commands.refuse_busy_machine()
     assert ended.value.code == UNFINISHED
+    commands.refuse_busy_machine(anyway=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.api.launch import load_run_config
-from autotune.errors import AutotuneError, CaptureError, ConfigError, PlanError, StoreError
+from autotune.errors import AutotuneError, CaptureError, ConfigError, NumericsError, PlanError, StoreError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.records.config import Config, dump_config
@@ -35,6 +35,7 @@ class Runners:
     outcome_of: Callable[[Plan], Outcome] = lambda plan: Outcome.OK
     disturbed: Callable[[int], bool] = lambda number: False
     refused: tuple[tuple[str, str], ...] = ()
+    differing: tuple[tuple[str, str], ...] = ()
     opened: list[tuple[str, str]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     reused: int = 0
@@ -44,7 +45,9 @@ class Runners:
         combination = (config.kernels, config.memory_format)
         self.opened.append(combination)
         if combination in self.refused:
-            raise ConfigError("leaves no choice of a memory format")
+            raise ConfigError("no choice of a memory format; leave --memory-format out")
+        if combination in self.differing:
+            raise NumericsError("output differs; see the log")
         runners = self
 
         class Runner(FakeRunner):
@@ -137,6 +140,16 @@ def test_a_model_without_another_format_is_tuned_in_its_own(tmp_path: Path):
     runners = Runners(refused=(("", "channels_last"), ("inductor", "channels_last")))
     assert choose(runners, tmp_path) == ("inductor", "")
     assert ("inductor", "channels_last") not in runners.opened, "a format that was refused is not tried again"
+    every = json.loads(RunDir(tmp_path / "run").captures.read_text())
+    (recorded,) = (each for each in every if each["memory_format"] == "channels_last")
+    assert (recorded["outcome"], recorded["time_ratio"]) == ("refused", None)
+    assert recorded["detail"] == "no choice of a memory format", "the user named no format that could be left out"
+
+
+def test_kernels_whose_results_differ_are_a_wrong_result_and_no_crash(tmp_path: Path):
+    assert choose(Runners(differing=(("inductor", ""),)), tmp_path) == ("inductor", "channels_last")
+    recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())[1]
+    assert (recorded["outcome"], recorded["detail"]) == ("wrong_result", "output differs")
 
 
 def test_a_format_that_the_user_names_is_kept(tmp_path: Path):

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.measure.child import Child
 from autotune.measure.device.this_device import this_device
@@ -30,11 +28,11 @@ from autotune.measure.spec import Spec
 from autotune.records.json_codec import from_json, to_json
 from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.benchmarks.frontier.models import CONVOLUTIONS, MODELS, TINY
-from experiments.benchmarks.frontier.ours import Capture, PlanBench
+from experiments.benchmarks.frontier.ours import SECONDS, Capture, PlanBench
 from experiments.benchmarks.frontier.peers import PEERS, Compiled
 from experiments.benchmarks.frontier.records import GLIBC, SHARES, fast_plans, make_budgets, timed_variants
 from experiments.benchmarks.frontier.summary import summarize
-from experiments.common.commands import exit_unfinished
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, is_same_machine
 from experiments.common.result_file import write_result
 from experiments.common.turns import describe_failure, remove_paths
@@ -43,9 +41,6 @@ HERE = Path(__file__).parent
 SMALLEST_PRICE = 0.05
 """Rebuild price of the regions in a second capture, for the lowest peak alone."""
 PARTS = ("bytes", "plans", "seconds")
-REQUEST_SECONDS = 1800.0
-IDLE_PERCENT = 15.0
-"""Share of the CPUs that other programs may use when a session begins."""
 
 
 class ModelFrontier:
@@ -104,13 +99,13 @@ class ModelFrontier:
         for name in (EAGER, *self.options.peers):
             if name not in self.record["peers"]:
                 try:
-                    self.record["peers"][name] = self.bench.peer(name, REQUEST_SECONDS)
+                    self.record["peers"][name] = self.bench.peer(name, SECONDS)
                 except ChildError as failure:
                     self.record["peers"][name] = {"failed": describe_failure(failure)}
                 self.record["peers"][name]["commit"] = self.record["commit"]
                 self.write()
         if "rounding" not in self.record:
-            self.record["rounding"] = self.bench.rounding_errors(REQUEST_SECONDS)
+            self.record["rounding"] = self.bench.rounding_errors(SECONDS)
             self.write()
 
     def measure_plans(self, capture: Capture) -> None:
@@ -169,7 +164,7 @@ class ModelFrontier:
         refuse_busy_machine(anyway=self.options.anyway)
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
             variants = {name: self.make_variant(name, Path(own)) for name in (EAGER, *names)}
-            limits = RoundLimits(self.options.rounds, self.options.rounds, 1e6, REQUEST_SECONDS)
+            limits = RoundLimits(self.options.rounds, self.options.rounds, 1e6, SECONDS)
             load_before = os.getloadavg()
             times = asdict(interleave(variants, limits, self.bench.log))
         times["failed"] = {name: remove_paths(text) for name, text in times["failed"].items()}
@@ -205,12 +200,6 @@ def find_tcmalloc() -> str:
     if library is None:
         sys.exit("tcmalloc is missing; install it: apt-get install libtcmalloc-minimal4")
     return library
-
-
-def refuse_busy_machine(*, anyway: bool) -> None:
-    """Raise SystemExit with `UNFINISHED` while other programs use the CPU."""
-    if not anyway and (used := psutil.cpu_percent(interval=5.0)) > IDLE_PERCENT:
-        exit_unfinished(f"other programs use {used:.0f} % of the CPUs: end them and run the command again")
 
 
 def main() -> None:

@@ -35,14 +35,13 @@ class ModelBench:
         arguments = {"peer": peer, "model": self.model, "still": still, **self.arguments}
         return WorkloadRef(f"{HERE / 'peers.py'}:workload", arguments)
 
-    def child(self, peer: str, scratch: Path, *, return_memory: bool, still: bool = False) -> Child:
-        """Start a child process, which keeps malloc's default behaviour or returns memory at once.
+    def child(self, peer: str, scratch: Path, *, still: bool) -> Child:
+        """Start a child process that returns memory at once.
 
-        The latter measures bytes alone: it need not wait by spinning, and may run beside others.
+        It measures bytes alone: it need not wait by spinning, and may run beside others.
         """
-        spec = Spec(self.workload(peer, still=still), scratch, scratch=scratch, return_memory=return_memory)
-        environment = {"OMP_WAIT_POLICY": "PASSIVE"} if return_memory else None
-        return Child.start(spec, scratch / f"{peer}-{return_memory}.log", environment)
+        spec = Spec(self.workload(peer, still=still), scratch, scratch=scratch, return_memory=True)
+        return Child.start(spec, scratch / f"{peer}.log", {"OMP_WAIT_POLICY": "PASSIVE"})
 
     def peer(self, name: str, seconds: float) -> dict[str, Any]:
         """Return the peak above the floor while malloc returns memory at once, and the errors against eager."""
@@ -79,15 +78,13 @@ class ModelBench:
     def results(self, name: str, seconds: float, *, still: bool) -> MemoryPeak:
         """Run the compared steps in a child process, keep their results and return the peak."""
         request = EagerPeakRequest(self.results_path(name, still=still))
-        return self.ask(name, request, return_memory=True, seconds=seconds, still=still)
+        return self.ask(name, request, seconds=seconds, still=still)
 
-    def ask(
-        self, peer: str, request: Expects[ReplyT], *, return_memory: bool, seconds: float, still: bool = False
-    ) -> ReplyT:
+    def ask(self, peer: str, request: Expects[ReplyT], *, seconds: float, still: bool) -> ReplyT:
         """Send one request to a fresh child process and return its reply."""
         self.log(f"{type(request).__name__} of {peer}")
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
-            child = self.child(peer, Path(own), return_memory=return_memory, still=still)
+            child = self.child(peer, Path(own), still=still)
             try:
                 return child.ask(request, seconds)
             finally:

@@ -1,4 +1,8 @@
-"""Read a model's record: which variants compute the same as eager, how fast they are, and which plan faces which peer."""
+"""Read a model's record, and compare its plans with its peers.
+
+A record is the dictionary of a result file. A *peer* is eager or one of PyTorch's methods, a *capture* is the step on one kind of
+kernels in one memory format, and a *variant* is a peer or a plan.
+"""
 
 import math
 import statistics
@@ -117,7 +121,7 @@ def gradient_error(errors: dict[str, Any]) -> float:
 
 
 def make_budgets(record: dict[str, Any], shares: Sequence[float] = ()) -> list[int]:
-    """Return the peers' peaks and shares of eager's, the highest first; near ones are served by the smaller plan."""
+    """Return the peers' peaks and shares of eager's peak in bytes, the highest first, without those within 1 % of a smaller one."""
     eager: int = record["peers"].get(EAGER, {}).get("step_peak_bytes", 0)
     peaks = [peer["step_peak_bytes"] for peer in record["peers"].values() if "step_peak_bytes" in peer]
     kept: list[int] = []
@@ -151,15 +155,15 @@ def fast_plans(record: dict[str, Any]) -> list[str]:
 
 
 def capture_of(record: dict[str, Any], plan: str) -> str:
-    """Return the capture that a plan's name begins with, the longest one."""
+    """Return the name of a plan's capture: the longest one that the plan's name begins with."""
     return max((name for name in record["captures"] if plan.startswith(name)), key=len, default="")
 
 
 def compare(model: str, record: dict[str, Any]) -> list[Pair]:
-    """Pair eager and each timed peer with our fastest plan that takes at most its bytes and has the traced step's bits.
+    """Pair each timed peer with right gradients with our fastest plan within its bytes.
 
-    Each capture offers its plan for most bytes: among many plans one is fast by luck. The fastest capture of a round is
-    that of the other rounds, for the same reason.
+    Of several plans that are equally fast, one seems faster by luck. So each capture enters with one plan, its largest within
+    the bytes. Which capture is compared in a round is decided by the other rounds alone.
     """
     timed = {plan: ratios for plan in record["plans"] if (ratios := ratios_by_round(record, plan))}
     pairs = []
@@ -198,7 +202,10 @@ def _peer_ratios(record: dict[str, Any], peer: str) -> dict[tuple[int, int], flo
 def _quotient(
     candidates: Mapping[str, Mapping[tuple[int, int], float]], others: Mapping[tuple[int, int], float]
 ) -> Interval | None:
-    """Return the time of the fastest candidate over another variant's, by the rounds that all of them have."""
+    """Return the time of the fastest candidate over another variant's; None without a round that all of them have.
+
+    Keys are (session, round), values times over eager's. The candidate of a round is the fastest one in all other rounds.
+    """
     common = set(others).intersection(*candidates.values())
     quotients = []
     for turn in sorted(common):
@@ -227,8 +234,8 @@ def compare_lowest(record: dict[str, Any]) -> tuple[float, float] | None:
 def peak_near_eager_time(record: dict[str, Any]) -> float | None:
     """Return our lowest peak over eager's at no more than 1.03 times eager's time; None where no plan is as fast.
 
-    Fewer bytes never need less time, because plans are chosen so. Of each capture, times are therefore fitted to rise as
-    bytes fall (isotonic regression); otherwise one lucky measurement would stand for all its neighbours.
+    Plans of one capture are chosen so that fewer bytes never need less time. So their measured times are fitted to rise as
+    bytes fall (isotonic regression). Otherwise one lucky measurement would stand for all its neighbours.
     """
     eager = record["peers"].get(EAGER, {}).get("step_peak_bytes")
     by_capture: dict[str, list[tuple[int, float]]] = {}

@@ -29,39 +29,34 @@ from autotune.study.captures import AIM, PLANNING_SECONDS, MeasuredCapture, sele
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
-from experiments.benchmarks.frontier.__main__ import refuse_busy_machine
-from experiments.benchmarks.frontier.ours import Capture, PlanBench
+from experiments.benchmarks.frontier.ours import SECONDS, Capture, PlanBench
 from experiments.benchmarks.frontier.records import compare_variants, ratios_by_round
 from experiments.benchmarks.tuned.__main__ import HERE, RUNS, config_path
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_interval, format_origin
 from experiments.common.result_file import PLANS, write_result
 
 RESULTS = HERE / "results"
 TUNED, FASTEST, LOWEST = "tuned", "planners' fastest", "planners' lowest"
 ROUNDS = 8
-SECONDS = 1800.0
-"""Time limit of one request to a child process, in seconds."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = {path.name.removesuffix(PLANS): path for path in sorted(RESULTS.glob(f"*{PLANS}"))}
+    known = sorted(path.name.removesuffix(PLANS) for path in RESULTS.glob(f"*{PLANS}"))
     parser.add_argument("names", nargs="*", help=f"runs with a plan; all by default: {', '.join(known)}")
     parser.add_argument("--fresh", action="store_true", help="compare again where the plan has a result")
     options = parser.parse_args()
-    missing = sorted(set(options.names) - known.keys()) or ([] if known else ["any run"])
+    missing = sorted(set(options.names) - set(known)) or ([] if known else ["any run"])
     if missing:
         parser.error(f"no plan of {', '.join(missing)}; run experiments.benchmarks.tuned --runs NAME-kernels first")
     out = RESULTS / "gains"
     for name in options.names or known:
         target, plan = out / f"{name}.json", read_plan(name)
-        if (
-            not options.fresh
-            and target.exists()
-            and json.loads(target.read_text(encoding="utf-8"))["plan"] == plan_hash(plan)
-        ):
+        stored = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+        if not options.fresh and stored.get("plan") == plan_hash(plan):
             continue
-        refuse_busy_machine(anyway=False)
+        refuse_busy_machine()
         facts = collect_facts()
         with tempfile.TemporaryDirectory(prefix="gains-") as scratch:
             result, digest = compare(name, plan, Path(scratch))
@@ -100,6 +95,7 @@ def compare(name: str, tuned: Plan, scratch: Path) -> tuple[dict[str, Any], str]
 
 
 def start(spec: Spec, name: str) -> Callable[[], Child]:
+    """Return a function that starts a child process with the usual malloc, as `tune` does."""
     return partial(Child.start, spec, spec.log_dir / f"{name.replace(' ', '-')}.log")
 
 
