@@ -29,6 +29,7 @@ from autotune.records.config import Config, load_config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
+from autotune.study.batch.records import read_request
 from autotune.study.verdicts.ranking import baseline_step_bytes, ratio_noise
 from autotune.units import fmt_seconds
 
@@ -100,8 +101,8 @@ class MeasuredCapture:
 def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notify: Callable[[str], None]) -> Config:
     """Return the config with kernels, memory format and rebuild price chosen by measurement; see `select_capture`.
 
-    A config that names its kernels is returned as it is. A run directory with a config was chosen for before. The
-    measurements are written to `captures.json`.
+    A config that names its kernels is returned as it is. A run directory with a config, or with a search for the batch size,
+    was chosen for before. The measurements are written to `captures.json`.
 
     Args:
         config: The config; `kernels` is "any" where this function has to choose.
@@ -115,12 +116,17 @@ def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notif
     if config.kernels != "any":
         return config
     files = RunDir(run_dir)
-    if files.config.exists():
-        return _with_choice(config, load_config(str(files.config)))
+    if (recorded := _read_choice(files)) is not None:
+        return _with_choice(config, recorded)
     with lock_run_dir(run_dir):
         best = _race(config, _Measurements(files, open_runner, notify))
     notify(f"tuning on {best.name}")
     return _with_choice(config, best)
+
+
+def _read_choice(files: RunDir) -> Config | None:
+    """Return the recorded config of a run, or of its search for the batch size; None where nothing was chosen yet."""
+    return load_config(str(files.config)) if files.config.exists() else read_request(files.path)
 
 
 def _with_choice(config: Config, choice: Config | MeasuredCapture) -> Config:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autotune.records.json_codec import to_json
 from autotune.records.measurement import Outcome
 from autotune.study.batch.records import BatchSearch, MeasuredSize, SampleRate, SideResult, StepSize
 from experiments.benchmarks.batch_sizes import __main__ as run
@@ -73,4 +74,22 @@ def test_a_workload_that_failed_is_a_row_without_figures():
         "machine": {"silicon": "x"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "python", "model": "gpt2",
         "batch": {"error": "no"}, "throughput": {"error": "no"},
     }  # fmt: skip
-    assert "| gpt2 | nan | -, - | - | - | - | - | - | - |" in run.summarize([document])
+    assert "| gpt2 | nan | -, - | - | - | - | - | - | - | - |" in run.summarize([document])
+
+
+def test_the_search_that_does_not_run_again_is_kept_with_its_commit(tmp_path: Path):
+    path, machine = tmp_path / "gpt2.json", {"silicon": "x", "memory_bytes": 2**30}
+    search = to_json(BatchSearch("batch", {}, "batch", StepSize(4)))
+    stored = {
+        "machine": machine,
+        "commit": "old",
+        "arguments": {"batch": 4},
+        "batch": search,
+        "throughput": {"error": "no"},
+    }
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    kept = run.read_kept(path, stored, ["batch"])
+    assert kept == {"batch": {"commit": "old", **search}}
+    assert run.read_search(kept["batch"]) == BatchSearch("batch", {}, "batch", StepSize(4))
+    with pytest.raises(SystemExit, match="leave --objectives out"):
+        run.read_kept(path, {**stored, "arguments": {"batch": 8}}, ["batch"])

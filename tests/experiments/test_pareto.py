@@ -48,6 +48,18 @@ def test_peers_of_other_arguments_are_refused_and_missing_ones_are_none(tmp_path
         read_peers(tmp_path, "resnet50", {"batch": 8})
 
 
+def test_peers_on_compiled_kernels_stand_beside_fronts_that_chose_their_kernels_alone(tmp_path: Path):
+    names = ("eager", "checkpoint", "inductor 0.5")
+    peers = {name: {"step_peak_bytes": 100, "errors": {"loss": {"error": 0.0, "worst": "x"}}} for name in names}
+    blocks = [{"variant": name, "seconds": [1.0], "round": 0} for name in (*names, "eager")]
+    record = {"arguments": {}, "peers": peers, "plans": {}, "sessions": [{"blocks": blocks, "failed": {}}]}
+    (tmp_path / "chain.json").write_text(json.dumps(record), encoding="utf-8")
+    found = {
+        each: [peer.variant for peer in read_peers(tmp_path, "chain", {}, compiled=each)] for each in (False, True)
+    }
+    assert found == {False: ["checkpoint"], True: ["checkpoint", "inductor 0.5"]}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_recorded_peers_of_both_models_are_timed_and_compute_what_eager_does(name: str):
     folders = [path.parent for path in FRONTIER.glob(f"*/{name}.json")]
@@ -71,7 +83,7 @@ def test_the_summary_counts_points_and_dominated_ones(tmp_path: Path):
     }  # fmt: skip
     (tmp_path / "chain.json").write_text(json.dumps(record))
     text = summarize(tmp_path, tmp_path / "none")
-    assert "| chain | 2 | 0.0 | 1.500x | 0.0 | 1.200x | 0.0 | 9 | none | - | - | - |" in text
+    assert "| chain | aten | 2 | 0.0 | 1.500x | 0.0 | 1.200x | 0.0 | 9 | none | - | - | - |" in text
     assert "| 3 | 0.0 | 60.0 % | 1.190x | 1.170 to 1.210 | 10 | 2 | uncertain |" in text
 
 

@@ -16,6 +16,7 @@ from autotune.records.config import Config, dump_config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
+from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
 from autotune.study.captures import PRICES, CaptureRunner, choose_capture
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
@@ -80,6 +81,18 @@ def test_the_fastest_combination_is_tuned_and_every_measurement_is_recorded(tmp_
     assert [(each["kernels"], each["memory_format"]) for each in recorded] == runners.opened
     assert [(plan.kernels, plan.memory_format) for plan in runners.plans] == list(SPEED)
     assert min(recorded[: len(SPEED)], key=lambda each: each["time_ratio"]) == recorded[len(SPEED) - 1]
+
+
+def test_an_interrupted_search_for_the_batch_size_keeps_its_kernels(tmp_path: Path):
+    """`tune --name` again, with kernels any: other kernels would be another search."""
+    (run_dir := tmp_path / "run").mkdir()
+    config = CONFIG.model_copy(update={"objective": "batch"})
+    chosen = config.model_copy(update={"kernels": "inductor", "memory_format": "channels_last", "rebuild_price": 0.5})
+    search = BatchSearch("batch", chosen.model_dump(mode="json"), "batch", StepSize(8))
+    write_batch_search(run_dir, search)
+    runners = Runners()
+    assert choose_capture(config, run_dir, runners.open, lambda text: None) == chosen
+    assert runners.opened == []
 
 
 def with_signatures(price: float) -> TrainGraph:

@@ -9,6 +9,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,17 @@ from autotune.measure.interleaving import EAGER, ProcessVariant, RoundLimits, in
 from autotune.measure.spec import Spec
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
-from autotune.records.json_codec import to_json
+from autotune.records.json_codec import from_json, to_json
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import SEARCH_SHARE, BatchSources, choose_batch
 from autotune.study.batch.measurements import enforce_beyond, plan_path
 from autotune.study.batch.records import BatchSearch, StepSize, largest_gap, read_batch_search
+from autotune.study.captures import choose_capture
 from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef
-from experiments.common.facts import collect_facts, format_interval, format_origin
+from experiments.common.commands import refuse_busy_machine
+from experiments.common.facts import collect_facts, format_interval, format_origin, is_same_machine
 from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
@@ -49,16 +52,22 @@ SAMPLES = 6
 """Number of timed steps per measurement."""
 LIMITS = RoundLimits(rounds=8, least_rounds=3, seconds=25.0, request_seconds=120.0)
 """Rounds of eager and the plan in turns."""
-OBJECTIVES = ("batch", "throughput")
+OBJECTIVES: Mapping[str, str] = {"batch": "", "throughput": "any"}
+"""Kernels of each objective; `any` chooses kernels and memory format at the workload's own batch."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="*", metavar="NAME", help="names of some workloads; all by default")
     parser.add_argument(
+        "--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES),
+        help="searches to run; the results of the other one stay",
+    )  # fmt: skip
+    parser.add_argument(
         "--seconds", type=float, default=240.0, help="time of each search, without its last measurement"
     )
     parser.add_argument("--tiny", action="store_true", help="one workload in the size of a test")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     parser.add_argument("--out", type=Path, help="folder of the result files; results/ by default")
     options = parser.parse_args()
     workloads = TINY if options.tiny else WORKLOADS
@@ -66,11 +75,14 @@ def main() -> None:
     if unknown := sorted(set(names) - workloads.keys()):
         parser.error(f"unknown workloads {', '.join(unknown)}; known: {', '.join(workloads)}")
     out = options.out or HERE / ("results-tiny" if options.tiny else "results")
+    refuse_busy_machine(anyway=options.anyway)
     for name in names:
-        facts = {**collect_facts(), "model": name, "arguments": dict(workloads[name]), "budget": BUDGET}
-        document = facts | measure_workload(name, dict(workloads[name]), options.seconds)
+        path, arguments = out / f"{name}.json", dict(workloads[name])
+        document = {**collect_facts(), "model": name, "arguments": arguments, "budget": BUDGET}
+        kept = read_kept(path, document, [each for each in OBJECTIVES if each not in options.objectives])
+        document |= kept | measure_workload(name, arguments, options.seconds, options.objectives, kept)
         # after each workload: what was measured is kept where a later one fails
-        write_result(out / f"{name}.json", document, capture_digests({name: (name, workloads[name])}))
+        write_result(path, document, capture_digests({name: (name, workloads[name])}))
         (out / "summary.md").write_text(summarize(read_documents(out)), encoding="utf-8")
     print(summarize(read_documents(out)))
 
@@ -81,41 +93,66 @@ def read_documents(out: Path) -> list[dict[str, Any]]:
     return [document for document in documents if "model" in document]
 
 
-def measure_workload(name: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Run both searches on a workload, then eager and the plan in turns, each at its best size."""
+def read_kept(path: Path, document: Mapping[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
+    """Return the stored searches of these objectives, each with its commit; SystemExit where they are of another workload."""
+    if not objectives or not path.exists():
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    if not is_same_machine(stored["machine"], document["machine"]) or stored["arguments"] != document["arguments"]:
+        raise SystemExit(f"{path} is of another machine or of other arguments: leave --objectives out")
+    return {each: {"commit": stored["commit"], **stored[each]} for each in objectives if each in stored}
+
+
+def measure_workload(
+    name: str, arguments: dict[str, Any], seconds: float, objectives: Sequence[str], kept: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run searches on a workload; after that for throughput, run eager and the plan in turns, each at its best size."""
     result: dict[str, Any] = {}
-    searches: list[BatchSearch] = []
+    searches = [search for search in map(read_search, kept.values()) if search is not None]
     with tempfile.TemporaryDirectory() as folder:
-        for objective in OBJECTIVES:
+        for objective in objectives:
             config = Config.model_validate(
                 {
                     "workload": name, "arguments": arguments, "objective": objective, "budget": BUDGET, "samples": SAMPLES,
                     "time": f"{seconds / SEARCH_SHARE:.0f}s", "runs": folder, "plans": f"{folder}/plans",
+                    "kernels": OBJECTIVES[objective],
                 }
             )  # fmt: skip
             run_dir = Path(folder) / objective
             try:
-                search = run_search(config, run_dir)
+                config, search = run_search(config, run_dir)
             except AutotuneError as error:
                 result[objective] = {"error": " ".join(str(error).split())}
                 continue
             result[objective] = to_json(search)
+            if (compared := RunDir(run_dir).captures).exists():
+                result[objective]["captures"] = json.loads(compared.read_text(encoding="utf-8"))
             searches.append(search)
             if objective == "throughput":
                 result["turns"] = run_in_turns(config, search, best_eager(searches), run_dir)
     return result
 
 
-def run_search(config: Config, run_dir: Path) -> BatchSearch:
-    """Search for a batch size and return its record."""
+def read_search(stored: Mapping[str, Any]) -> BatchSearch | None:
+    """Return the search of a result file; None where it ended with an error."""
+    if "error" in stored:
+        return None
+    fields = {key: value for key, value in stored.items() if key not in ("commit", "captures")}
+    return from_json(BatchSearch, fields, where="search")
+
+
+def run_search(config: Config, run_dir: Path) -> tuple[Config, BatchSearch]:
+    """Choose kernels where the config leaves them open, then a batch size; return the config and the record of the search."""
     logs = RunDir(run_dir).logs
-    sources = BatchSources(
-        lambda sized: open_runner(sized, logs), lambda text: print(f"{config.workload}: {text}", flush=True)
-    )
-    choose_batch(config, run_dir, sources)
+
+    def notify(text: str) -> None:
+        print(f"{config.workload}: {text}", flush=True)
+
+    config = choose_capture(config, run_dir, lambda chosen: open_runner(chosen, logs), notify)
+    choose_batch(config, run_dir, BatchSources(lambda sized: open_runner(sized, logs), notify))
     search = read_batch_search(run_dir)
     assert search is not None
-    return search
+    return config, search
 
 
 def best_eager(searches: Sequence[BatchSearch]) -> StepSize | None:
@@ -166,7 +203,10 @@ def start_child(config: Config, search: BatchSearch, size: StepSize, plan: Plan 
         limit_bytes=enforce_beyond(search.limit_bytes, "cpu"),
         scratch=scratch / name,
     )
-    environment = {} if plan is None else allocator_environment(plan.allocator, "cpu", os.environ)
+    environment: Mapping[str, str] = {}
+    if plan is not None:
+        spec = replace(spec, kernels=plan.kernels, memory_format=plan.memory_format, rebuild_price=plan.rebuild_price)
+        environment = allocator_environment(plan.allocator, "cpu", os.environ)
     return Child.start(spec, scratch / f"{name}.log", environment)
 
 
@@ -185,8 +225,8 @@ def mean(seconds: Sequence[float]) -> float:
 def summarize(documents: Sequence[dict[str, Any]]) -> str:
     """Return the table of all workloads, and the geometric means."""
     rows = [
-        "| workload | limit, MiB | by estimate: eager, plan | eager's largest batch | plan's largest batch | ratio | eager's best size | chosen size | plan over eager, samples/s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| workload | limit, MiB | by estimate: eager, plan | eager's largest batch | plan's largest batch | ratio | eager's best size | kernels | chosen size | plan over eager, samples/s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     batches: list[float] = []
     rates: list[float] = []
@@ -205,7 +245,7 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
         cells = (
             document["model"], f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}",
             spell_largest(document, "eager"), spell_largest(document, "plan"), "-" if ratio is None else f"at least {ratio:.2f}",
-            spell(turns and turns["eager"]), spell(document.get("throughput", {}).get("chosen")), speed,
+            spell(turns and turns["eager"]), spell_kernels(document), spell(document.get("throughput", {}).get("chosen")), speed,
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     means = [
@@ -248,6 +288,15 @@ def spell_largest(document: dict[str, Any], side: str) -> str:
     if not size or refused - size <= largest_gap(size):
         return str(size) if size else "-"
     return f"{size} to {refused - 1:.0f}" if refused < math.inf else f"at least {size}"
+
+
+def spell_kernels(document: dict[str, Any]) -> str:
+    """Return the kernels and the memory format of the search for throughput as text."""
+    config = document.get("throughput", {}).get("config")
+    if config is None:
+        return "-"
+    fields = {key: config[key] for key in ("kernels", "memory_format", "rebuild_price") if key in config}
+    return Plan((), **fields).capture_name
 
 
 def spell(size: dict[str, int] | None) -> str:

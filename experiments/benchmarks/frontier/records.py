@@ -121,11 +121,14 @@ def gradient_error(errors: dict[str, Any]) -> float:
 
 
 def make_budgets(record: dict[str, Any], shares: Sequence[float] = ()) -> list[int]:
-    """Return the peers' peaks and shares of eager's peak in bytes, the highest first, without those within 1 % of a smaller one."""
+    """Return the peers' peaks and shares of eager's peak in bytes, the highest first, without those within 1 % of a smaller one.
+
+    A plan is admitted at up to `SLACK` times its budget, and must not exceed its share.
+    """
     eager: int = record["peers"].get(EAGER, {}).get("step_peak_bytes", 0)
     peaks = [peer["step_peak_bytes"] for peer in record["peers"].values() if "step_peak_bytes" in peer]
     kept: list[int] = []
-    for budget in sorted([*peaks, *(int(share * eager) for share in shares if eager)]):
+    for budget in sorted([*peaks, *(int(share * eager / SLACK) for share in shares if eager)]):
         if not kept or budget > kept[-1] * (1 + MERGED):
             kept.append(budget)
     return kept[::-1]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measure.device.this_device import this_device
+from autotune.study.captures import MeasuredCapture, select_capture
 from autotune.units import mib
 from experiments.benchmarks.frontier.models import MODELS as FRONTIER_MODELS
 from experiments.benchmarks.pareto.comparison import (
@@ -28,6 +29,8 @@ HERE = Path(__file__).parent
 FRONTIER = HERE.parent / "frontier" / "results"
 MODELS = {name: FRONTIER_MODELS[name] for name in ("resnet50", "gpt2")}
 """Workload and arguments by name: those whose peers `experiments/benchmarks/frontier` records."""
+KERNELS = {"any": ["--kernels", "any"], "aten": []}
+"""Options of `tune`: the fastest of all kernels and memory formats, or eager's."""
 
 
 def main() -> None:
@@ -35,6 +38,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--time", default="20m", help="for each search")
     parser.add_argument("--trials", type=int, help="most searched trials; by default the time alone ends a search")
+    parser.add_argument("--kernels", default="any", choices=KERNELS, help="kernels and memory formats of the plans")
     parser.add_argument("--frontier", type=Path, help="folder of the peers' records; by default this processor's")
     parser.add_argument("--out", type=Path, help="by default results/NAME, named by the processor")
     parser.add_argument("--tiny", action="store_true", help="models of a blink, to try the script itself")
@@ -52,23 +56,31 @@ def main() -> None:
             arguments = {**TINY[model]}
         facts, began = collect_facts(), time.monotonic()
         limits = ["--time", options.time, *(["--trials", str(options.trials)] if options.trials else [])]
-        document, table = tune(model, arguments, limits)
+        document, table, captures = tune(model, arguments, [*KERNELS[options.kernels], *limits])
         record = facts | {
             "model": model,
             "arguments": arguments,
+            "kernels": options.kernels,
+            "captures": captures,
             "load": {"began": facts["load_before"], "ended": os.getloadavg()[0]},
             "seconds": round(time.monotonic() - began),
             **summarize_run(document),
             **{name: table[name] for name in ("limit_bytes", "eager_bytes", "plans")},
         }
-        write_result(out / f"{name}.json", record, {name: document["best"]["graph_digest"]})
+        digest = captures[0]["graph_digest"] if captures else document["best"]["graph_digest"]
+        write_result(out / f"{name}.json", record, {name: digest})
     text = summarize(out, frontier)
     (out / "summary.md").write_text(text, encoding="utf-8")
     print(text)
 
 
-def tune(model: str, arguments: Mapping[str, Any], limits: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON document of the command and the table of its front; it runs in a temporary directory."""
+def tune(
+    model: str, arguments: Mapping[str, Any], options: list[str]
+) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """Return the JSON document of the command, the table of its front, and the kernels that it compared.
+
+    The command runs in a temporary directory.
+    """
     pairs = [f"{key}={json.dumps(value)}" for key, value in arguments.items()]
     settings = [argument for pair in pairs for argument in ("--set", pair)]
     with tempfile.TemporaryDirectory(prefix="pareto-") as folder:
@@ -84,11 +96,14 @@ def tune(model: str, arguments: Mapping[str, Any], limits: list[str]) -> tuple[d
             "--name",
             "front",
         ]
-        process = run_to_end([*command, *limits, "--json"], cwd=folder, capture_output=True)
+        process = run_to_end([*command, *options, "--json"], cwd=folder, capture_output=True)
         if process.returncode:
             sys.exit(f"{model}: exit {process.returncode}\n{process.stderr[-2000:]}")
-        table = json.loads((Path(folder) / "runs" / "front" / "front" / "table.json").read_text(encoding="utf-8"))
-    return json.loads(process.stdout), table
+        run = Path(folder) / "runs" / "front"
+        table = json.loads((run / "front" / "table.json").read_text(encoding="utf-8"))
+        compared = run / "captures.json"
+        captures = json.loads(compared.read_text(encoding="utf-8")) if compared.exists() else []
+    return json.loads(process.stdout), table, captures
 
 
 def summarize_run(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,18 +128,19 @@ def summarize(out: Path, frontier: Path) -> str:
     """Compare every recorded front with the recorded peers, and return the summary page."""
     lines = [
         f"Target: at least {POINTS_WANTED} verified points, none of them dominated by a peer. A point is faster than every smaller one,"
-        " and each interval excludes equal time. A peer has eager's gradients and kernels; its bytes and seconds are of"
-        " `experiments/benchmarks/frontier`, in a session of its own. It dominates a point if it needs no more bytes, by peak or by"
+        " and each interval excludes equal time. A peer has eager's gradients, and eager's kernels beside a front on those; its bytes and"
+        " seconds are of `experiments/benchmarks/frontier`, in a session of its own. It dominates a point if it needs no more bytes, by peak or by"
         " charge, and its interval of time lies below the point's.",
         "",
-        "| model | points | smallest, MiB | time | fastest, MiB | time | eager's peak, MiB | plans that ran | peers "
+        "| model | kernels | points | smallest, MiB | time | fastest, MiB | time | eager's peak, MiB | plans that ran | peers "
         "| dominated at peak | at charge | within the noise |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     details: list[str] = []
     for path in sorted(out.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        peers = read_peers(frontier, path.stem, record["arguments"])
+        kernels = record.get("kernels", "aten")
+        peers = read_peers(frontier, path.stem, record["arguments"], compiled=kernels == "any")
         compared = {measure: compare_with_peers(record["plans"], peers, measure) for measure in MEASURES}
         flat = [comparison for measure in MEASURES for comparison in compared[measure]]
         front = [row for row in record["plans"] if row["status"] == "front"]
@@ -136,6 +152,7 @@ def summarize(out: Path, frontier: Path) -> str:
         ends = [cell for row in (front[0], front[-1]) for cell in (mib(row["step_charged_bytes"]), _ratio(row))]
         cells = [
             path.stem,
+            kernels,
             len(front),
             *ends,
             mib(record["eager_bytes"]),
@@ -143,9 +160,24 @@ def summarize(out: Path, frontier: Path) -> str:
             len(peers) or "none",
         ]
         lines.append(f"| {' | '.join(map(str, [*cells, *counts, noisy]))} |")
-        details += ["", f"## {path.stem}", "", format_origin(record), "", *_table(record["plans"])]
+        details += [
+            "",
+            f"## {path.stem}",
+            "",
+            format_origin(record),
+            "",
+            *_list_captures(record),
+            *_table(record["plans"]),
+        ]
         details += _list_dominated(flat)
     return "\n".join([*lines, *details]) + "\n"
+
+
+def _list_captures(record: Mapping[str, Any]) -> list[str]:
+    measured = [MeasuredCapture(**each) for each in record.get("captures", ())]
+    if not measured:
+        return []
+    return [*(f"- {each}" for each in measured), f"- tuned on {select_capture(measured).name}", ""]
 
 
 def _table(plans: list[dict[str, Any]]) -> list[str]:

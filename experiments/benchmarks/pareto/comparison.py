@@ -39,18 +39,22 @@ class PeerComparison:
     peer_ratio: float | None = None
 
 
-def read_peers(frontier: Path, model: str, arguments: Mapping[str, Any]) -> list[VariantPoint]:
-    """Return the timed peers of a model that compute the same as eager with eager's kernels.
+def read_peers(
+    frontier: Path, model: str, arguments: Mapping[str, Any], *, compiled: bool = False
+) -> list[VariantPoint]:
+    """Return the timed peers of a model that compute the same as eager; those on compiled kernels only if asked for.
 
-    Their times are over eager's with glibc's malloc for both, which `tune` measures with; with tcmalloc where that is not recorded. Empty where none is recorded. Raises SystemExit where the record is of other arguments.
+    Their times are over eager's with glibc's malloc for both, which `tune` measures with; with tcmalloc where that is not
+    recorded. Empty where none is recorded. Raises SystemExit where the record is of other arguments.
     """
+    kinds = ("peer", "compiler") if compiled else ("peer",)
     path = frontier / f"{model}.json"
     if not path.exists():
         return []
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["arguments"] != dict(arguments):
         raise SystemExit(f"{path}: measured with {record['arguments']}, not {dict(arguments)}: name another --frontier")
-    peers = [point for point in build_points(record) if point.kind == "peer" and point.right and point.ratio]
+    peers = [point for point in build_points(record) if point.kind in kinds and point.right and point.ratio]
     return [
         replace(peer, ratio=compare_variants(record, f"{peer.variant}{GLIBC}", f"{EAGER}{GLIBC}") or peer.ratio)
         for peer in peers

@@ -247,11 +247,6 @@ def test_a_workload_that_does_not_fit_at_its_own_size_gets_a_smaller_one(tmp_pat
     assert 1 <= chosen.arguments["batch"] < OWN
 
 
-def test_kernels_any_is_refused_with_the_next_step(tmp_path: Path):
-    with pytest.raises(ConfigError, match="kernels any leaves the kernels open, too; name aten or inductor"):
-        choose(tmp_path, FakeWorkload(), kernels="any")
-
-
 def test_other_objectives_pass_unchanged_and_measure_nothing(tmp_path: Path):
     config = make_config(tmp_path, objective="time")
     workload = FakeWorkload()

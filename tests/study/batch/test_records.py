@@ -139,11 +139,22 @@ def test_an_interrupted_search_is_continued_by_resume_with_its_own_config(tmp_pa
     assert config.runs == str(tmp_path / "runs")
 
 
-def test_a_search_with_open_kernels_is_refused_before_any_kernel_is_measured(tmp_path: Path):
+def test_open_kernels_are_chosen_before_the_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = Config(workload="gpt2", objective="batch", kernels="any", runs=str(tmp_path), plans=str(tmp_path))
-    with pytest.raises(ConfigError, match="kernels any leaves the kernels open, too"):
+    asked: list[Config] = []
+
+    def choose_kernels(config: Config, *_: Any) -> Config:
+        return config.model_copy(update={"kernels": "inductor"})
+
+    def choose_size(config: Config, *_: Any) -> Config:
+        asked.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.study.captures.choose_capture", choose_kernels)
+    monkeypatch.setattr("autotune.study.batch.choice.choose_batch", choose_size)
+    with pytest.raises(StudyInterruptedError):
         launch.start_study(config, "one", lambda event: None)
-    assert not (tmp_path / "one").exists()
+    assert [each.kernels for each in asked] == ["inductor"]
 
 
 def test_ctrl_c_in_a_search_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
