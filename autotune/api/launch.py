@@ -15,7 +15,7 @@ from autotune.errors import ConfigError, DeviceLostError, PlanError, StoreError,
 from autotune.fleet.local import open_harness
 from autotune.fleet.open_runner import apply_class, open_parallel_devices, open_runner, refuse_fleet
 from autotune.records import plan_file as planfile
-from autotune.records.config import Config, load_config
+from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
@@ -69,7 +69,7 @@ def start_study(config: Config, name: str | None, progress: Progress) -> "StudyR
     run_dir = choose_run_dir(config, name)
     is_new = not run_dir.exists()
     try:
-        config = choose_batch_size(_choose_capture(config, run_dir, progress), run_dir, progress)
+        config = choose_batch_size(choose_kernels(config, run_dir, progress), run_dir, progress)
         return run_study(config, run_dir, progress)
     finally:
         if is_new and run_dir.exists():
@@ -101,8 +101,13 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
         raise StudyInterruptedError(message, received) from None
 
 
-def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config:
-    """Choose kernels and memory format by measuring on the config's device, where the config leaves them open."""
+def choose_kernels(config: Config, run_dir: Path, progress: Progress) -> Config:
+    """Choose kernels and memory format by measuring on the config's device, where the config leaves them open.
+
+    Where the objective chooses the batch size, they are compared at the size of `config_for_kernels`; on a fleet, which
+    estimates nothing, at the workload's own.
+    """
+    from autotune.study.batch.choice import config_for_kernels
     from autotune.study.captures import CaptureRunner, choose_capture
 
     @contextmanager
@@ -111,8 +116,18 @@ def _choose_capture(config: Config, run_dir: Path, progress: Progress) -> Config
             runner.listen(lambda work: progress(Preparing(f"{combination.kernels or 'aten'}: {work}")))
             yield runner
 
+    def notify(text: str) -> None:
+        progress(Preparing(text))
+
+    def config_of_race(config: Config) -> Config:
+        if config.objective not in BATCH_OBJECTIVES or config.on is not None:
+            return config
+        raced = config_for_kernels(config, estimate_batch_size(config.model_copy(update={"kernels": ""}), notify))
+        notify(f"comparing kernels on {raced.ref}")
+        return raced
+
     try:
-        return choose_capture(config, run_dir, open_combination, lambda text: progress(Preparing(text)))
+        return choose_capture(config, run_dir, open_combination, notify, config_of_race)
     except DeviceLostError as error:  # no study has begun that could be resumed
         raise DeviceLostError(f"{error}, then run the command again") from None
 

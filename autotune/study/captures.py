@@ -85,6 +85,8 @@ class MeasuredCapture:
     graph_digest: str = ""
     estimated_seconds: float | None = None
     """Step time of the plan by estimate."""
+    step_seconds: float | None = None
+    """Median step time."""
 
     @property
     def name(self) -> str:
@@ -93,12 +95,25 @@ class MeasuredCapture:
         return plan.capture_name
 
     def __str__(self) -> str:
-        if self.time_ratio is None or self.outcome != Outcome.OK:
+        if self.time is None or self.outcome != Outcome.OK:
             return f"{self.name}: {self.outcome}{f', {self.detail}' if self.detail else ''}"
+        if self.time_ratio is None:
+            return f"{self.name}: {fmt_seconds(self.time)}; eager does not fit"
         return f"{self.name}: {self.time_ratio:.3f} of eager's time"
 
+    @property
+    def time(self) -> float | None:
+        """Time over eager's; in seconds where eager did not run, which is so for all combinations of a run."""
+        return self.step_seconds if self.time_ratio is None else self.time_ratio
 
-def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notify: Callable[[str], None]) -> Config:
+
+def choose_capture(
+    config: Config,
+    run_dir: Path,
+    open_runner: OpenRunner,
+    notify: Callable[[str], None],
+    race_config: Callable[[Config], Config] = lambda config: config,
+) -> Config:
     """Return the config with kernels, memory format and rebuild price chosen by measurement; see `select_capture`.
 
     A config that names its kernels is returned as it is. A run directory with a config, or with a search for the batch size,
@@ -109,6 +124,7 @@ def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notif
         run_dir: Directory of the run.
         open_runner: Opens the runner of a config.
         notify: Receives a line for each combination.
+        race_config: Returns the config to compare combinations with; by default the config itself.
 
     Raises:
         AutotuneError: Eager's own kernels cannot be captured or measured.
@@ -119,7 +135,7 @@ def choose_capture(config: Config, run_dir: Path, open_runner: OpenRunner, notif
     if (recorded := _read_choice(files)) is not None:
         return _with_choice(config, recorded)
     with lock_run_dir(run_dir):
-        best = _race(config, _Measurements(files, open_runner, notify))
+        best = _race(race_config(config), _Measurements(files, open_runner, notify))
     notify(f"tuning on {best.name}")
     return _with_choice(config, best)
 
@@ -202,19 +218,15 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     """
     best: MeasuredCapture | None = None
     for each in measured:
-        if (
-            each.outcome == Outcome.OK
-            and each.time_ratio is not None
-            and (best is None or _is_surely_faster(each, best))
-        ):
+        if each.outcome == Outcome.OK and each.time is not None and (best is None or _is_surely_faster(each, best)):
             best = each
     return best or measured[0]
 
 
 def _is_surely_faster(capture: MeasuredCapture, best: MeasuredCapture) -> bool:
-    assert capture.time_ratio is not None
-    assert best.time_ratio is not None
-    return capture.time_ratio * (1 + capture.noise + best.noise) < best.time_ratio
+    assert capture.time is not None
+    assert best.time is not None
+    return capture.time * (1 + capture.noise + best.noise) < best.time
 
 
 def _combinations(config: Config) -> Iterator[Config]:
@@ -293,6 +305,7 @@ def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
         memory_format=config.memory_format,
         outcome=measurement.outcome.value,
         time_ratio=measurement.time_ratio,
+        step_seconds=measurement.median_seconds,
         noise=ratio_noise(measurement),
         charged_bytes=measurement.step_charged_bytes,
         verified=measurement.verified,

@@ -66,4 +66,5 @@ def format_interval(interval: Interval) -> str:
     >>> format_interval(Interval(1.01, 1.0, 1.02, samples=3))
     '1.010 (1.000 to 1.020; range of 3)'
     """
-    return f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f}; {interval.basis})"
+    basis = f"; {interval.basis}" if interval.basis else ""
+    return f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f}{basis})"

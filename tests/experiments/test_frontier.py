@@ -16,6 +16,7 @@ from autotune.measure.spec import Spec
 from autotune.measure.worker.compare import record_results
 from autotune.measure.worker.eager import EagerWorkload
 from autotune.measure.worker.reference import Reference, Writer
+from autotune.study.verdicts.statistics import Interval
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier import __main__ as run
 from experiments.benchmarks.frontier import bench, models, peers, records, summary
@@ -85,6 +86,27 @@ def test_only_blocks_of_one_round_of_one_session_are_compared_and_failed_variant
     first["sessions"][0]["failed"] = {"a": "out of memory"}
     assert [pair.peer for pair in records.compare("net", document)] == ["eager"]
     assert "out of memory" in summary._model_table("net", document | FACTS)
+
+
+def test_times_of_two_sessions_are_compared_beside_eager_with_the_farthest_ends():
+    """Glibc's malloc where memory was short for all in one session: the plan's 0.5 against the peer's 2.0."""
+    first = record({"ours aten 1": plan(600)}, {"a": peer(600)}, {"ours aten 1": 0.5, "a": 1.0})
+    second = record({}, {}, {"a glibc": 2.0})
+    second["sessions"][0]["blocks"][1]["seconds"] = [2.5]
+    document = first | {"sessions": [first["sessions"][0], second["sessions"][0]]}
+    pair = records.compare("net", document)[1]
+    low, high = (0.5 / end for end in (records.time_ratio(document, "a glibc").high, 2.0))
+    assert pair.ratio_glibc == Interval(0.25, low, high)
+    assert "Without a number of blocks" in summary._pair_table([pair])
+
+
+def test_a_variant_that_found_too_little_memory_is_timed_once_more():
+    first, second = (record({}, {}, {"a": 1.0, "b": 1.0}) for _ in range(2))
+    first["sessions"][0]["failed"] = {"a": "out_of_memory: killed", "b": "crashed: no", "c": "out_of_memory: killed"}
+    assert records.timed_variants(first) == {"eager", "b"}
+    second["sessions"][0]["failed"] = {"c": "out_of_memory: killed"}
+    both = first | {"sessions": [first["sessions"][0], second["sessions"][0]]}
+    assert records.timed_variants(both) == {"eager", "a", "b", "c"}
 
 
 def test_a_peer_below_all_of_ours_is_named_beside_the_mean():

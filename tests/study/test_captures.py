@@ -39,6 +39,7 @@ class Runners:
     differing: tuple[tuple[str, str], ...] = ()
     opened: list[tuple[str, str]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    eager_fits: bool = True
     reused: int = 0
 
     @contextmanager
@@ -54,7 +55,8 @@ class Runners:
         class Runner(FakeRunner):
             def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
                 runners.plans.append(plan)
-                return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+                result = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+                return result if runners.eager_fits else replace(result, baseline_seconds=())
 
             def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
                 runners.reused += 1
@@ -81,6 +83,35 @@ def test_the_fastest_combination_is_tuned_and_every_measurement_is_recorded(tmp_
     assert [(each["kernels"], each["memory_format"]) for each in recorded] == runners.opened
     assert [(plan.kernels, plan.memory_format) for plan in runners.plans] == list(SPEED)
     assert min(recorded[: len(SPEED)], key=lambda each: each["time_ratio"]) == recorded[len(SPEED) - 1]
+
+
+def test_seconds_decide_where_eager_does_not_fit(tmp_path: Path):
+    runners = Runners(eager_fits=False)
+    lines: list[str] = []
+    chosen = choose_capture(CONFIG, tmp_path / "run", runners.open, lines.append)
+    assert (chosen.kernels, chosen.memory_format) == ("inductor", "channels_last")
+    assert lines[0].endswith("; eager does not fit")
+
+
+def test_combinations_may_be_compared_on_another_config(tmp_path: Path):
+    """Such as a larger batch: only the choice is taken over."""
+    seen: list[str] = []
+
+    @contextmanager
+    def open_runner(config: Config) -> Iterator[CaptureRunner]:
+        seen.append(config.workload)
+        with Runners().open(config) as runner:
+            yield runner
+
+    chosen = choose_capture(
+        CONFIG,
+        tmp_path / "run",
+        open_runner,
+        lambda text: None,
+        lambda config: config.model_copy(update={"workload": "v"}),
+    )
+    assert set(seen) == {"v"}
+    assert (chosen.workload, chosen.kernels) == ("w", "inductor")
 
 
 def test_an_interrupted_search_for_the_batch_size_keeps_its_kernels(tmp_path: Path):

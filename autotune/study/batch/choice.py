@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError
+from autotune.records.budget import format_step_budget
 from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
 from autotune.records.run_dir import RunDir, lock_run_dir
+from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.batch.measurements import SizeMeasurer, config_at_size, plan_path
 from autotune.study.batch.race import CaptureSteps, SizeRace
 from autotune.study.batch.records import BatchSearch, StepSize, read_batch_search
@@ -28,6 +30,8 @@ STUDY_FACTOR = 3
 """Minimum time of the study, as a multiple of the time that the search measured its batch size.
 
 That time contains capture, eager and one plan."""
+KERNELS_SHARE, KERNELS_FACTOR = 0.75, 4
+"""Batch size at which kernels are compared: share of eager's largest by estimate, and greatest multiple of the workload's own."""
 _FREE_KEYS = frozenset(
     (
         "time",
@@ -102,6 +106,18 @@ def check_request(config: Config) -> None:
     check_sampler(config.sampler, objective="time")  # of the study of the chosen size
     if config.seed_from is not None:
         read_seeds(Path(config.seed_from), Path(config.runs))
+
+
+def config_for_kernels(config: Config, estimate: BatchEstimate) -> Config:
+    """Return the config at the batch size at which kernels are compared, with a budget that is the same for all sizes.
+
+    A small batch hides their differences behind the time to start each kernel. So it is `KERNELS_SHARE` of eager's largest batch by
+    estimate, at least the workload's own, and at most `KERNELS_FACTOR` times that.
+    """
+    size = min(int(KERNELS_SHARE * estimate.eager_largest), KERNELS_FACTOR * estimate.size)
+    budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)
+    arguments = {**config.arguments, estimate.argument: max(size, estimate.size)}
+    return config.model_copy(update={"arguments": arguments, "budget": budget, "objective": "time"})
 
 
 def _refuse_other_request(config: Config, search: BatchSearch, run_dir: Path) -> None:

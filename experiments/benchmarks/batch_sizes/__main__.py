@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.api.launch import choose_kernels
 from autotune.errors import AutotuneError
 from autotune.fleet.open_runner import open_runner
 from autotune.ir.plan import Plan
@@ -28,7 +29,7 @@ from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import SEARCH_SHARE, BatchSources, choose_batch
 from autotune.study.batch.measurements import enforce_beyond, plan_path
 from autotune.study.batch.records import BatchSearch, StepSize, largest_gap, read_batch_search
-from autotune.study.captures import choose_capture
+from autotune.study.events import Preparing
 from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef
@@ -53,7 +54,7 @@ SAMPLES = 6
 LIMITS = RoundLimits(rounds=8, least_rounds=3, seconds=25.0, request_seconds=120.0)
 """Rounds of eager and the plan in turns."""
 OBJECTIVES: Mapping[str, str] = {"batch": "", "throughput": "any"}
-"""Kernels of each objective; `any` chooses kernels and memory format at the workload's own batch."""
+"""Kernels of each objective; `any` chooses kernels and memory format at a batch that eager fits."""
 
 
 def main() -> None:
@@ -148,7 +149,9 @@ def run_search(config: Config, run_dir: Path) -> tuple[Config, BatchSearch]:
     def notify(text: str) -> None:
         print(f"{config.workload}: {text}", flush=True)
 
-    config = choose_capture(config, run_dir, lambda chosen: open_runner(chosen, logs), notify)
+    config = choose_kernels(
+        config, run_dir, lambda event: notify(event.activity if isinstance(event, Preparing) else str(event))
+    )
     choose_batch(config, run_dir, BatchSources(lambda sized: open_runner(sized, logs), notify))
     search = read_batch_search(run_dir)
     assert search is not None

@@ -26,17 +26,12 @@ from autotune.records.run_dir import write_text
 from autotune.study.runner import Runner
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.benchmarks.fleet.__main__ import start_cluster
-from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
 HERE_NAME = "here"
 """Name of the measurements in this process."""
-MODEL = "gpt2"
-ARGUMENTS = {"batch": 4, "tokens": 128, "depth": 4, "width": 256, "vocabulary": 2048}
-"""Steps of some tens of milliseconds: one measurement takes seconds, so that many rounds fit in minutes."""
-TINY = {"batch": 2, "tokens": 16, "depth": 2, "width": 32, "vocabulary": 64}
 MAX_DIFFERENCE = 0.02
 """Maximum relative difference between an engine's ratio and this process's."""
 
@@ -111,26 +106,25 @@ def judge(beside: Interval) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tiny", action="store_true", help="a small model and two rounds, to test the command")
     parser.add_argument("--engines", nargs="*", choices=["command", "ray"], default=["command", "ray"])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "ratios")
     options = parser.parse_args()
-    arguments = TINY if options.tiny else ARGUMENTS
-    refuse_busy_machine(anyway=options.tiny)
+    arguments = {"batch": 2, "size": 64} if options.tiny else {"batch": 10, "size": 224}
     document = collect_facts()
     with tempfile.TemporaryDirectory(prefix="autotune-ratios-") as folder, ExitStack() as stack:
         directory = Path(folder)
         overrides = {"arguments": arguments, "samples": 4 if options.tiny else 20, "runs": folder}
-        config = load_config(MODEL, overrides=overrides)
+        config = load_config("resnet18", overrides=overrides)
         if "ray" in options.engines:
             stack.enter_context(start_cluster())
         runners: dict[str, Runner] = {HERE_NAME: LocalRunner(stack.enter_context(open_harness(config, directory)))}
         for engine in options.engines:
             runners[engine] = stack.enter_context(open_remote(engine, config, directory))
         document["ratios"] = measure_in_turns(runners, 2 if options.tiny else options.rounds)
-        graphs = {MODEL: runners[HERE_NAME].prepare().graph.digest}
-    write_result(options.out / "ratios.json", document | {"model": MODEL, "arguments": arguments}, graphs)
+        graphs = {"resnet18": runners[HERE_NAME].prepare().graph.digest}
+    write_result(options.out / "ratios.json", document | {"model": "resnet18", "arguments": arguments}, graphs)
     write_text(options.out / "summary.md", summarize(document))
     print(summarize(document))
 

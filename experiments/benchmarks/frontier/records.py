@@ -41,7 +41,7 @@ class Pair:
     ratio: Interval
     """By blocks of one round, with tcmalloc for the peer."""
     ratio_glibc: Interval | None = None
-    """The same with glibc's malloc for the peer."""
+    """The same with glibc's malloc for the peer; without a number of samples where the two were timed in different sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,16 @@ def glibc_charge(record: dict[str, Any], peer: str) -> int | None:
 
 
 def timed_variants(record: dict[str, Any]) -> set[str]:
-    """Return the variants that a session timed, or that failed in it."""
-    blocks = {block["variant"] for session in record["sessions"] for block in session["blocks"]}
-    return blocks | {name for session in record["sessions"] for name in session["failed"]}
+    """Return the variants that a session timed, or that failed in it.
+
+    Beside the other variants of its session one may have found too little memory: that counts when it happened twice.
+    """
+    timed, short = set[str](), set[str]()
+    for session in record["sessions"]:
+        again = {name for name, reason in session["failed"].items() if reason.startswith("out_of_memory")} - short
+        timed |= ({block["variant"] for block in session["blocks"]} | session["failed"].keys()) - again
+        short |= again
+    return timed
 
 
 def is_wrong(record: dict[str, Any], peer: str) -> bool:
@@ -179,6 +186,7 @@ def compare(model: str, record: dict[str, Any]) -> list[Pair]:
         if ratio is not None:
             fastest = min(candidates, key=lambda plan: statistics.median(candidates[plan].values()))
             glibc = _quotient(candidates, ratios_by_round(record, f"{peer}{GLIBC}"))
+            glibc = glibc or _divide(time_ratio(record, fastest), time_ratio(record, f"{peer}{GLIBC}"))
             pairs.append(Pair(model, peer, fastest, ratio, glibc))
     return pairs
 
@@ -218,6 +226,17 @@ def _quotient(
         }
         quotients.append(candidates[min(medians, key=medians.__getitem__)][turn] / others[turn])
     return median_interval(quotients) if quotients else None
+
+
+def _divide(ours: Interval | None, theirs: Interval | None) -> Interval | None:
+    """Return the quotient of two ratios to eager of different sessions, with the farthest ends; None where one is missing.
+
+    >>> _divide(Interval(0.9, 0.8, 1.0), Interval(1.8, 1.6, 2.0))
+    Interval(middle=0.5, low=0.4, high=0.625, samples=0, confidence=None)
+    """
+    if ours is None or theirs is None:
+        return None
+    return Interval(ours.middle / theirs.middle, ours.low / theirs.high, ours.high / theirs.low)
 
 
 def compare_lowest(record: dict[str, Any]) -> tuple[float, float] | None:

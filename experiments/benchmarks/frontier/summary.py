@@ -142,7 +142,14 @@ def _pair_table(pairs: list[Pair]) -> str:
         "| model | peer | our fastest plan within its bytes | our time over the peer's with tcmalloc | with glibc's malloc |",
         "|---|---|---|--:|--:|",
     ]
-    return "\n".join([*head, *rows, ""])
+    remark = (
+        "Without a number of blocks: timed in two sessions, each beside eager, and the farthest ends of both intervals."
+    )
+    return "\n".join([*head, *rows, "", *([remark, ""] if any(_is_of_two_sessions(pair) for pair in pairs) else [])])
+
+
+def _is_of_two_sessions(pair: Pair) -> bool:
+    return pair.ratio_glibc is not None and not pair.ratio_glibc.samples
 
 
 def _model_table(name: str, record: dict[str, Any]) -> str:

@@ -22,7 +22,8 @@ from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.config import Config, dump_config
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
-from autotune.study.batch.choice import STUDY_FACTOR, choose_batch
+from autotune.study.batch.choice import STUDY_FACTOR, choose_batch, config_for_kernels
+from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.batch.measurements import enforce_beyond
 from autotune.study.batch.race import SizeRace
 from autotune.study.batch.records import (
@@ -355,3 +356,19 @@ def test_every_kept_plan_has_a_file_that_names_its_size(tmp_path: Path):
     for each in recorded(tmp_path).measured:
         path = RunDir(tmp_path / "run").batch_plans / f"{each.size.batch}x{each.size.accumulate}.json"
         assert path.exists() == (each.plan is not None and each.plan.fits)
+
+
+@pytest.mark.parametrize(
+    ("eager_largest", "size", "budget", "expected"),
+    [
+        (20, 8, "200%", (15, "step:1000B")),
+        (100, 8, "200%", (32, "step:1000B")),
+        (0, 8, "200%", (8, "step:1000B")),
+        (20, 8, "2GiB", (15, "2GiB")),
+    ],
+)
+def test_kernels_are_compared_at_a_batch_that_eager_fits(eager_largest: int, size: int, budget: str, expected: Any):
+    estimate = BatchEstimate("w", "batch", size, budget, 1000, None, 50, 900, eager_largest, 400, False)
+    config = Config(workload="w", objective="throughput", kernels="any", budget=budget)
+    raced = config_for_kernels(config, estimate)
+    assert ((raced.arguments["batch"], raced.budget), raced.objective) == (expected, "time")

@@ -139,22 +139,28 @@ def test_an_interrupted_search_is_continued_by_resume_with_its_own_config(tmp_pa
     assert config.runs == str(tmp_path / "runs")
 
 
-def test_open_kernels_are_chosen_before_the_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_open_kernels_are_chosen_at_a_larger_batch_before_the_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     config = Config(workload="gpt2", objective="batch", kernels="any", runs=str(tmp_path), plans=str(tmp_path))
-    asked: list[Config] = []
+    estimate = BatchEstimate("gpt2", "batch", 4, "65%", 1000, None, 50, 900, 12, 400, False)
+    raced, asked = list[Config](), list[Config]()
 
-    def choose_kernels(config: Config, *_: Any) -> Config:
+    def choose_kernels(config: Config, *arguments: Any) -> Config:
+        raced.append(arguments[-1](config))
         return config.model_copy(update={"kernels": "inductor"})
 
     def choose_size(config: Config, *_: Any) -> Config:
         asked.append(config)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(launch, "estimate_batch_size", lambda config, notify: estimate)
     monkeypatch.setattr("autotune.study.captures.choose_capture", choose_kernels)
     monkeypatch.setattr("autotune.study.batch.choice.choose_batch", choose_size)
     with pytest.raises(StudyInterruptedError):
         launch.start_study(config, "one", lambda event: None)
-    assert [each.kernels for each in asked] == ["inductor"]
+    assert [each.arguments["batch"] for each in raced] == [9]
+    assert [(each.kernels, each.arguments) for each in asked] == [("inductor", {})]
 
 
 def test_ctrl_c_in_a_search_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
