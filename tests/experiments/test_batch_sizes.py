@@ -20,8 +20,25 @@ def test_speed_counts_samples_not_steps():
         {"round": 0, "variant": "plan", "seconds": [1.6]},
         {"round": 0, "variant": "eager", "seconds": [1.0]},
     ]
-    turns = {"eager": {"batch": 8, "accumulate": 1}, "plan": {"batch": 16, "accumulate": 1}, "blocks": blocks}
+    sizes = {"eager": {"batch": 8, "accumulate": 1}, "plan": {"batch": 16, "accumulate": 1}}
+    turns = {"sizes": sizes, "blocks": blocks, "failed": {}}
     assert run.speedups(turns) == pytest.approx([1.25])
+
+
+def test_the_plan_is_compared_with_eager_s_fastest_size_of_the_turns():
+    """The search was wrong about eager's sizes: 12 samples take as long as 8. The slowest size failed."""
+    seconds = {"eager 12": 1.0, "eager 4": 0.1, "plan": 1.6}
+    blocks = [
+        {"round": number, "variant": variant, "seconds": [taken]}
+        for number in range(2)
+        for variant, taken in (("eager", 1.0), *seconds.items(), ("eager", 1.0))
+    ]
+    sizes = {
+        name: {"batch": batch, "accumulate": 1} for name, batch in zip(("eager", *seconds), (8, 12, 4, 16), strict=True)
+    }
+    turns = {"sizes": sizes, "blocks": blocks, "failed": {"eager 4": "out of memory"}}
+    assert run.fastest_eager(turns) == "eager 12"
+    assert run.speedups(turns) == pytest.approx([16 / 1.6 / 12] * 2)
 
 
 def measured(batch: int, **outcomes: str) -> dict[str, Any]:
@@ -61,12 +78,18 @@ def test_a_result_of_another_kind_in_the_folder_is_left_out(tmp_path: Path):
     assert run.read_documents(tmp_path) == [{"model": "gpt2"}]
 
 
-def test_eager_s_best_size_is_the_one_with_the_highest_median():
-    rates = {4: SampleRate(80.0, 70.0, 95.0), 7: SampleRate(90.0, 79.0, 91.0), 9: None}
+def test_eager_s_two_fastest_sizes_and_its_largest_are_timed_in_turns():
+    rates = {
+        4: SampleRate(80.0, 70.0, 95.0),
+        7: SampleRate(90.0, 79.0, 91.0),
+        9: None,
+        6: SampleRate(85.0, 84.0, 86.0),
+        8: SampleRate(70.0, 69.0, 71.0),
+    }
     sides = [MeasuredSize(StepSize(size), SideResult(Outcome.OK, rate=rate)) for size, rate in rates.items()]
     search = BatchSearch("batch", {}, "batch", StepSize(4), measured=tuple(sides))
-    assert run.best_eager([search]) == StepSize(7)
-    assert run.best_eager([]) is None
+    assert run.best_eager([search]) == [StepSize(7), StepSize(6), StepSize(8)]
+    assert run.best_eager([]) == []
 
 
 def test_a_workload_that_failed_is_a_row_without_figures():

@@ -32,6 +32,8 @@ STUDY_FACTOR = 3
 That time contains capture, eager and one plan."""
 KERNELS_SHARE, KERNELS_FACTOR = 0.75, 4
 """Batch size at which kernels are compared: share of eager's largest by estimate, and greatest multiple of the workload's own."""
+KERNELS_SAMPLES = 16
+"""Least number of timed steps of one combination of kernels and memory format: no later measurement corrects the choice."""
 _FREE_KEYS = frozenset(
     (
         "time",
@@ -117,7 +119,8 @@ def config_for_kernels(config: Config, estimate: BatchEstimate) -> Config:
     size = min(int(KERNELS_SHARE * estimate.eager_largest), KERNELS_FACTOR * estimate.size)
     budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)
     arguments = {**config.arguments, estimate.argument: max(size, estimate.size)}
-    return config.model_copy(update={"arguments": arguments, "budget": budget, "objective": "time"})
+    samples = max(config.samples, KERNELS_SAMPLES)
+    return config.model_copy(update={"arguments": arguments, "budget": budget, "objective": "time", "samples": samples})
 
 
 def _refuse_other_request(config: Config, search: BatchSearch, run_dir: Path) -> None:

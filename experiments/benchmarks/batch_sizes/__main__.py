@@ -53,6 +53,8 @@ SAMPLES = 6
 """Number of timed steps per measurement."""
 LIMITS = RoundLimits(rounds=8, least_rounds=3, seconds=25.0, request_seconds=120.0)
 """Rounds of eager and the plan in turns."""
+PLAN = "plan"
+"""Variant of the chosen plan in the turns."""
 OBJECTIVES: Mapping[str, str] = {"batch": "", "throughput": "any"}
 """Kernels of each objective; `any` chooses kernels and memory format at a batch that eager fits."""
 
@@ -158,33 +160,42 @@ def run_search(config: Config, run_dir: Path) -> tuple[Config, BatchSearch]:
     return config, search
 
 
-def best_eager(searches: Sequence[BatchSearch]) -> StepSize | None:
-    """Return the size at which eager's median of samples per second is the highest in any search; None without a size."""
-    sides = [(each.eager, each.size) for search in searches for each in search.measured]
-    rates = [
-        (side.rate.middle, size) for side, size in sides if side is not None and side.fits and side.rate is not None
-    ]
-    return max(rates)[1] if rates else None
+def best_eager(searches: Sequence[BatchSearch]) -> list[StepSize]:
+    """Return the sizes at which eager may be fastest: the two of the most samples per second in any search, and the largest.
+
+    Searches measure sizes minutes apart, so that their rates do not rank close ones.
+    """
+    rates: dict[StepSize, float] = {}
+    for search in searches:
+        for each in search.measured:
+            if each.eager is not None and each.eager.fits and each.eager.rate is not None:
+                rates[each.size] = max(each.eager.rate.middle, rates.get(each.size, 0.0))
+    fastest = sorted(rates, key=rates.__getitem__, reverse=True)[:2]
+    return list(dict.fromkeys([*fastest, *([max(rates)] if rates else [])]))
 
 
-def run_in_turns(config: Config, search: BatchSearch, eager: StepSize | None, run_dir: Path) -> dict[str, Any] | None:
-    """Time eager at its best size and the chosen plan in turns; None where either is missing."""
+def run_in_turns(
+    config: Config, search: BatchSearch, eager: Sequence[StepSize], run_dir: Path
+) -> dict[str, Any] | None:
+    """Time eager at each of its sizes and the chosen plan in turns; None where either is missing."""
     chosen = search.chosen
-    if eager is None or chosen is None:
+    if not eager or chosen is None:
         return None
     plan = planfile.read(plan_path(run_dir, chosen)).plan
+    sizes = {EAGER: eager[0], **{f"{EAGER} {size}": size for size in eager[1:]}, PLAN: chosen}
     with tempfile.TemporaryDirectory() as scratch:
         variants = {
-            EAGER: ProcessVariant(partial(start_child, config, search, eager, None, Path(scratch))),
-            # the search compared its results; a step on malloc does not fit in the limit
-            "plan": ProcessVariant(
-                partial(start_child, config, search, chosen, plan, Path(scratch)), plan, verifies=False
-            ),
+            # the search compared the plan's results; a step on malloc does not fit in the limit
+            name: ProcessVariant(
+                partial(start_child, config, search, size, plan if name == PLAN else None, Path(scratch)),
+                plan if name == PLAN else None,
+                verifies=name != PLAN,
+            )
+            for name, size in sizes.items()
         }
         times = interleave(variants, LIMITS, lambda text: print(f"{config.workload}: {text}", flush=True))
     return {
-        "eager": to_json(eager),
-        "plan": to_json(chosen),
+        "sizes": to_json(sizes),
         "blocks": times.blocks,
         "charged_bytes": times.charged,
         "failed": times.failed,
@@ -197,7 +208,7 @@ def start_child(config: Config, search: BatchSearch, size: StepSize, plan: Plan 
     loop = Loop.parse(search.loop)
     words = config.loop if size.accumulate == loop.accumulate else f"accumulate={size.accumulate}"
     arguments = {**config.arguments, search.argument: size.batch}
-    name = "eager" if plan is None else "plan"
+    name = f"{EAGER if plan is None else PLAN}-{size.batch}-{size.accumulate}"
     (scratch / name).mkdir()
     spec = Spec(
         WorkloadRef(config.workload, arguments),
@@ -213,12 +224,33 @@ def start_child(config: Config, search: BatchSearch, size: StepSize, plan: Plan 
     return Child.start(spec, scratch / f"{name}.log", environment)
 
 
+def fastest_eager(turns: dict[str, Any]) -> str:
+    """Return the variant of eager with the most samples per second in the turns."""
+    medians = {
+        name: median_interval(list(rates.values())).middle
+        for name in turns["sizes"]
+        if name != PLAN and (rates := rates_by_round(turns, name))
+    }
+    return max(medians, key=medians.__getitem__, default=EAGER)
+
+
 def speedups(turns: dict[str, Any]) -> list[float]:
-    """Return the plan's samples per second over eager's, one for each block of the plan."""
+    """Return the plan's samples per second over those of eager at its best size, one for each round that has both."""
+    ours, theirs = rates_by_round(turns, PLAN), rates_by_round(turns, fastest_eager(turns))
+    return [ours[number] / theirs[number] for number in sorted(ours.keys() & theirs.keys())]
+
+
+def rates_by_round(turns: dict[str, Any], variant: str) -> dict[int, float]:
+    """Return a variant's samples per second over those of `EAGER` next to it, by round; empty if it failed."""
+    rounds = [block["round"] for block in turns["blocks"] if block["variant"] == variant]
+    if variant in turns["failed"]:
+        return {}
+    if variant == EAGER:
+        return dict.fromkeys(rounds, 1.0)
     blocks = [(block["variant"], block["seconds"]) for block in turns["blocks"]]
-    samples = turns["plan"]["batch"] / turns["eager"]["batch"]
-    pairs = pair_with_baseline(blocks, "plan")
-    return [samples * mean(eager) / mean(plan) for plan, eager in pairs]
+    samples = turns["sizes"][variant]["batch"] / turns["sizes"][EAGER]["batch"]
+    pairs = pair_with_baseline(blocks, variant)
+    return {number: samples * mean(eager) / mean(steps) for number, (steps, eager) in zip(rounds, pairs, strict=True)}
 
 
 def mean(seconds: Sequence[float]) -> float:
@@ -248,7 +280,7 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
         cells = (
             document["model"], f"{limit:.1f}", f"{estimate.get('eager_largest', '-')}, {estimate.get('largest', '-')}",
             spell_largest(document, "eager"), spell_largest(document, "plan"), "-" if ratio is None else f"at least {ratio:.2f}",
-            spell(turns and turns["eager"]), spell_kernels(document), spell(document.get("throughput", {}).get("chosen")), speed,
+            spell(turns and turns["sizes"][fastest_eager(turns)]), spell_kernels(document), spell(document.get("throughput", {}).get("chosen")), speed,
         )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     means = [

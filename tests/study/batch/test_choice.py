@@ -372,3 +372,4 @@ def test_kernels_are_compared_at_a_batch_that_eager_fits(eager_largest: int, siz
     config = Config(workload="w", objective="throughput", kernels="any", budget=budget)
     raced = config_for_kernels(config, estimate)
     assert ((raced.arguments["batch"], raced.budget), raced.objective) == (expected, "time")
+    assert raced.samples > config.samples
