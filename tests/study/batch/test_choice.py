@@ -369,7 +369,7 @@ def test_every_kept_plan_has_a_file_that_names_its_size(tmp_path: Path):
 )
 def test_kernels_are_compared_at_a_batch_that_eager_fits(eager_largest: int, size: int, budget: str, expected: Any):
     estimate = BatchEstimate("w", "batch", size, budget, 1000, None, 50, 900, eager_largest, 400, False)
-    config = Config(workload="w", objective="throughput", kernels="any", budget=budget)
+    config = Config(workload="w", objective="throughput", kernels="any", budget=budget, samples=6)
     raced = config_for_kernels(config, estimate)
     assert ((raced.arguments["batch"], raced.budget), raced.objective) == (expected, "time")
     assert raced.samples > config.samples
