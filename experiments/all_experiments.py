@@ -83,7 +83,7 @@ EXPERIMENTS = (
     _benchmark("rebuild_price", minutes=8),
     _benchmark("frontier", minutes=300, results="{device}/*.json", resumes=True),
     _benchmark("pareto", minutes=45, results="{device}/*.json", needs=["frontier"]),
-    _benchmark("batch_sizes", minutes=15),
+    _benchmark("batch_sizes", minutes=60),
     _benchmark("offload", minutes=30, resumes=True),
     _benchmark("planning", minutes=60, results="{device}/results.csv", resumes=True),
     _benchmark("layout", minutes=10),

@@ -361,14 +361,14 @@ def test_every_kept_plan_has_a_file_that_names_its_size(tmp_path: Path):
 @pytest.mark.parametrize(
     ("eager_largest", "size", "budget", "expected"),
     [
-        (20, 8, "200%", (15, "step:1000B")),
-        (100, 8, "200%", (32, "step:1000B")),
-        (0, 8, "200%", (8, "step:1000B")),
+        (20, 8, "200%", (15, "step:1024KiB")),
+        (100, 8, "200%", (32, "step:1024KiB")),
+        (0, 8, "200%", (8, "step:1024KiB")),
         (20, 8, "2GiB", (15, "2GiB")),
     ],
 )
 def test_kernels_are_compared_at_a_batch_that_eager_fits(eager_largest: int, size: int, budget: str, expected: Any):
-    estimate = BatchEstimate("w", "batch", size, budget, 1000, None, 50, 900, eager_largest, 400, False)
+    estimate = BatchEstimate("w", "batch", size, budget, 2**20, None, 50, 900, eager_largest, 400, False)
     config = Config(workload="w", objective="throughput", kernels="any", budget=budget, samples=6)
     raced = config_for_kernels(config, estimate)
     assert ((raced.arguments["batch"], raced.budget), raced.objective) == (expected, "time")
