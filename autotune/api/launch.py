@@ -122,7 +122,7 @@ def choose_kernels(config: Config, run_dir: Path, progress: Progress) -> Config:
     def config_of_race(config: Config) -> Config:
         if config.objective not in BATCH_OBJECTIVES or config.on is not None:
             return config
-        raced = config_for_kernels(config, estimate_batch_size(config.model_copy(update={"kernels": ""}), notify))
+        raced = config_for_kernels(config, estimate_batch_size(config, notify))
         notify(f"comparing kernels on {raced.ref}")
         return raced
 
@@ -163,7 +163,7 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
 def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "BatchEstimate":
     """Estimate the largest batch size within a config's budget; only a budget in bytes starts a child process.
 
-    The child measures an idle process at a small batch size; `notify` receives a line before that.
+    The child measures an idle process at a small batch size; `notify` receives a line before that. Open kernels are eager's.
 
     Raises ConfigError where no argument of the factory sets the batch size, and CaptureError where the step cannot be captured.
     """
@@ -172,6 +172,8 @@ def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_n
     refuse_fleet(config, "an estimate")
 
     notify(f"capturing {config.ref} on fake tensors at a few batch sizes, and planning; nothing is trained")
+    if config.kernels == "any":
+        config = config.model_copy(update={"kernels": ""})
 
     def measure_floor(argument: "BatchArgument") -> int:
         small = {**config.arguments, argument.name: min(SMALL_BATCH, argument.size)}

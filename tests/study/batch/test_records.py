@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from autotune.study.batch.records import (
     write_batch_search,
 )
 from autotune.study.recorded_run import RecordedRun
+from autotune.workloads.batch_argument import BatchArgument
 
 ESTIMATE = BatchEstimate("w()", "batch", 8, "2GiB", 2**30, 2**28, 60, 2**30, 20, 2**28, normalizes_over_batch=True)
 
@@ -161,6 +163,22 @@ def test_open_kernels_are_chosen_at_a_larger_batch_before_the_batch_size(
         launch.start_study(config, "one", lambda event: None)
     assert [each.arguments["batch"] for each in raced] == [9]
     assert [(each.kernels, each.arguments) for each in asked] == [("inductor", {})]
+
+
+def test_an_estimate_for_open_kernels_measures_the_idle_process_of_eager_s(monkeypatch: pytest.MonkeyPatch):
+    surveyed: list[Config] = []
+
+    def survey(config: Config, notify: Any) -> SimpleNamespace:
+        surveyed.append(config)
+        return SimpleNamespace(floor_bytes=5)
+
+    monkeypatch.setattr(launch, "survey", survey)
+    monkeypatch.setattr(
+        "autotune.study.batch.estimate.estimate_batch", lambda config, floor: floor(BatchArgument("batch", 4))
+    )
+    config = Config(workload="gpt2", objective="batch", kernels="any", budget="2GiB")
+    assert launch.estimate_batch_size(config) == 5
+    assert [(each.kernels, each.objective) for each in surveyed] == [("", "batch")]
 
 
 def test_ctrl_c_in_a_search_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
