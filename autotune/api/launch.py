@@ -107,17 +107,19 @@ def choose_kernels(config: Config, run_dir: Path, progress: Progress) -> Config:
     Where the objective chooses the batch size, they are compared at the size of `config_for_kernels`; on a fleet, which
     estimates nothing, at the workload's own.
     """
+    from autotune.ir.plan import Plan
     from autotune.study.batch.choice import config_for_kernels
     from autotune.study.captures import CaptureRunner, choose_capture
 
     @contextmanager
     def open_combination(combination: Config) -> Iterator[CaptureRunner]:
         with open_runner(combination, RunDir(run_dir).logs) as runner:
-            runner.listen(lambda work: progress(Preparing(f"{combination.kernels or 'aten'}: {work}")))
+            name = combination.captured(Plan(())).capture_name
+            runner.listen(lambda work: progress(Preparing(f"{name}: {work}")))
             yield runner
 
     def notify(text: str) -> None:
-        progress(Preparing(text))
+        progress(Logged(text, "kernels"))
 
     def config_of_race(config: Config) -> Config:
         if config.objective not in BATCH_OBJECTIVES or config.on is not None:

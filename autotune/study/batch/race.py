@@ -65,7 +65,7 @@ class SizeRace:
     accumulated: dict[int, SizedSteps] = field(default_factory=dict)
     """Steps of loops with other numbers of micro-batches, by this number."""
     unfinished: str = ""
-    """Reason why a larger size may fit; empty where the largest is settled."""
+    """Reason why a larger or faster size may exist; empty where the choice is settled."""
 
     def record(self, search: BatchSearch) -> None:
         self.search = search
@@ -225,6 +225,11 @@ class SizeRace:
             ranked = [StepSize(eager_batch, start.accumulate), *ranked]
         for size in ranked:
             if self.measure_plan(size) is None:
+                if not self.is_full:
+                    self.unfinished = (
+                        f"time ended before {self.search.argument}={size} was measured, which may be faster; tune under another "
+                        "--name with a longer --time"
+                    )
                 break
         while (best := self.search.plan_best) is not None:
             neighbour = propose_neighbour(self.search, best)
