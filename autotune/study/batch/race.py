@@ -223,6 +223,8 @@ class SizeRace:
         ranked = [candidate.size for candidate in predicted]
         if eager_batch:
             ranked = [StepSize(eager_batch, start.accumulate), *ranked]
+        if not ranked:  # no time to plan for sizes, but one beside the workload's own is measured in any case
+            ranked = [StepSize(max(1, estimate.eager_largest), start.accumulate)]
         for size in ranked:
             if self.measure_plan(size) is None:
                 if not self.is_full:

@@ -373,3 +373,15 @@ def test_kernels_are_compared_at_a_batch_that_eager_fits(eager_largest: int, siz
     raced = config_for_kernels(config, estimate)
     assert ((raced.arguments["batch"], raced.budget), raced.objective) == (expected, "time")
     assert raced.samples > config.samples
+
+
+def test_eager_s_largest_size_by_estimate_is_measured_where_no_time_is_left_to_rank_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("autotune.study.batch.race.predict_rates", lambda *_: [])
+    monkeypatch.setattr(SizeRace, "find_eager_largest", lambda self: 0)
+    monkeypatch.setattr(SizeRace, "has_time", lambda self: False)
+    choose(tmp_path, FakeWorkload(), objective="throughput", micro_batches="never")
+    search = recorded(tmp_path)
+    assert search.estimate is not None
+    assert {each.size.batch for each in search.measured} == {OWN, search.estimate.eager_largest}
