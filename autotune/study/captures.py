@@ -208,7 +208,8 @@ def _describe_error(combination: Config, error: AutotuneError) -> MeasuredCaptur
 def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     """Return the fastest combination within the budget; the first where none is.
 
-    An earlier combination stays unless another one is faster by more than the noise of both.
+    The first one stays unless others are faster by more than the noise of both; of those the fastest is returned. Within the
+    noise one on eager's kernels, which keep its bits, is preferred. Another rebuild price must be faster by more than the noise.
 
     >>> eager, other = MeasuredCapture("", "", "ok", 1.0), MeasuredCapture("inductor", "", "ok", 0.9)
     >>> select_capture([eager, other]).kernels
@@ -216,11 +217,19 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     >>> select_capture([eager, replace(other, noise=0.12)]).kernels
     ''
     """
-    best: MeasuredCapture | None = None
-    for each in measured:
-        if each.outcome == Outcome.OK and each.time is not None and (best is None or _is_surely_faster(each, best)):
+    usable = [each for each in measured if each.outcome == Outcome.OK and each.time is not None]
+    if not usable:
+        return measured[0]
+    first = usable[0]
+    faster = [each for each in usable if each.rebuild_price == first.rebuild_price and _is_surely_faster(each, first)]
+    best = min(faster, key=lambda each: each.time or 0.0, default=first)
+    on_eagers = min((each for each in faster if not each.kernels), key=lambda each: each.time or 0.0, default=first)
+    if best is not on_eagers and not _is_surely_faster(best, on_eagers):
+        best = on_eagers
+    for each in usable:
+        if each.rebuild_price != first.rebuild_price and _is_surely_faster(each, best):
             best = each
-    return best or measured[0]
+    return best
 
 
 def _is_surely_faster(capture: MeasuredCapture, best: MeasuredCapture) -> bool:

@@ -17,7 +17,7 @@ from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
-from autotune.study.captures import PRICES, CaptureRunner, choose_capture
+from autotune.study.captures import PRICES, CaptureRunner, MeasuredCapture, choose_capture, select_capture
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 
@@ -244,3 +244,18 @@ def test_a_combination_that_fails_is_recorded_and_the_others_are_measured(tmp_pa
     assert choose(Failing(), tmp_path) == ("", "channels_last")
     recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
     assert "inductor cannot compile" in recorded[1]["detail"]
+
+
+def test_of_all_that_surely_beat_eager_s_kernels_the_fastest_wins():
+    """Its lead over the second lies within the noise, which keeps only eager's kernels and the default price."""
+    eager = MeasuredCapture("", "", "ok", 0.876, noise=0.05)
+    second, fastest = (
+        MeasuredCapture(kernels, form, "ok", ratio, noise=0.06)
+        for kernels, form, ratio in (("inductor", "", 0.766), ("", "channels_last", 0.681))
+    )
+    assert select_capture([eager, second, fastest]) is fastest
+    compiled = replace(second, memory_format="channels_last", time_ratio=0.66)
+    assert select_capture([eager, second, fastest, compiled]) is fastest, "eager's kernels keep its bits"
+    assert select_capture([eager, second, fastest, replace(compiled, time_ratio=0.6)]).time_ratio == 0.6
+    cheaper = replace(second, rebuild_price=0.05, time_ratio=0.75)
+    assert select_capture([eager, second, cheaper]) is second
