@@ -203,7 +203,13 @@ def explain_no_time(config: Config, run_dir: Path) -> OutOfTimeError:
 
 
 def _describe_budget(config: Config, rules: Rules) -> str:
-    return f"the budget {config.budget} leaves the step {fmt_bytes(max(rules.budget_bytes, 0))}"
+    left = fmt_bytes(max(rules.budget_bytes, 0))
+    if config.parsed_budget.is_of_process:
+        return (
+            f"the budget {config.budget} is of the whole process and leaves the step {left}; "
+            f"step:{config.budget} is one of the step alone"
+        )
+    return f"the budget {config.budget} leaves the step {left}"
 
 
 def _suggest_remedy(config: Config, *, stores: bool) -> str:

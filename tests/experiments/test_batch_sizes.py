@@ -114,5 +114,8 @@ def test_the_search_that_does_not_run_again_is_kept_with_its_commit(tmp_path: Pa
     kept = run.read_kept(path, stored, ["batch"])
     assert kept == {"batch": {"commit": "old", **search}}
     assert run.read_search(kept["batch"]) == BatchSearch("batch", {}, "batch", StepSize(4))
+    path.write_text(json.dumps({**stored, "turns": {"sizes": {}}}), encoding="utf-8")
+    assert run.read_kept(path, stored, ["throughput"])["turns"] == {"sizes": {}}
+    assert "turns" not in run.read_kept(path, stored, ["batch"])
     with pytest.raises(SystemExit, match="leave --objectives out"):
         run.read_kept(path, {**stored, "arguments": {"batch": 8}}, ["batch"])

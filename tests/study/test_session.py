@@ -387,7 +387,7 @@ def test_infeasible_names_the_op_the_lowest_peak_and_the_next_move(tmp_path):
 
 
 def test_a_budget_below_the_floor_is_infeasible(tmp_path):
-    with pytest.raises(InfeasibleError, match="leaves the step 0 B"):
+    with pytest.raises(InfeasibleError, match="of the whole process and leaves the step 0 B; step:500000B is"):
         run(tmp_path, budget="500000B")
 
 

@@ -97,13 +97,17 @@ def read_documents(out: Path) -> list[dict[str, Any]]:
 
 
 def read_kept(path: Path, document: Mapping[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
-    """Return the stored searches of these objectives, each with its commit; SystemExit where they are of another workload."""
+    """Return the stored searches of these objectives, each with its commit, and the turns after the one for throughput.
+
+    SystemExit where they are of another workload or machine.
+    """
     if not objectives or not path.exists():
         return {}
     stored = json.loads(path.read_text(encoding="utf-8"))
     if not is_same_machine(stored["machine"], document["machine"]) or stored["arguments"] != document["arguments"]:
         raise SystemExit(f"{path} is of another machine or of other arguments: leave --objectives out")
-    return {each: {"commit": stored["commit"], **stored[each]} for each in objectives if each in stored}
+    kept = {each: {"commit": stored["commit"], **stored[each]} for each in objectives if each in stored}
+    return kept | ({"turns": stored["turns"]} if "throughput" in kept and "turns" in stored else {})
 
 
 def measure_workload(
@@ -111,7 +115,8 @@ def measure_workload(
 ) -> dict[str, Any]:
     """Run searches on a workload; after that for throughput, run eager and the plan in turns, each at its best size."""
     result: dict[str, Any] = {}
-    searches = [search for search in map(read_search, kept.values()) if search is not None]
+    stored = [read_search(kept[each]) for each in OBJECTIVES if each in kept]
+    searches = [search for search in stored if search is not None]
     with tempfile.TemporaryDirectory() as folder:
         for objective in objectives:
             config = Config.model_validate(
