@@ -104,8 +104,8 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
 def choose_kernels(config: Config, run_dir: Path, progress: Progress) -> Config:
     """Choose kernels and memory format by measuring on the config's device, where the config leaves them open.
 
-    Where the objective chooses the batch size, they are compared at the size of `config_for_kernels`; on a fleet, which
-    estimates nothing, at the workload's own.
+    Where the objective chooses the batch size, they are compared at the size of `config_for_kernels`. A fleet has no
+    estimates, so they are compared at the workload's own size there.
     """
     from autotune.ir.plan import Plan
     from autotune.study.batch.choice import config_for_kernels
@@ -165,7 +165,8 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
 def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "BatchEstimate":
     """Estimate the largest batch size within a config's budget; only a budget in bytes starts a child process.
 
-    The child measures an idle process at a small batch size; `notify` receives a line before that. Open kernels are eager's.
+    The child measures an idle process at a small batch size; `notify` receives a line before that. With `kernels: any`
+    the estimate is of eager's kernels.
 
     Raises ConfigError where no argument of the factory sets the batch size, and CaptureError where the step cannot be captured.
     """

@@ -103,7 +103,7 @@ class MeasuredCapture:
 
     @property
     def time(self) -> float | None:
-        """Time over eager's; in seconds where eager did not run, which is so for all combinations of a run."""
+        """Time over eager's. Where eager did not run, it is the step time in seconds, for all combinations of the run."""
         return self.step_seconds if self.time_ratio is None else self.time_ratio
 
 
@@ -116,8 +116,8 @@ def choose_capture(
 ) -> Config:
     """Return the config with kernels, memory format and rebuild price chosen by measurement; see `select_capture`.
 
-    A config that names its kernels is returned as it is. A run directory with a config, or with a search for the batch size,
-    was chosen for before. The measurements are written to `captures.json`.
+    A config that names its kernels is returned as it is. Where the run directory contains a config, or a search for the batch
+    size, the choice is read from it. Otherwise the measurements are written to `captures.json`.
 
     Args:
         config: The config; `kernels` is "any" where this function has to choose.

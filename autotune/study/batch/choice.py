@@ -113,8 +113,8 @@ def check_request(config: Config) -> None:
 def config_for_kernels(config: Config, estimate: BatchEstimate) -> Config:
     """Return the config at the batch size at which kernels are compared, with a budget that is the same for all sizes.
 
-    A small batch hides their differences behind the time to start each kernel. So it is `KERNELS_SHARE` of eager's largest batch by
-    estimate, at least the workload's own, and at most `KERNELS_FACTOR` times that.
+    The size is `KERNELS_SHARE` of eager's largest by estimate, at least the workload's own, and at most `KERNELS_FACTOR` times
+    that. At a small batch the time to start kernels would hide how they differ.
     """
     size = min(int(KERNELS_SHARE * estimate.eager_largest), KERNELS_FACTOR * estimate.size)
     budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)

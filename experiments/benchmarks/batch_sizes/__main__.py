@@ -168,7 +168,7 @@ def run_search(config: Config, run_dir: Path) -> tuple[Config, BatchSearch]:
 def best_eager(searches: Sequence[BatchSearch]) -> list[StepSize]:
     """Return the sizes at which eager may be fastest: the two of the most samples per second in any search, and the largest.
 
-    Searches measure sizes minutes apart, so that their rates do not rank close ones.
+    A search measures one size minutes after another, so its rates alone cannot rank sizes that are nearly as fast.
     """
     rates: dict[StepSize, float] = {}
     for search in searches:

@@ -99,7 +99,7 @@ def glibc_charge(record: dict[str, Any], peer: str) -> int | None:
 def timed_variants(record: dict[str, Any]) -> set[str]:
     """Return the variants that a session timed, or that failed in it.
 
-    Beside the other variants of its session one may have found too little memory: that counts when it happened twice.
+    A failure for lack of memory counts only the second time, because the other variants of the session take memory, too.
     """
     timed, short = set[str](), set[str]()
     for session in record["sessions"]:
