@@ -55,13 +55,13 @@ def record_side_effects() -> Iterator[list[SideEffect]]:
     from torch._dynamo.output_graph import OutputGraph
 
     recorded: list[SideEffect] = []
-    original = OutputGraph.get_replayed_side_effect_source_refs
+    original = OutputGraph.compile_subgraph
 
-    def record(graph: Any, **kwargs: Any) -> Any:
+    def record(graph: Any, *args: Any, **kwargs: Any) -> Any:
         recorded[:] = _side_effects(graph.side_effects)
-        return original(graph, **kwargs)
+        return original(graph, *args, **kwargs)
 
-    with mock.patch.object(OutputGraph, "get_replayed_side_effect_source_refs", record):
+    with mock.patch.object(OutputGraph, "compile_subgraph", record):
         yield recorded
 
 

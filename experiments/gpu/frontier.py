@@ -1,0 +1,342 @@
+"""Measure plans beside eager and PyTorch's own ways to save memory, in one process on one GPU.
+
+`python -m experiments.gpu.frontier MODEL [--arguments JSON] [--out FILE] [--lock FILE] [--seconds S]`
+
+Every variant is prepared first: ours on ATen's kernels and on compiled regions for shares of the traced step's bytes, some
+of them in CUDA graphs, plans that offload to the host's memory, and the peers. Then all run in turns, a few steps each, round
+after round. Bytes are those that PyTorch's allocator counts: what the variant holds between two steps, plus the rise
+within a step; a step in CUDA graphs adds the memory of its graphs. Several models may be prepared side by side: with
+`--lock` each waits with its measurements until no other one prepares or measures.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.capture.optimizers.optimizer_copy import collect_state_tensors
+from autotune.capture.program import Program
+from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
+from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
+from autotune.kernels.region_program import compile_regions, with_kernels
+from autotune.planners import KINDS, make_plan
+from autotune.planners.auto import best_plan
+from autotune.planners.space import build_space, preset_settings
+from autotune.predict.simulate import simulate
+from autotune.runtime.executor import Executor
+from autotune.runtime.gpu.cuda_recorder import CudaRecorder
+from autotune.runtime.gpu.graphed_step import WARM_UP_STEPS, GraphRecorder
+from autotune.runtime.offload.slots import slot_sizes
+from autotune.runtime.op_profiler import profile
+from autotune.runtime.stores import measure_stores, open_store
+from autotune.study.verdicts.statistics import median_interval
+from autotune.workloads.batch import batch_tensors, map_batch
+from autotune.workloads.workload import Workload
+from autotune.workloads.zoo import ZOO
+from experiments.gpu import peers
+
+Figures = dict[str, Any]
+SHARES = (1.0, 0.8, 0.65, 0.5, 0.35)
+"""Budgets of plans, as shares of the traced step's bytes."""
+GRAPHED = (1.0, 0.5)
+"""Budgets of the plans that also run in CUDA graphs."""
+PEERS = ("inductor 1", "checkpoint", "inductor 0.5", "save_on_cpu", "inductor 0.1")
+WINDOWS = (1, 2, 4, 8)
+"""Offload windows N."""
+COMPILE_THREADS = 8
+"""Number of Triton's compilers at a time."""
+ROUNDS = 8
+STEPS = 2
+"""Timed steps of a variant in one round, after one that is not timed."""
+
+
+@dataclass
+class Variant:
+    """One way to run the step."""
+
+    step: Callable[[], Any]
+    static: Callable[[], list[torch.Tensor]]
+    """Returns the tensors that live between two steps."""
+    drop_gradients: Callable[[], Any]
+    figures: Figures = field(default_factory=dict)
+    graphs: Callable[[], int] | None = None
+    """Returns the number of CUDA graphs of a step; None for a step without."""
+    seconds: list[float] = field(default_factory=list)
+
+
+class Session:
+    """Variants of one model, and the time until which further ones are prepared."""
+
+    def __init__(self, model: str, arguments: Figures, device: torch.device, seconds: float) -> None:
+        self.model, self.arguments, self.device = model, arguments, device
+        self.end = time.monotonic() + seconds
+        self.variants: dict[str, Variant] = {}
+        self.failures: dict[str, str] = {}
+        self.prepared: dict[str, float] = {}
+        """Seconds that each part's preparation took."""
+
+    def prepare(self, name: str, work: Callable[[], None]) -> None:
+        """Prepare a part; one that fails is a finding, and the next ones may still be of use."""
+        if time.monotonic() > self.end:
+            self.failures[name] = "not prepared: no time was left"
+            return
+        begin = time.monotonic()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001
+            self.failures[name] = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-3000:]}"
+        self.prepared[name] = round(time.monotonic() - begin, 2)
+        print(f"{self.model}: {name} {self.prepared[name]} s {self.failures.get(name, '')[:300]}", file=sys.stderr)
+
+    def workload(self, make: Callable[..., Workload], **arguments: Any) -> Workload:
+        """Make a workload on the session's device."""
+        torch.manual_seed(0)
+        workload = make(**arguments)
+        workload.model.to(self.device)
+        workload.batch = map_batch(lambda leaf: leaf.to(self.device), workload.batch)
+        return workload
+
+    def add_peer(self, name: str) -> None:
+        """Add plain eager, or a peer."""
+        workload = self.workload(partial(peers.workload, name, self.model), **self.arguments)
+        if self.device.type == "cuda":
+            torch._inductor.config.compile_threads = COMPILE_THREADS  # no process of the compiler is charged on a GPU
+        self.add(name, Variant(partial(eager_step, workload), partial(static_tensors, workload), workload.model.zero_grad))
+
+    def add_ours(self, kernels: str, make_recorder: Callable[[], GraphRecorder]) -> None:
+        """Add plans for shares of the traced step's bytes on these kernels."""
+        workload = self.workload(ZOO[self.model], **self.arguments)
+        program = with_kernels(capture(workload), kernels)
+        compile_regions(program)
+        costs = profile(program)
+        peak = traced_bytes(program, costs)
+        for share in SHARES:
+            plan = best_plan(program.graph, costs, int(share * peak), accept_first=True).plan
+            name = f"ours {kernels or 'aten'} {share:g}"
+            self.add_plan(name, workload, program, costs, plan, budget_bytes=int(share * peak))
+            if share in GRAPHED:
+                executor = Executor(program, lower(program.graph, plan), make_recorder=make_recorder)
+                self.add_plan(f"{name} graphs", workload, program, costs, plan, executor=executor)
+
+    def add_windows(self, store: str, directory: Path, stack: contextlib.ExitStack) -> None:
+        """Add plans that offload what leaves a window of N layers."""
+        workload = self.workload(ZOO[self.model], **self.arguments)
+        program = capture(workload)
+        costs = measure_stores(profile(program), {store: directory}, self.device.type)
+        peak = traced_bytes(program, costs)
+        for window in WINDOWS:
+            settings = preset_settings(KINDS, build_space(KINDS, costs.stores), {"offload": "window"})
+            settings["offload"] |= {"window": window, "store": store}
+            plan = make_plan(program.graph, settings, peak // 2, costs)
+            schedule = lower(program.graph, plan)
+            opened = stack.enter_context(open_store(store, directory, slot_sizes(program, schedule), self.device.type))
+            executor = Executor(program, schedule, opened)
+            self.add_plan(f"ours {store} window {window}", workload, program, costs, plan, executor=executor)
+
+    def add_plan(
+        self, name: str, workload: Workload, program: Program, costs: Costs, plan: Plan,
+        *, executor: Executor | None = None, **figures: Any,
+    ) -> None:  # fmt: skip
+        """Add a plan with its predictions."""
+        estimate = simulate(program.graph, lower(program.graph, plan), costs)
+        executor = executor or Executor(program, lower(program.graph, plan))
+        predicted = {"predicted_bytes": estimate.peak_bytes, "predicted_seconds": estimate.seconds}
+        predicted |= {"recomputed": len(plan.order) - len(program.graph.ops), "swaps": len(plan.offload)}
+        graphed = executor.graphed
+        variant = Variant(
+            partial(planned_step, program, executor, batch_tensors(workload.batch)),
+            partial(static_tensors, workload),
+            workload.model.zero_grad,
+            predicted | figures,
+            None if graphed is None else lambda: graphed.graphs,
+        )
+        self.add(name, variant)
+
+    def add(self, name: str, variant: Variant) -> None:
+        """Add a variant after its first step, which compiles; what is measured later is warm."""
+        variant.step()
+        variant.drop_gradients()
+        self.variants[name] = variant
+
+    def measure(self) -> Figures:
+        """Measure the bytes of each variant, then the seconds of all in turns."""
+        for name in list(self.variants):
+            self.prepare(f"{name}: bytes", partial(self._measure_bytes, self.variants[name]))
+            if f"{name}: bytes" in self.failures:
+                del self.variants[name]
+        for _ in range(ROUNDS):
+            for variant in self.variants.values():
+                variant.step()
+                synchronize(self.device)
+                begin = time.perf_counter()
+                for _ in range(STEPS):
+                    variant.step()
+                synchronize(self.device)
+                variant.seconds.append((time.perf_counter() - begin) / STEPS)
+                variant.drop_gradients()
+        return self.figures()
+
+    def _measure_bytes(self, variant: Variant) -> None:
+        reserved = reserved_bytes(self.device)
+        for _ in range(3 if variant.graphs is None else WARM_UP_STEPS + 2):
+            variant.step()
+            if variant.graphs is not None and variant.graphs() == 0:
+                variant.drop_gradients()
+                reserved = reserved_bytes(self.device)
+        variant.drop_gradients()
+        static = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in variant.static()}
+        held = sum(static.values())
+        if variant.graphs is not None:
+            variant.figures["graphs"] = variant.graphs()
+            held += reserved_bytes(self.device) - reserved
+        variant.figures |= {"static_bytes": sum(static.values()), "bytes": held + rise(variant.step, self.device)}
+        variant.drop_gradients()
+
+    def figures(self) -> Figures:
+        """Return all figures; ratios are to eager's seconds of the same round."""
+        eager = self.variants.get("eager")
+        rows = {}
+        for name, variant in self.variants.items():
+            rows[name] = variant.figures | {"seconds": sorted(variant.seconds)[len(variant.seconds) // 2]}
+            if eager is not None:
+                ratios = sorted(own / plain for own, plain in zip(variant.seconds, eager.seconds, strict=True))
+                rows[name] |= {"time_ratio": ratios[len(ratios) // 2], "interval": [*interval_of(ratios)]}
+                rows[name]["bytes_ratio"] = variant.figures["bytes"] / eager.figures["bytes"]
+        return {"arguments": self.arguments, "variants": rows, "failures": self.failures, "prepared": self.prepared}
+
+
+def interval_of(samples: list[float]) -> tuple[float, float]:
+    """Return the interval of the median of all samples."""
+    interval = median_interval(samples)
+    return interval.low, interval.high
+
+
+def eager_step(workload: Workload) -> torch.Tensor:
+    """Run one plain step."""
+    assert workload.optimizer is not None
+    assert workload.loss_fn is not None
+    workload.optimizer.zero_grad(set_to_none=True)
+    result = workload.loss_fn(workload.model, workload.batch)
+    loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    loss.backward()
+    workload.optimizer.step()
+    return loss.detach()
+
+
+def planned_step(program: Program, executor: Executor, batch: list[torch.Tensor]) -> Any:
+    """Run one step of a plan."""
+    assert program.updates is not None
+    with program.updates.step():
+        return executor(batch)
+
+
+def static_tensors(workload: Workload) -> list[torch.Tensor]:
+    """Return what lives between two steps."""
+    assert workload.optimizer is not None
+    tensors = [*workload.model.parameters(), *workload.model.buffers(), *batch_tensors(workload.batch)]
+    tensors += collect_state_tensors(workload.optimizer)
+    return [tensor for tensor in tensors if tensor.device.type == batch_tensors(workload.batch)[0].device.type]
+
+
+def traced_bytes(program: Program, costs: Costs) -> int:
+    """Return the predicted peak of the step as it was traced."""
+    graph = program.graph
+    return simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
+
+
+def rise(step: Callable[[], Any], device: torch.device) -> int:
+    """Return by how many bytes the allocator's count rises within a step; 0 on a CPU."""
+    if device.type != "cuda":
+        step()
+        return 0
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device)) - before
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Return the bytes that the allocator holds, those of CUDA graphs among them."""
+    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def shared_lock(path: Path | None) -> Iterator[Callable[[], None]]:
+    """Hold a lock that others may hold, too; the function that is returned waits until no other process holds it."""
+    if path is None:
+        yield lambda: None
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield lambda: fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure one model on the current GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--arguments", type=json.loads, default={}, help="arguments of the zoo workload, as JSON")
+    parser.add_argument("--out", type=Path, help="file of the figures; standard output without it")
+    parser.add_argument("--lock", type=Path, help="file that is locked while this process measures")
+    parser.add_argument("--seconds", type=float, default=240.0, help="time after which no further variant is prepared")
+    parser.add_argument("--ssd", type=Path, help="directory of an SSD, to measure windows on it, too")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    text = json.dumps(run(options.model, options.arguments, device, options.seconds, options.lock, options.ssd), indent=1)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def run(
+    model: str,
+    arguments: Figures,
+    device: torch.device,
+    seconds: float,
+    lock: Path | None = None,
+    ssd: Path | None = None,
+    make_recorder: Callable[[], GraphRecorder] | None = None,
+) -> Figures:
+    """Prepare and measure all variants of a model."""
+    make_recorder = make_recorder or partial(CudaRecorder, device)
+    session = Session(model, arguments, device, seconds)
+    with contextlib.ExitStack() as stack, shared_lock(lock) as wait_until_alone:
+        session.prepare("eager", partial(session.add_peer, "eager"))
+        session.prepare("aten", partial(session.add_ours, "", make_recorder))
+        session.prepare(PEERS[0], partial(session.add_peer, PEERS[0]))
+        session.prepare("inductor", partial(session.add_ours, "inductor", make_recorder))
+        if device.type == "cuda":
+            session.prepare("host", partial(session.add_windows, "host", Path(), stack))
+        for peer in PEERS[1:]:
+            session.prepare(peer, partial(session.add_peer, peer))
+        if ssd is not None:
+            session.prepare("ssd", partial(session.add_windows, "ssd", ssd, stack))
+        wait_until_alone()
+        session.end = float("inf")
+        return session.measure()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
