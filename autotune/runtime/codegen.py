@@ -9,9 +9,10 @@ from autotune.capture.inplace_kernels import write_over
 from autotune.capture.program import Call, Program, View
 from autotune.capture.source_writer import SourceWriter
 from autotune.ir.graph import Op
-from autotune.ir.schedule import Free, Offload, Prefetch, Run, Schedule
+from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import overwrite
+from autotune.runtime.joint_updates import JointUpdates, joins_updates
 
 AT_RUN_TIME: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 """Replacements for views that fail if a kernel's strides differ from the traced ones; eager copies in that case."""
@@ -29,14 +30,22 @@ class StepWriter(SourceWriter):
     def source(self, *, calls_back: bool, names_ranges: bool = False) -> str:
         """Return the source of `step(tangent, *batch)`; with `calls_back` it calls `after(index)` per instruction.
 
-        With `names_ranges` each op runs inside `with range_of(name)`, for a profiler.
+        With `names_ranges` each op runs inside `with range_of(name)`, for a profiler. Without either, updates that follow
+        each other run together on a GPU.
         """
         lines = [f"def step({self.parameters()}):"]
+        joins = joins_updates(self._program) and not (calls_back or names_ranges)
+        joint = JointUpdates(self, self._program, self._schedule) if joins else None
         reading: set[int] = set()
         writing: set[int] = set()
         ran: set[int] = set()
         static = self._program.graph.static
         for index, instruction in enumerate(self._schedule.instructions):
+            if joint is not None:
+                collected = self._collect(joint, index, instruction, reading, writing)
+                lines += joint.flush() if collected is None else collected
+                if collected is not None:
+                    continue
             match instruction:
                 case Run(op_id, reused):
                     op = self._program.graph.ops[op_id]
@@ -67,8 +76,21 @@ class StepWriter(SourceWriter):
                     reading.add(value)
             if calls_back:
                 lines.append(f" after({index})")
+        lines += [] if joint is None else joint.flush()
         lines.append(f" return {self.results()}")
         return "\n".join(lines) + "\n"
+
+    def _collect(
+        self, joint: JointUpdates, index: int, instruction: Instruction, reading: set[int], writing: set[int]
+    ) -> list[str] | None:
+        """Collect an update, or a release after updates; return the lines to run before it, or None for other instructions."""
+        match instruction:
+            case Run(op_id):
+                op = self._program.graph.ops[op_id]
+                return joint.add(index, op) if reading.isdisjoint((*op.inputs, *op.writes)) else None
+            case Free(value) if value not in writing and value not in self._program.graph.static:
+                return [] if joint.release(index, value) else None
+        return None
 
     def parameters(self) -> str:
         """Return the parameters of a step's function: the gradient of the loss, the batch, and values from outside."""

@@ -82,6 +82,7 @@ class Executor:
         self.source = writer.source(calls_back=after_instruction is not None, names_ranges=range_of is not None)
         scope: dict[str, Any] = {
             **writer.names, "engine": self._engine, "after": after_instruction, "range_of": range_of,
+            "updates": program.updates,
         }  # fmt: skip
         load_variants(scope.values())
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)

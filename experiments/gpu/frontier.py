@@ -1,6 +1,6 @@
 """Measure plans beside eager and PyTorch's own ways to save memory, in one process on one GPU.
 
-`python -m experiments.gpu.frontier MODEL [--arguments JSON] [--out FILE] [--lock FILE] [--seconds S]`
+`python -m experiments.gpu.frontier MODEL [--arguments JSON] --out FILE [--lock FILE] [--seconds S]`
 
 Every variant is prepared first: ours on ATen's kernels and on compiled regions for shares of the traced step's bytes, some
 of them in CUDA graphs, plans that offload to the host's memory, and the peers. Then all run in turns, a few steps each, round
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from autotune.planners import KINDS, make_plan
 from autotune.planners.auto import best_plan
 from autotune.planners.space import build_space, preset_settings
 from autotune.predict.simulate import simulate
+from autotune.records.run_dir import write_json
 from autotune.runtime.executor import Executor
 from autotune.runtime.gpu.cuda_recorder import CudaRecorder
 from autotune.runtime.gpu.graphed_step import WARM_UP_STEPS, GraphRecorder
@@ -48,13 +49,17 @@ from autotune.workloads.zoo import ZOO
 from experiments.gpu import peers
 
 Figures = dict[str, Any]
+KERNELS = ("inductor", "")
+"""Kernels of our plans: compiled regions, and eager's."""
 SHARES = (1.0, 0.8, 0.65, 0.5, 0.35)
 """Budgets of plans, as shares of the traced step's bytes."""
 GRAPHED = (1.0, 0.5)
 """Budgets of the plans that also run in CUDA graphs."""
-PEERS = ("inductor 1", "checkpoint", "inductor 0.5", "save_on_cpu", "inductor 0.1")
+PEERS = ("checkpoint", "inductor 1", "inductor 0.5", "save_on_cpu", "inductor 0.1")
 WINDOWS = (1, 2, 4, 8)
 """Offload windows N."""
+PLAN_SECONDS = 10.0
+"""Maximum duration of the search for one plan."""
 COMPILE_THREADS = 8
 """Number of Triton's compilers at a time."""
 ROUNDS = 8
@@ -79,9 +84,11 @@ class Variant:
 class Session:
     """Variants of one model, and the time until which further ones are prepared."""
 
-    def __init__(self, model: str, arguments: Figures, device: torch.device, seconds: float) -> None:
-        self.model, self.arguments, self.device = model, arguments, device
-        self.end = time.monotonic() + seconds
+    def __init__(self, model: str, arguments: Figures, device: torch.device, stores: Mapping[str, Path]) -> None:
+        self.model, self.arguments, self.device, self.stores = model, arguments, device, stores
+        self.end = float("inf")
+        self.stack = contextlib.ExitStack()
+        """Open stores."""
         self.variants: dict[str, Variant] = {}
         self.failures: dict[str, str] = {}
         self.prepared: dict[str, float] = {}
@@ -113,37 +120,52 @@ class Session:
         workload = self.workload(partial(peers.workload, name, self.model), **self.arguments)
         if self.device.type == "cuda":
             torch._inductor.config.compile_threads = COMPILE_THREADS  # no process of the compiler is charged on a GPU
-        self.add(name, Variant(partial(eager_step, workload), partial(static_tensors, workload), workload.model.zero_grad))
+        self.add(
+            name, Variant(partial(eager_step, workload), partial(static_tensors, workload), workload.model.zero_grad)
+        )
 
     def add_ours(self, kernels: str, make_recorder: Callable[[], GraphRecorder]) -> None:
-        """Add plans for shares of the traced step's bytes on these kernels."""
+        """Add plans for shares of the traced step's bytes on these kernels; on eager's also plans that offload."""
         workload = self.workload(ZOO[self.model], **self.arguments)
         program = with_kernels(capture(workload), kernels)
         compile_regions(program)
         costs = profile(program)
-        peak = traced_bytes(program, costs)
+        graph, peak = program.graph, traced_bytes(program, costs)
         for share in SHARES:
-            plan = best_plan(program.graph, costs, int(share * peak), accept_first=True).plan
+            budget_bytes = int(share * peak)
             name = f"ours {kernels or 'aten'} {share:g}"
-            self.add_plan(name, workload, program, costs, plan, budget_bytes=int(share * peak))
+            plan = best_plan(graph, costs, budget_bytes, accept_first=True, seconds=PLAN_SECONDS).plan
+            self.add_plan(name, workload, program, costs, plan, budget_bytes=budget_bytes)
             if share in GRAPHED:
-                executor = Executor(program, lower(program.graph, plan), make_recorder=make_recorder)
+                executor = Executor(program, lower(graph, plan), make_recorder=make_recorder)
                 self.add_plan(f"{name} graphs", workload, program, costs, plan, executor=executor)
+                # fewer launches: one call for all updates
+                choices = {"update": ["at_end"]}
+                plan = best_plan(
+                    graph, costs, budget_bytes, choices=choices, accept_first=True, seconds=PLAN_SECONDS
+                ).plan
+                self.add_plan(f"{name} late", workload, program, costs, plan, budget_bytes=budget_bytes)
+                executor = Executor(program, lower(graph, plan), make_recorder=make_recorder)
+                self.add_plan(f"{name} late graphs", workload, program, costs, plan, executor=executor)
+        if not kernels:
+            for store, directory in self.stores.items():
+                self.prepare(store, partial(self.add_windows, workload, program, costs, store, directory))
 
-    def add_windows(self, store: str, directory: Path, stack: contextlib.ExitStack) -> None:
+    def add_windows(self, workload: Workload, program: Program, costs: Costs, store: str, directory: Path) -> None:
         """Add plans that offload what leaves a window of N layers."""
-        workload = self.workload(ZOO[self.model], **self.arguments)
-        program = capture(workload)
-        costs = measure_stores(profile(program), {store: directory}, self.device.type)
+        costs = measure_stores(costs, {store: directory}, self.device.type)
         peak = traced_bytes(program, costs)
         for window in WINDOWS:
             settings = preset_settings(KINDS, build_space(KINDS, costs.stores), {"offload": "window"})
             settings["offload"] |= {"window": window, "store": store}
             plan = make_plan(program.graph, settings, peak // 2, costs)
             schedule = lower(program.graph, plan)
-            opened = stack.enter_context(open_store(store, directory, slot_sizes(program, schedule), self.device.type))
-            executor = Executor(program, schedule, opened)
-            self.add_plan(f"ours {store} window {window}", workload, program, costs, plan, executor=executor)
+            slots = slot_sizes(program, schedule)
+            executor = Executor(
+                program, schedule, self.stack.enter_context(open_store(store, directory, slots, self.device.type))
+            )
+            figures = {"budget_bytes": peak // 2, "swapped_bytes": sum(slots.values())}
+            self.add_plan(f"ours {store} window {window}", workload, program, costs, plan, executor=executor, **figures)
 
     def add_plan(
         self, name: str, workload: Workload, program: Program, costs: Costs, plan: Plan,
@@ -170,8 +192,9 @@ class Session:
         variant.drop_gradients()
         self.variants[name] = variant
 
-    def measure(self) -> Figures:
-        """Measure the bytes of each variant, then the seconds of all in turns."""
+    def measure(self, save: Callable[[Figures], object], seconds: float) -> None:
+        """Measure the bytes of each variant, then the seconds of all in turns; save after each round within the seconds."""
+        self.end, end = float("inf"), time.monotonic() + seconds
         for name in list(self.variants):
             self.prepare(f"{name}: bytes", partial(self._measure_bytes, self.variants[name]))
             if f"{name}: bytes" in self.failures:
@@ -186,15 +209,17 @@ class Session:
                 synchronize(self.device)
                 variant.seconds.append((time.perf_counter() - begin) / STEPS)
                 variant.drop_gradients()
-        return self.figures()
+            save(self.figures())
+            if time.monotonic() > end:
+                break
 
     def _measure_bytes(self, variant: Variant) -> None:
-        reserved = reserved_bytes(self.device)
-        for _ in range(3 if variant.graphs is None else WARM_UP_STEPS + 2):
-            variant.step()
+        reserved = 0
+        for _ in range(2 if variant.graphs is None else WARM_UP_STEPS + 2):
             if variant.graphs is not None and variant.graphs() == 0:
                 variant.drop_gradients()
                 reserved = reserved_bytes(self.device)
+            variant.step()
         variant.drop_gradients()
         static = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in variant.static()}
         held = sum(static.values())
@@ -270,8 +295,11 @@ def rise(step: Callable[[], Any], device: torch.device) -> int:
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Return the bytes that the allocator holds, those of CUDA graphs among them."""
-    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0
+    """Return the bytes that the allocator cannot give back, those of CUDA graphs among them."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(device))
 
 
 def synchronize(device: torch.device) -> None:
@@ -296,46 +324,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--arguments", type=json.loads, default={}, help="arguments of the zoo workload, as JSON")
-    parser.add_argument("--out", type=Path, help="file of the figures; standard output without it")
+    parser.add_argument("--out", type=Path, required=True, help="file of the figures")
     parser.add_argument("--lock", type=Path, help="file that is locked while this process measures")
-    parser.add_argument("--seconds", type=float, default=240.0, help="time after which no further variant is prepared")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=240.0,
+        help="time after which nothing more is prepared; a third of it is for rounds",
+    )
     parser.add_argument("--ssd", type=Path, help="directory of an SSD, to measure windows on it, too")
     options = parser.parse_args(arguments)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    text = json.dumps(run(options.model, options.arguments, device, options.seconds, options.lock, options.ssd), indent=1)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    stores = {"host": Path()} if device.type == "cuda" else {}
+    stores |= {} if options.ssd is None else {"ssd": options.ssd}
+
+    def save(figures: Figures) -> None:
+        write_json(options.out, figures)
+
+    with shared_lock(options.lock) as wait_until_alone:
+        session = Session(options.model, options.arguments, device, stores)
+        run(session, save, options.seconds, partial(CudaRecorder, device), wait_until_alone)
     return 0
 
 
 def run(
-    model: str,
-    arguments: Figures,
-    device: torch.device,
+    session: Session,
+    save: Callable[[Figures], object],
     seconds: float,
-    lock: Path | None = None,
-    ssd: Path | None = None,
-    make_recorder: Callable[[], GraphRecorder] | None = None,
-) -> Figures:
-    """Prepare and measure all variants of a model."""
-    make_recorder = make_recorder or partial(CudaRecorder, device)
-    session = Session(model, arguments, device, seconds)
-    with contextlib.ExitStack() as stack, shared_lock(lock) as wait_until_alone:
+    make_recorder: Callable[[], GraphRecorder],
+    wait_until_alone: Callable[[], object] = lambda: None,
+) -> None:
+    """Prepare and measure all variants of a model, within about one and a half times the seconds."""
+    session.end = time.monotonic() + seconds
+    with session.stack:
         session.prepare("eager", partial(session.add_peer, "eager"))
-        session.prepare("aten", partial(session.add_ours, "", make_recorder))
-        session.prepare(PEERS[0], partial(session.add_peer, PEERS[0]))
-        session.prepare("inductor", partial(session.add_ours, "inductor", make_recorder))
-        if device.type == "cuda":
-            session.prepare("host", partial(session.add_windows, "host", Path(), stack))
-        for peer in PEERS[1:]:
+        for peer in PEERS[:2]:
             session.prepare(peer, partial(session.add_peer, peer))
-        if ssd is not None:
-            session.prepare("ssd", partial(session.add_windows, "ssd", ssd, stack))
+        for kernels in KERNELS:
+            session.prepare(kernels or "aten", partial(session.add_ours, kernels, make_recorder))
+        for peer in PEERS[2:]:
+            session.prepare(peer, partial(session.add_peer, peer))
         wait_until_alone()
-        session.end = float("inf")
-        return session.measure()
+        session.measure(save, seconds / 3)
 
 
 if __name__ == "__main__":

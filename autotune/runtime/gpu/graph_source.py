@@ -1,13 +1,10 @@
 """Generate the two functions of a step in CUDA graphs: one that captures the graphs, one that replays them."""
 
 from autotune.capture.program import Program
-from autotune.ir.graph import Role
-from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule, lives
+from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
 from autotune.runtime.codegen import StepWriter
-from autotune.runtime.gpu.step_split import Part, SplitStep, list_updates
-
-TEMPORARIES = 3
-"""Upper bound of the temporary bytes of a joint update, per byte of its parameters: Adam needs two."""
+from autotune.runtime.gpu.step_split import Part, SplitStep
+from autotune.runtime.joint_updates import JointUpdates
 
 
 class GraphWriter(StepWriter):
@@ -56,7 +53,7 @@ class GraphWriter(StepWriter):
 
     def replay_source(self) -> str:
         """Return the source of the function that runs one step: graphs, and the host's work between them."""
-        body = _ReplayBody(self, self._program, self._rooms())
+        body = _ReplayBody(self, self._program, JointUpdates(self, self._program, self._schedule))
         is_open = False
         for index, (part, instruction) in enumerate(self._instructions()):
             if part is Part.GRAPH and not is_open:
@@ -77,26 +74,15 @@ class GraphWriter(StepWriter):
     def _borrow(self, index: int) -> list[str]:
         return [f" v{v} = borrowed[{index}, {v}]" for v in self._split.reads.get(index, ())]
 
-    def _rooms(self) -> list[int]:
-        """Return for each instruction its distance in bytes to the plan's peak, which temporaries of joint updates may use."""
-        graph, live, levels = self._program.graph, 0, []
-        for _, begins, ends in lives(graph, self._schedule):
-            live += sum(graph.values[value].nbytes for value in begins)
-            levels.append(live)
-            live -= sum(graph.values[value].nbytes for value in ends)
-        peak = max(levels, default=0)
-        return [peak - level for level in levels]
-
 
 class _ReplayBody:
     """Lines of a replay. Updates without other work between them are collected, and run together where memory allows."""
 
-    def __init__(self, writer: StepWriter, program: Program, room_bytes: list[int]) -> None:
+    def __init__(self, writer: StepWriter, program: Program, joint: JointUpdates) -> None:
         self.lines: list[str] = []
-        self._writer, self._program, self._room_bytes = writer, program, room_bytes
+        self._writer, self._program, self._joint = writer, program, joint
         self._static = program.graph.static
-        self._graphs = self._pending_bytes = 0
-        self._pending: list[str] = []
+        self._graphs = 0
         self._writing: set[int] = set()
         self._reading: set[int] = set()
 
@@ -129,22 +115,14 @@ class _ReplayBody:
 
     def update_pending(self) -> None:
         """Add one call for the updates that were collected."""
-        if self._pending:
-            self.lines.append(f" updates.update_together([{', '.join(self._pending)}])")
-        self._pending, self._pending_bytes = [], 0
+        self.lines += self._joint.flush()
 
     def _run(self, index: int, instruction: Run, borrow: list[str]) -> None:
         op = self._program.graph.ops[instruction.op]
         due = [value for value in dict.fromkeys((*op.inputs, *op.writes)) if value in self._reading]
-        update = next(list_updates(self._program, op), None)
-        if update is not None and not due:
-            values = self._program.graph.values
-            nbytes = TEMPORARIES * sum(values[v].nbytes for v in op.writes if values[v].role is Role.PARAM)
-            if self._pending_bytes + nbytes > self._room_bytes[index]:
-                self.update_pending()
-            self.lines += borrow
-            self._pending.append(self._writer.argument(tuple(update)))
-            self._pending_bytes += nbytes
+        before = self._joint.add(index, op) if not due else None
+        if before is not None:
+            self.lines += [*before, *borrow]
             return
         self.update_pending()
         self.lines += borrow

@@ -4,10 +4,8 @@ A graph repeats kernels at fixed addresses. So the host keeps what reads Python 
 moves memory (transfers, and every op on a value that was read back), what runs on the CPU, and all that follows from these.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from autotune.capture.program import Program
 from autotune.ir.graph import Op
@@ -143,10 +141,3 @@ class _Splitter:
     def _is_on_device(self, value: int) -> bool:
         meta = self._program.metas[value]
         return meta is None or meta.device.type == self._program.device.type
-
-
-def list_updates(program: Program, op: Op) -> Iterator[Any]:
-    """Yield the arguments (name, parameter, gradient, shared) of an op that updates one parameter; else nothing."""
-    call = program.calls[op.id]
-    if program.updates is not None and call.target == program.updates.update:
-        yield call.args
