@@ -429,12 +429,12 @@ def results_page() -> str:
     """Return the tables of all benchmarks, each with the origin of its files."""
     parts = [
         f"{HEADER}# Results",
-        "Tables of the benchmarks under `experiments/benchmarks/`, as their commands wrote them. Each folder's README states the question, "
+        "Tables of the benchmarks under `experiments/benchmarks/` and of `experiments/gpu`, as their commands wrote them. Each folder's README states the question, "
         "the method and the command. Commands with `experiments/NAME/run.py` were run before a move; today they are "
         "`python -m experiments.benchmarks.NAME`. Where a result file records no commit or date, the table shows those of the last commit "
         "that wrote the file: the measured version may be older.",
     ]
-    for folder in sorted((EXPERIMENTS / "benchmarks").iterdir()):
+    for folder in [*sorted((EXPERIMENTS / "benchmarks").iterdir()), EXPERIMENTS / "gpu"]:
         if not (folder / "results").is_dir():
             continue
         title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

@@ -57,7 +57,8 @@ def best_plan(
         True
     """
     if accept_first:
-        return _first_that_fits(graph, costs, budget_bytes, space or build_space(KINDS, costs.stores))
+        space = space or _narrowed(build_space(KINDS, costs.stores), choices or {})
+        return _first_that_fits(graph, costs, budget_bytes, space)
     if space is not None:
         choices = {kind: tuple(planners) for kind, planners in space.items()}
         preset: Preset = partial(preset_settings, KINDS, space)
@@ -74,6 +75,14 @@ def best_plan(
             break
         best = improved
     return Candidate(best, *cache.evaluate(best), budget_bytes)
+
+
+def _narrowed(space: Space, choices: Choices) -> Space:
+    """Return the space with the chosen planners of each kind that is chosen from."""
+    return {
+        kind: {name: knobs for name, knobs in planners.items() if name in choices.get(kind, planners)}
+        for kind, planners in space.items()
+    }
 
 
 def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: Space) -> Candidate:

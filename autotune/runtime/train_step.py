@@ -89,7 +89,7 @@ class TrainStep:
             `torch.cuda.nvtx.range` for Nsight Systems. Names hold phase, op and layer; recomputed ops begin with `recompute`.
         cuda_graphs: Run the step as CUDA graphs on a GPU: one launch for all kernels between two updates or transfers. Updates
             stay outside, in groups, and read learning rates in every step. A step that cannot be captured runs without
-            graphs, with a warning. It was never run on a GPU, so it is off by default.
+            graphs, with a warning. The graphs keep their memory between steps, so it is off by default.
 
     Raises:
         ConfigError: An argument is invalid, or the loop does something that a step cannot support.

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import statistics
 import sys
 import time
 import traceback
@@ -234,18 +235,17 @@ class Session:
         eager = self.variants.get("eager")
         rows = {}
         for name, variant in self.variants.items():
-            rows[name] = variant.figures | {"seconds": sorted(variant.seconds)[len(variant.seconds) // 2]}
+            rows[name] = variant.figures | {
+                "seconds": statistics.median(variant.seconds),
+                "rounds": len(variant.seconds),
+                "round_seconds": variant.seconds,
+            }
             if eager is not None:
-                ratios = sorted(own / plain for own, plain in zip(variant.seconds, eager.seconds, strict=True))
-                rows[name] |= {"time_ratio": ratios[len(ratios) // 2], "interval": [*interval_of(ratios)]}
+                ratios = [own / plain for own, plain in zip(variant.seconds, eager.seconds, strict=True)]
+                interval = median_interval(ratios)
+                rows[name] |= {"time_ratio": interval.middle, "interval": [interval.low, interval.high]}
                 rows[name]["bytes_ratio"] = variant.figures["bytes"] / eager.figures["bytes"]
         return {"arguments": self.arguments, "variants": rows, "failures": self.failures, "prepared": self.prepared}
-
-
-def interval_of(samples: list[float]) -> tuple[float, float]:
-    """Return the interval of the median of all samples."""
-    interval = median_interval(samples)
-    return interval.low, interval.high
 
 
 def eager_step(workload: Workload) -> torch.Tensor:

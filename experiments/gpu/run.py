@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments.gpu.machine import FakeMachine, GpuMachine, Machine
 from experiments.gpu.steps import Step, all_steps
+from experiments.gpu.summary import write_summary
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine: Machine = FakeMachine(place) if options.fake else GpuMachine(place)
         facts = machine.facts()
         document = _keep_same_device(document, facts)
-        return run_steps(chosen, machine, document, out, 60 * options.minutes)
+        code = run_steps(chosen, machine, document, out, 60 * options.minutes)
+        write_summary(document, out.parent / "summary.md")
+        return code
 
 
 def run_steps(

@@ -42,12 +42,11 @@ TUNED = ("gpt2", "resnet50")
 DTYPES = ("bfloat16", "float32")
 BUDGET = "65%"
 """Budget of a tuned plan, as a share of eager's step bytes."""
-SHARES = (0.8, 0.65, 0.5, 0.35)
-"""Budgets of the frontier, as shares of the traced step's bytes."""
-PEERS = (
-    "inductor 1", "inductor 0.5", "inductor 0.1", "checkpoint", "save_on_cpu", "selective", "aot_eager 0.5",
-)  # fmt: skip
-"""PyTorch's own ways to save memory; an inductor with budget 1 is plain torch.compile."""
+FRONTIERS: dict[str, Data] = {
+    "gpt2": {"batch": 4, "tokens": 1024, "depth": 12, "width": 768, "vocabulary": 50304},
+    "resnet50": {"batch": 64, "size": 224},
+}
+"""Workloads of the frontier, of the sizes of the papers: smaller ones wait for their launches on a large GPU."""
 WINDOWS = (1, 2, 4, 8, 3, 6, 5, 7)
 """Offload windows N, the most different first."""
 STORES = ("host", "ssd")
@@ -70,23 +69,18 @@ def all_steps() -> list[Step]:
     return [
         Step("doctor", 60, run_doctor),
         Step("tests", 240, run_tests),
-        *(Step(f"check {model}", 100, partial(check_workload, model, {})) for model in TUNED),
+        *(Step(f"check {model}", 240, partial(check_workload, model, {})) for model in TUNED),
         *(
-            Step(f"check {model} bfloat16", 100, partial(check_workload, model, {"dtype": "bfloat16"}))
+            Step(f"check {model} bfloat16", 240, partial(check_workload, model, {"dtype": "bfloat16"}))
             for model in TUNED
         ),
-        *(Step(f"check {model}", 100, partial(check_workload, model, {})) for model in ZOO if model not in TUNED),
+        *(Step(f"check {model}", 240, partial(check_workload, model, {})) for model in ZOO if model not in TUNED),
         *(
             Step(f"tune {model} {dtype}", 200, partial(tune_workload, model, dtype))
             for model in TUNED
             for dtype in DTYPES
         ),
-        *(Step(f"frontier {model} ours", 240, partial(measure_ours, model)) for model in TUNED),
-        *(
-            Step(f"frontier {model} {peer}", 100, partial(measure_peer, model, peer))
-            for peer in PEERS
-            for model in TUNED
-        ),
+        *(Step(f"frontier {model}", 330, partial(measure_frontier, model)) for model in FRONTIERS),
         *(Step(f"graphs {model}", 100, partial(measure_graphs, model)) for model in TUNED),
         *(
             Step(f"offload {store} {window}", 100, partial(measure_window, "gpt2", store, window))
@@ -189,33 +183,13 @@ def tune_workload(model: str, dtype: str, machine: Machine, seconds: float) -> D
     }
 
 
-def measure_ours(model: str, machine: Machine, seconds: float) -> Data:
-    """Measure plans for shares of the traced step's bytes, on ATen's kernels and on regions that Triton runs."""
-    del seconds
-    figures: Data = {}
-    for kernels in ("", "inductor"):
-        with opened(machine.runner(WorkloadRef(model, ZOO[model]), kernels=kernels)) as runner:
-            prepared = runner.prepare()
-            graph, costs = prepared.graph, prepared.costs
-            peak = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
-            for share in (1.0, *SHARES):
-                plan = best_plan(graph, costs, int(share * peak), accept_first=True).plan
-                figures[f"{kernels or 'eager'} {share}"] = compare_plan(runner, plan)
-    return figures
-
-
-def measure_peer(model: str, peer: str, machine: Machine, seconds: float) -> Data:
-    """Measure eager and one of PyTorch's own ways to save memory, each in processes of its own."""
-    del seconds
-    with opened(machine.runner(WorkloadRef(model, ZOO[model]))) as runner:
-        eager = runner.baseline()
-    arguments = {"peer": peer, "model": model, **ZOO[model]}
-    with opened(machine.runner(WorkloadRef(f"{HERE / 'peers.py'}:workload", arguments))) as runner:
-        other = runner.baseline()
-    figures = {"eager": summary(eager), "peer": summary(other)}
-    if eager.outcome is Outcome.OK and other.outcome is Outcome.OK:
-        figures["time_ratio"] = figures["peer"]["step_seconds"] / figures["eager"]["step_seconds"]
-    return figures
+def measure_frontier(model: str, machine: Machine, seconds: float) -> Data:
+    """Measure our plans beside eager and PyTorch's own ways to save memory, in one process."""
+    out = machine.scratch / f"frontier-{model}.json"
+    command = ("experiments.gpu.frontier", model, "--arguments", json.dumps(FRONTIERS[model]), "--out", str(out))
+    code, output = machine.execute((*command, "--seconds", str(int(seconds / 1.5))), seconds)
+    figures: Data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    return {"exit": code, "output": output[-8000:], **figures}
 
 
 def measure_window(model: str, store: str, window: int, machine: Machine, seconds: float) -> Data:

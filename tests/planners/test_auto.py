@@ -147,3 +147,10 @@ def test_any_plan_is_valid_the_same_again_and_within_what_the_kinds_reach_alone(
     mine = seen(graph, plan, costs)
     over = [max(0, one.peak_bytes - budget) for one in (mine, traced)]
     assert (over[0], mine.seconds) <= (over[1], traced.seconds)
+
+
+@pytest.mark.parametrize("accept_first", [False, True])
+def test_a_choice_of_planners_holds_also_for_the_first_plan_that_fits(accept_first: bool):
+    graph = training_chain(8)
+    best = best_plan(graph, Costs.unit(graph), 2**40, choices={"update": ("at_end",)}, accept_first=accept_first)
+    assert best.settings["update"]["planner"] == "at_end"

@@ -30,6 +30,7 @@ GAINS = "landscape/results/gains/summary.md"
 KERNEL_GAINS = "tuned/results/gains/summary.md"
 REGIONS = "regions/results/zoo/summary.md"
 PRICE = "rebuild_price/results/summary.md"
+GPU = "../gpu/results/summary.md"
 LIMITS, DECISIONS = "docs/limits.md", "docs/decisions.md"
 
 TIED = (
@@ -60,6 +61,13 @@ TIED = (
     Tied(LIMITS, "0.811 times", KERNEL_GAINS, ("0.811",)),
     Tied(LIMITS, "0.648 times", KERNEL_GAINS, ("0.648",)),
     Tied(LIMITS, "0.891 times", KERNEL_GAINS, ("0.891",)),
+    Tied(LIMITS, "0.45 %", GPU, ("-0.45%",)),
+    Tied(LIMITS, "0.935 times", GPU, ("0.935",)),
+    Tied(LIMITS, "0.852 times", GPU, ("0.852",)),
+    Tied(LIMITS, "1.050 times", GPU, ("1.050",)),
+    Tied(LIMITS, "0.676 times", GPU, ("0.676",)),
+    Tied(LIMITS, "4.9 times", GPU, ("4.86",)),
+    Tied(LIMITS, "1.55 times", GPU, ("1.55",)),
     Tied(LIMITS, "2 %", REPLAYS, ("within 2 %",)),
 )
 

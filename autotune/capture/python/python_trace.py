@@ -114,10 +114,11 @@ def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozens
     sources = Sources(step, output.f_globals)
 
     def guards_without(names: frozenset[str]) -> Guards:
-        hooks_count = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+        # torch 2.11 takes closures and classes for unchanged while the dictionaries around them are
+        complete = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, use_recursive_dict_tags_for_guards=False)
         # torch times each set of guards for a log, with all caches flushed: a sixth of a small capture
         untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", return_value=0.0)
-        with hooks_count, untimed, get_metrics_context(), dynamo_timed("guards"):
+        with complete, untimed, get_metrics_context(), dynamo_timed("guards"):
             manager = output.build_guards(step.forward.__code__, _hooks(names)).guard_manager
             return Guards(manager, sources, tuple(branches))
 

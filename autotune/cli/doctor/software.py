@@ -14,7 +14,7 @@ from autotune.measure.device.this_device import usable_cores
 from autotune.records.json_codec import from_json, to_json
 from autotune.records.speed_environment import advise_passive_waiting
 
-_TORCH_FROM, _TORCH_BELOW = (2, 11), (2, 14)
+_TORCH_FROM, _TORCH_BELOW = (2, 12), (2, 14)
 _TIME_LIMIT_SECONDS = 8.0
 """Time limit for importing torch and measuring the noise; all other checks take one second."""
 _NOISE_SECONDS = 1.0
@@ -58,7 +58,7 @@ def query_torch() -> TorchInfo:
 
     Raises TimeoutError or ConfigError.
     """
-    reinstall = "install it again: pip install 'torch>=2.11,<2.14'"
+    reinstall = "install it again: pip install 'torch>=2.12,<2.14'"
     try:
         query = subprocess.run(
             [sys.executable, "-c", _QUERY], capture_output=True, text=True, timeout=_TIME_LIMIT_SECONDS, check=False
@@ -82,7 +82,7 @@ def check_torch(info: TorchInfo) -> CheckResult:
     detail = f"{info.version}, {f'CUDA {info.cuda}' if info.cuda else 'built for the CPU'}"
     major, minor = info.version.split(".")[:2]
     if not _TORCH_FROM <= (int(major), int(minor)) < _TORCH_BELOW:
-        return CheckResult("torch", "bad", detail, "install a supported version: pip install 'torch>=2.11,<2.14'")
+        return CheckResult("torch", "bad", detail, "install a supported version: pip install 'torch>=2.12,<2.14'")
     return CheckResult("torch", "ok", detail)
 
 

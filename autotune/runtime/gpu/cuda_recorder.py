@@ -1,4 +1,4 @@
-"""Record CUDA graphs with PyTorch, in memory that they share. This module was never run on a GPU."""
+"""Record CUDA graphs with PyTorch, in memory that they share."""
 
 import contextlib
 from typing import Any
