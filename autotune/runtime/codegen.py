@@ -12,7 +12,7 @@ from autotune.ir.graph import Op
 from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import overwrite
-from autotune.runtime.joint_updates import JointUpdates, joins_updates
+from autotune.runtime.gpu.joint_updates import JointUpdates, joins_updates
 
 AT_RUN_TIME: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 """Replacements for views that fail if a kernel's strides differ from the traced ones; eager copies in that case."""

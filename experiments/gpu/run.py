@@ -71,6 +71,7 @@ def run_steps(
             result = {"ok": False, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-4000:]}
             failures += 1
         document["steps"][step.name] = {**result, "seconds": round(clock() - begin, 2), "facts": facts}
+        document |= {name: facts[name] for name in ("commit", "date", "command")}  # each step has its own
         _write(out, document)
     return int(failures > 0)
 

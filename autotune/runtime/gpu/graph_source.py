@@ -3,8 +3,8 @@
 from autotune.capture.program import Program
 from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
 from autotune.runtime.codegen import StepWriter
+from autotune.runtime.gpu.joint_updates import JointUpdates
 from autotune.runtime.gpu.step_split import Part, SplitStep
-from autotune.runtime.joint_updates import JointUpdates
 
 
 class GraphWriter(StepWriter):

@@ -16,7 +16,7 @@ from autotune.ir.schedule import lower
 from autotune.planners.update.with_gradient import WithGradient
 from autotune.runtime import codegen
 from autotune.runtime.executor import Executor
-from autotune.runtime.joint_updates import joins_updates
+from autotune.runtime.gpu.joint_updates import joins_updates
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import open_store
 from autotune.testing.graphs import random_plan
