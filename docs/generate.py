@@ -411,7 +411,7 @@ def claim_cells(name: str, claim: claims.Claim) -> list[str]:
 
 @functools.cache
 def _recorded(path: Path) -> list[str]:
-    command = ["git", "log", "-1", "--follow", "--diff-filter=AM", "--format=%h %cs", "--", str(path)]
+    command = ["git", "log", "-1", "--follow", "--diff-filter=AM", "--abbrev=8", "--format=%h %cs", "--", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.split() or ["not recorded", "not recorded"]
 

@@ -334,7 +334,6 @@ _FAKE = "torch._subclasses.fake_tensor"
 def _silence_tracer() -> Iterator[None]:
     """Silence the tracer: it warns of side effects that every model has, and logs tracebacks of errors that it raises."""
     names = {"torch._dynamo": logging.ERROR, "torch._functorch": logging.ERROR, _FAKE: logging.CRITICAL}
-    names["torch._dynamo.metrics_context"] = logging.CRITICAL  # torch 2.11 fails to log sets of functions
     levels = {name: logging.getLogger(name).level for name in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
+from autotune.errors import ConfigError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.planners import KINDS
@@ -46,7 +47,7 @@ def best_plan(
             of the coordinate descent that fits, or the smallest plan.
 
     Raises:
-        ConfigError: A chosen planner needs a store that is not open.
+        ConfigError: A choice names an unknown kind or planner, or all its planners need a store that is not open.
 
     Examples:
         >>> from autotune.ir.costs import Costs
@@ -56,6 +57,8 @@ def best_plan(
         >>> best.plan.recomputed > 0
         True
     """
+    if choices and space is None:
+        _refuse_unusable(choices, costs)
     if accept_first:
         space = space or _narrowed(build_space(KINDS, costs.stores), choices or {})
         return _first_that_fits(graph, costs, budget_bytes, space)
@@ -75,6 +78,18 @@ def best_plan(
             break
         best = improved
     return Candidate(best, *cache.evaluate(best), budget_bytes)
+
+
+def _refuse_unusable(choices: Choices, costs: Costs) -> None:
+    """Raise ConfigError for choices that leave a kind without a planner, or that name an unknown one."""
+    usable = build_space(KINDS, costs.stores)
+    for kind, names in choices.items():
+        known = KINDS.get(kind, {})
+        if kind not in KINDS or not names or not known.keys() >= set(names):
+            options = f"{kind}: {', '.join(known)}" if known else f"kinds: {', '.join(KINDS)}"
+            raise ConfigError(f"planners {', '.join(names) or 'none'} of {kind!r} cannot be chosen; known {options}")
+        if usable.get(kind, {}).keys().isdisjoint(names):
+            raise ConfigError(f"{kind}: {', '.join(names)} needs a store, and none is open; use --store ssd=DIR")
 
 
 def _narrowed(space: Space, choices: Choices) -> Space:

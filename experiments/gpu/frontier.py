@@ -244,6 +244,7 @@ class Session:
                 ratios = [own / plain for own, plain in zip(variant.seconds, eager.seconds, strict=True)]
                 interval = median_interval(ratios)
                 rows[name] |= {"time_ratio": interval.middle, "interval": [interval.low, interval.high]}
+                rows[name]["confidence"] = interval.confidence
                 rows[name]["bytes_ratio"] = variant.figures["bytes"] / eager.figures["bytes"]
         return {"arguments": self.arguments, "variants": rows, "failures": self.failures, "prepared": self.prepared}
 

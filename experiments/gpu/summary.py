@@ -45,7 +45,7 @@ def _frontier(name: str, step: dict[str, Any]) -> str:
 
 
 def _row(name: str, figures: dict[str, Any]) -> str:
-    interval = Interval(figures["time_ratio"], *figures["interval"], figures["rounds"])
+    interval = Interval(figures["time_ratio"], *figures["interval"], figures["rounds"], figures.get("confidence"))
     is_plan = "predicted_bytes" in figures and not figures.get("graphs")
     cells = [
         f"{figures['bytes'] / MIB:,.1f}",

@@ -1,5 +1,6 @@
 """The GPU's frontier: every kind of variant runs, a failure costs one part, and the table says what was measured."""
 
+import fcntl
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,6 @@ def test_no_part_is_prepared_after_the_end() -> None:
 
 
 def test_a_process_measures_when_no_other_one_prepares(tmp_path: Path) -> None:
-    import fcntl
-
     path = tmp_path / "lock"
     with frontier.shared_lock(path) as wait_until_alone, path.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.errors import ConfigError
 from autotune.ir.check import check
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import TrainGraph
@@ -154,3 +155,22 @@ def test_a_choice_of_planners_holds_also_for_the_first_plan_that_fits(accept_fir
     graph = training_chain(8)
     best = best_plan(graph, Costs.unit(graph), 2**40, choices={"update": ("at_end",)}, accept_first=accept_first)
     assert best.settings["update"]["planner"] == "at_end"
+
+
+@pytest.mark.parametrize("accept_first", [False, True])
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"offload": ("window",)}, "offload: window needs a store, and none is open; use --store ssd=DIR"),
+        ({"update": ("later",)}, "planners later of 'update' cannot be chosen; known update: at_end, with_gradient"),
+        ({"update": ()}, "planners none of 'update' cannot be chosen"),
+        ({"updates": ("at_end",)}, "of 'updates' cannot be chosen; known kinds: "),
+    ],
+)
+def test_choices_that_leave_no_planner_are_refused_by_name(
+    choices: dict[str, tuple[str, ...]], message: str, accept_first: bool
+):
+    graph = training_chain(8)
+    with pytest.raises(ConfigError) as caught:
+        best_plan(graph, Costs.unit(graph), 0, choices=choices, accept_first=accept_first)
+    assert message in str(caught.value)

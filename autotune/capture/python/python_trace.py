@@ -114,7 +114,7 @@ def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozens
     sources = Sources(step, output.f_globals)
 
     def guards_without(names: frozenset[str]) -> Guards:
-        # torch 2.11 takes closures and classes for unchanged while the dictionaries around them are
+        # with recursive tags, which older versions use by default, changes in closures and classes go unnoticed
         complete = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, use_recursive_dict_tags_for_guards=False)
         # torch times each set of guards for a log, with all caches flushed: a sixth of a small capture
         untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", return_value=0.0)
