@@ -56,6 +56,10 @@ _HOMES = {
 """Module of each public name, relative to the package."""
 
 
+NOT_INSTALLED = "0+not.installed"
+"""Version of a copy of the sources that runs without installation."""
+
+
 def __getattr__(name: str) -> Any:
     # deferred: torch takes seconds to import, and `autotune --help` needs 0.3 s without it
     from importlib import import_module, metadata
@@ -63,7 +67,10 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from autotune.errors import DISTRIBUTION
 
-        return metadata.version(DISTRIBUTION)
+        try:
+            return metadata.version(DISTRIBUTION)
+        except metadata.PackageNotFoundError:
+            return NOT_INSTALLED
     if name in _HOMES:
         return getattr(import_module(f"autotune.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'autotune' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -13,7 +13,8 @@ from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import DISTRIBUTION, AutotuneError
+import autotune
+from autotune.errors import AutotuneError
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json, to_json
@@ -355,8 +356,8 @@ class _StudyRun:
 
     def _common_tags(self, trial: Trial) -> dict[str, str]:
         tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
-        packages = {"autotune": DISTRIBUTION, "optuna": "optuna", "mlflow": "mlflow"}
-        tags |= {f"version.{name}": version(package) for name, package in packages.items()}
+        tags["version.autotune"] = autotune.__version__
+        tags |= {f"version.{name}": version(name) for name in ("optuna", "mlflow")}
         fields = to_json(self.device)
         tags |= {f"environment.{key}": value for key, value in fields.pop("environment").items()}
         tags |= {f"device.{key}": str(value) for key, value in fields.items() if value != ""}

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import DISTRIBUTION
+import autotune
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.planners.knobs import Settings
@@ -282,7 +282,7 @@ def make_identity(
             "floor_bytes": rules.floor_bytes,
             "sampler": config.sampler,
             "seed": seed,
-            "autotune": version(DISTRIBUTION),
+            "autotune": autotune.__version__,
             "optuna": version("optuna"),
             "note": "imputed trials were told the simulator's numbers; a constraint above 0 is violated",
         },

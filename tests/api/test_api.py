@@ -208,3 +208,13 @@ def test_the_stub_declares_the_names_that_the_package_exports():
     stub = ast.parse((Path(autotune.__file__).parent / "__init__.pyi").read_text())
     imported = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert imported | {"__version__"} == set(autotune.__all__)
+
+
+def test_sources_that_are_not_installed_have_a_version_that_says_so(monkeypatch: pytest.MonkeyPatch):
+    from importlib import metadata
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert autotune.__version__ == "0+not.installed"
