@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ SHARES = (1.0, 0.8, 0.65, 0.5, 0.35)
 GRAPHED = (1.0, 0.5)
 """Budgets of the plans that also run in CUDA graphs."""
 PEERS = ("checkpoint", "inductor 1", "inductor 0.5", "save_on_cpu", "inductor 0.1")
+ALSO = ("eager", "inductor 1")
+"""Peers that are also measured with other arguments."""
 WINDOWS = (1, 2, 4, 8)
 """Offload windows N."""
 PLAN_SECONDS = 10.0
@@ -116,13 +119,14 @@ class Session:
         workload.batch = map_batch(lambda leaf: leaf.to(self.device), workload.batch)
         return workload
 
-    def add_peer(self, name: str) -> None:
-        """Add plain eager, or a peer."""
-        workload = self.workload(partial(peers.workload, name, self.model), **self.arguments)
+    def add_peer(self, name: str, also: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Add plain eager, or a peer; with other arguments it has them in its name."""
+        workload = self.workload(partial(peers.workload, name, self.model), **(self.arguments | dict(also)))
         if self.device.type == "cuda":
             torch._inductor.config.compile_threads = COMPILE_THREADS  # no process of the compiler is charged on a GPU
         self.add(
-            name, Variant(partial(eager_step, workload), partial(static_tensors, workload), workload.model.zero_grad)
+            " ".join((name, *(f"{argument}={value}" for argument, value in also.items()))),
+            Variant(partial(eager_step, workload), partial(static_tensors, workload), workload.model.zero_grad),
         )
 
     def add_ours(self, kernels: str, make_recorder: Callable[[], GraphRecorder]) -> None:
@@ -325,6 +329,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--arguments", type=json.loads, default={}, help="arguments of the zoo workload, as JSON")
+    parser.add_argument(
+        "--also",
+        type=json.loads,
+        default={},
+        help="other arguments, as JSON, with which eager and torch.compile are measured, too",
+    )
     parser.add_argument("--out", type=Path, required=True, help="file of the figures")
     parser.add_argument("--lock", type=Path, help="file that is locked while this process measures")
     parser.add_argument(
@@ -344,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with shared_lock(options.lock) as wait_until_alone:
         session = Session(options.model, options.arguments, device, stores)
-        run(session, save, options.seconds, partial(CudaRecorder, device), wait_until_alone)
+        run(session, save, options.seconds, partial(CudaRecorder, device), wait_until_alone, also=options.also)
     return 0
 
 
@@ -354,6 +364,8 @@ def run(
     seconds: float,
     make_recorder: Callable[[], GraphRecorder],
     wait_until_alone: Callable[[], object] = lambda: None,
+    *,
+    also: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Prepare and measure all variants of a model, within about one and a half times the seconds."""
     session.end = time.monotonic() + seconds
@@ -361,10 +373,14 @@ def run(
         session.prepare("eager", partial(session.add_peer, "eager"))
         for peer in PEERS[:2]:
             session.prepare(peer, partial(session.add_peer, peer))
+        if also:
+            for peer in ALSO:
+                session.prepare(f"{peer} {dict(also)}", partial(session.add_peer, peer, also))
         for kernels in KERNELS:
             session.prepare(kernels or "aten", partial(session.add_ours, kernels, make_recorder))
-        for peer in PEERS[2:]:
-            session.prepare(peer, partial(session.add_peer, peer))
+            if kernels == KERNELS[0]:  # eager's kernels come last, as they prepare the plans that offload, too
+                for peer in PEERS[2:]:
+                    session.prepare(peer, partial(session.add_peer, peer))
         wait_until_alone()
         session.measure(save, seconds / 3)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.progress_panel import show_progress
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.device.directories import inspect_store
@@ -38,15 +39,26 @@ ZOO: dict[str, Data] = {
     "lstm": {"batch": 32},
 }
 """Arguments of each zoo workload, the most valuable first."""
-TUNED = ("gpt2", "resnet50")
 DTYPES = ("bfloat16", "float32")
 BUDGET = "65%"
 """Budget of a tuned plan, as a share of eager's step bytes."""
-FRONTIERS: dict[str, Data] = {
-    "gpt2": {"batch": 4, "tokens": 1024, "depth": 12, "width": 768, "vocabulary": 50304},
-    "resnet50": {"batch": 64, "size": 224},
+GPT2 = {"batch": 4, "tokens": 1024, "depth": 12, "width": 768, "vocabulary": 50304}
+RESNET50 = {"batch": 64, "size": 224}
+FRONTIERS: dict[str, tuple[str, Data, Data]] = {
+    "gpt2": ("gpt2", GPT2, {}),
+    "resnet50": ("resnet50", RESNET50, {}),
+    "gpt2 sdpa": ("gpt2", GPT2 | {"attention": "sdpa"}, {"attention": "eager"}),
+    "resnet50 channels_last": (
+        "resnet50",
+        RESNET50 | {"memory_format": "channels_last"},
+        {"memory_format": "contiguous"},
+    ),
+    "gpt2 sdpa bfloat16": ("gpt2", GPT2 | {"attention": "sdpa", "dtype": "bfloat16"}, {}),
 }
-"""Workloads of the frontier, of the sizes of the papers: smaller ones wait for their launches on a large GPU."""
+"""Name of a frontier: model, arguments, and those of the peers that are measured with others, too. Sizes are those of the
+papers: smaller models wait for their launches on a large GPU."""
+TUNED: dict[str, Data] = {"gpt2": GPT2, "resnet50": RESNET50}
+"""Tuned workloads and their arguments."""
 WINDOWS = (1, 2, 4, 8, 3, 6, 5, 7)
 """Offload windows N, the most different first."""
 STORES = ("host", "ssd")
@@ -76,11 +88,11 @@ def all_steps() -> list[Step]:
         ),
         *(Step(f"check {model}", 240, partial(check_workload, model, {})) for model in ZOO if model not in TUNED),
         *(
-            Step(f"tune {model} {dtype}", 200, partial(tune_workload, model, dtype))
+            Step(f"tune {model} {dtype}", 400, partial(tune_workload, model, dtype))
             for model in TUNED
             for dtype in DTYPES
         ),
-        *(Step(f"frontier {model}", 330, partial(measure_frontier, model)) for model in FRONTIERS),
+        *(Step(f"frontier {name}", 330, partial(measure_frontier, name)) for name in FRONTIERS),
         *(Step(f"graphs {model}", 100, partial(measure_graphs, model)) for model in TUNED),
         *(
             Step(f"offload {store} {window}", 100, partial(measure_window, "gpt2", store, window))
@@ -170,23 +182,33 @@ def summary(measurement: Measurement) -> Data:
 def tune_workload(model: str, dtype: str, machine: Machine, seconds: float) -> Data:
     """Tune a workload; the run's directory stays beside the results, and a later slice resumes it."""
     overrides: dict[str, object] = {"device": "cuda", "budget": BUDGET, "time": f"{int(seconds * 0.8)}s"}
-    overrides |= {"plans": str(machine.scratch), "trials": machine.trials}
-    arguments = {**ZOO[model], "dtype": dtype}
+    overrides |= {"plans": str(machine.scratch), "trials": machine.trials, "kernels": "inductor"}
+    arguments = {**TUNED[model], "dtype": dtype}
     config = load_config(model, overrides=overrides, arguments={key: str(value) for key, value in arguments.items()})
-    with opened(machine.runner(WorkloadRef(model, arguments))) as runner:
-        result = tune(config, runner, machine.scratch / f"tune-{model}-{dtype}", lasting=False)
+    run_dir = machine.scratch / f"tune-{model}-{dtype}"
+    with (
+        opened(machine.runner(WorkloadRef(model, arguments), kernels="inductor")) as runner,
+        show_progress(config) as show,
+    ):
+        result = tune(config, runner, run_dir, progress=show, lasting=False)
     return {
         "budget": BUDGET,
         "eager": summary(result.baseline.measurement),
         "best": summary(result.best.measurement) if result.best is not None else None,
-        "trials": len(result.trials),
+        "plans": [
+            {"trial": trial.label, "started": trial.started} | summary(trial.measurement)
+            for trial in result.trials
+            if trial.measurement is not None
+        ],
     }
 
 
-def measure_frontier(model: str, machine: Machine, seconds: float) -> Data:
+def measure_frontier(name: str, machine: Machine, seconds: float) -> Data:
     """Measure our plans beside eager and PyTorch's own ways to save memory, in one process."""
-    out = machine.scratch / f"frontier-{model}.json"
-    command = ("experiments.gpu.frontier", model, "--arguments", json.dumps(FRONTIERS[model]), "--out", str(out))
+    out = machine.scratch / f"frontier-{name.replace(' ', '-')}.json"
+    model, arguments, also = FRONTIERS[name]
+    command = ("experiments.gpu.frontier", model, "--arguments", json.dumps(arguments), "--out", str(out))
+    command += ("--also", json.dumps(also)) if also else ()
     code, output = machine.execute((*command, "--seconds", str(int(seconds / 1.5))), seconds)
     figures: Data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     return {"exit": code, "output": output[-8000:], **figures}

@@ -1,8 +1,11 @@
 """Small GPT-2 (Radford et al. 2019): the embedding and the output layer share their weights."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
+from autotune.errors import ConfigError
 from autotune.workloads.workload import Workload
 from autotune.workloads.zoo.assembly import (
     Drawn,
@@ -25,14 +28,21 @@ def gpt2(
     vocabulary: int = 8192,
     dtype: Dtype = "float32",
     dropout: float = 0.0,
+    attention: Literal["eager", "sdpa"] = "eager",
     optimizer: OptimizerName = "adamw",
     seed: int = 0,
     device: str = "cpu",
 ) -> Workload:
-    """Return a GPT-2; by default 6 layers, 384 wide. `dropout` applies to embeddings, hidden values and attention weights."""
+    """Return a GPT-2; by default 6 layers, 384 wide. `dropout` applies to embeddings, hidden values and attention weights.
+
+    `attention` is transformers' implementation: `eager` computes the weights, `sdpa` calls PyTorch's fused kernels.
+    Raises ConfigError for an argument that is out of range.
+    """
     require_at_least(1, batch=batch, tokens=tokens, depth=depth, width=width)
     require_at_least(2, vocabulary=vocabulary)
     require_probability(dropout=dropout)
+    if attention not in ("eager", "sdpa"):
+        raise ConfigError(f"attention {attention!r} is unknown; known: eager, sdpa")
 
     def draw() -> Drawn:
         library = import_transformers()
@@ -49,7 +59,7 @@ def gpt2(
             eos_token_id=1,
             use_cache=False,
             tie_word_embeddings=True,
-            attn_implementation="eager",
+            attn_implementation=attention,
         )
         text = torch.randint(vocabulary, (batch, tokens + 1))
         return library.GPT2LMHeadModel(config), (text[:, :-1].contiguous(), text[:, 1:].contiguous())
