@@ -8,6 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from autotune.errors import WorkerError
 from autotune.measure.allocator_env import allocator_environment
 from autotune.measure.child import Child
 from autotune.measure.machine_counters import MachineCounters, read_counters
@@ -27,7 +28,8 @@ from autotune.measure.messages import (
 from autotune.measure.scratch import Scratch
 from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import KILLED, Outcome
+from autotune.workloads.reference import WorkloadRef
 
 
 class ChildRole(StrEnum):
@@ -159,3 +161,11 @@ class Children:
         if role not in _UNLIMITED:
             self.limit = child.limit
         return child
+
+
+def refuse_killed(error: ChildError, workload: WorkloadRef, work: str) -> None:
+    """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
+    if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(KILLED):
+        raise WorkerError(
+            f"{workload}: the process of {work} was {error.detail.partition(':')[0]}; run the command again, its records are kept"
+        ) from None

@@ -7,9 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from autotune.errors import WorkerError
 from autotune.ir.plan import Plan
-from autotune.measure.children import Children, ChildRole
+from autotune.measure.children import Children, ChildRole, refuse_killed
 from autotune.measure.interleaving import PlanTiming, TimedSide, describe_mismatch, time_beside_eager
 from autotune.measure.limits import available_bytes
 from autotune.measure.messages import (
@@ -18,12 +17,12 @@ from autotune.measure.messages import (
     DigestsRequest,
     EagerPeakRequest,
     EagerResultsRequest,
-    PlanCheckRequest,
+    PlanCheck,
     WorkProgress,
     record_failure,
 )
 from autotune.measure.meters.cgroup import remove_stale
-from autotune.measure.numerics import ExpectedResults, describe_comparison, find_expected_results
+from autotune.measure.numerics import ExpectedResults, check_plan, describe_comparison, find_expected_results
 from autotune.measure.spec import Spec
 from autotune.measure.survey import (
     PreparedWorkload,
@@ -34,7 +33,7 @@ from autotune.measure.survey import (
 )
 from autotune.records.device import Device
 from autotune.records.machine_load import explain_disturbance
-from autotune.records.measurement import KILLED, Measurement, Outcome, apply_budget
+from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.workloads.reference import check_reference
 
 BASELINE_PROCESSES = 2
@@ -64,6 +63,7 @@ class Harness:
         self._expected: ExpectedResults | None = None
         self._digests: Mapping[str, str] | None = None
         self._bytes: dict[Plan, Measurement] = {}
+        self._free_bytes: int | None = None
         remove_stale()
 
     def __enter__(self) -> Self:
@@ -100,6 +100,7 @@ class Harness:
         """Capture the step and profile its ops on synthetic tensors; no step runs."""
         if self._surveyed is None:
             self._surveyed = self._survey()
+            self._free_bytes = self._free_bytes or self._surveyed.free_bytes
         return self._surveyed
 
     def prepare(self) -> PreparedWorkload:
@@ -208,13 +209,14 @@ class Harness:
                 max_error=0.0,
             )
             self._children.end(ChildRole.EAGER)
-            self._eager_results = results
+            self._eager_results, self._free_bytes = results, peak.free_bytes
             self._children.report(WorkProgress("timing the baseline"))
-            timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)))
+            rests = self._spec.device_kind == "cpu" or not self._can_keep_memory(peak.peak_bytes)
+            timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)), rests=rests)
             if self._disturbance(timing):
-                timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)))
+                timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)), rests=rests)
         except ChildError as error:
-            self._refuse_killed(error, "the baseline")
+            refuse_killed(error, self._spec.workload, "the baseline")
             return record_failure(measurement, error)
         charges = (timing.step_charged_bytes, *self._repeat_charge())
         return replace(
@@ -272,31 +274,20 @@ class Harness:
         except ChildError as error:
             if (raised := error.as_autotune_error()) is not None:
                 raise raised from None
-            self._refuse_killed(error, "capture and profile")
+            refuse_killed(error, workload, "capture and profile")
             raise explain_survey_failure(
                 workload, error.outcome, error.detail, seconds=seconds, limit_bytes=self._spec.limit_bytes
-            ) from None
-
-    def _refuse_killed(self, error: ChildError, work: str) -> None:
-        """Raise WorkerError where another process killed the child; a segmentation fault is the workload's."""
-        if error.outcome is Outcome.CRASHED and not error.error and error.detail.startswith(KILLED):
-            raise WorkerError(
-                f"{self._spec.workload}: the process of {work} was {error.detail.partition(':')[0]}; "
-                "run the command again, its records are kept"
             ) from None
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:
         expected = self._expected
         tolerance = 0.0 if self._spec.exact else plan_tolerance(self._spec.device_kind)
-        reference: Path | None = None
+        is_own = expected is not None and expected.arguments == self._spec.workload.arguments
         if expected is None:
             detail = "results not compared: eager fits at no batch size that the factory takes"
             measurement = replace(measurement, detail=detail)
-        elif expected.arguments == self._spec.workload.arguments:
-            reference = expected.directory
-        else:
-            request = PlanCheckRequest(plan, expected.directory, tolerance)
-            check = self._children.ask(ChildRole.NUMERICS, request, arguments=expected.arguments)
+        elif not is_own:
+            check = self._check_plan(ChildRole.NUMERICS, plan, tolerance, compares=True)
             assert check.comparison is not None
             measurement = replace(measurement, max_error=check.comparison.max_error)
             if check.memory is None:
@@ -304,7 +295,7 @@ class Harness:
             measurement = replace(
                 measurement, detail=f"results compared at batch {expected.arguments[self._spec.batch_argument]}"
             )
-        check = self._children.ask(ChildRole.PLAN_BYTES, PlanCheckRequest(plan, reference, tolerance))
+        check = self._check_plan(ChildRole.PLAN_BYTES, plan, tolerance, compares=is_own)
         if (comparison := check.comparison) is not None:
             detail = comparison.detail or measurement.detail
             measurement = replace(measurement, max_error=comparison.max_error, detail=detail)
@@ -320,6 +311,12 @@ class Harness:
             return measurement
         return replace(measurement, verified=describe_comparison(self._expected, self._spec, measurement.max_error))
 
+    def _check_plan(self, role: ChildRole, plan: Plan, tolerance: float, *, compares: bool) -> PlanCheck:
+        check, self._expected = check_plan(
+            self._children, self._expected, role, plan, tolerance=tolerance, compares=compares
+        )
+        return check
+
     def _measure_seconds(
         self,
         plan: Plan,
@@ -334,7 +331,8 @@ class Harness:
         most_bytes = None
         if digests is not None and budget_bytes is not None:
             most_bytes = self.prepare().floor_bytes + int(budget_bytes * (1 + HOPELESS_EXCESS))
-        timing = self._time(planned, eager, beat=beat, most_bytes=most_bytes, rests=not self._can_keep_memory())
+        rests = not self._can_keep_memory(self.baseline().charged_bytes)
+        timing = self._time(planned, eager, beat=beat, most_bytes=most_bytes, rests=rests)
         if timing.stopped_early:
             count, ratio = len(timing.step_seconds), timing.time_ratio
             detail = f"{count} steps took {ratio:.3f} of eager's time, surely more than {beat:.3f}: no more were timed"
@@ -385,12 +383,10 @@ class Harness:
             counters=self._children.counters,
         )
 
-    def _can_keep_memory(self) -> bool:
+    def _can_keep_memory(self, eager_bytes: int | None) -> bool:
         """Return True if the processes of plan and eager can both keep their memory between two steps."""
-        charged_bytes = self.baseline().charged_bytes
-        if self._spec.device_kind != "cpu" or charged_bytes is None:
-            return False
-        return available_bytes() > KEEPING_FACTOR * charged_bytes
+        free_bytes = available_bytes() if self._spec.device_kind == "cpu" else self._free_bytes
+        return eager_bytes is not None and free_bytes is not None and free_bytes > KEEPING_FACTOR * eager_bytes
 
     def _disturbance(self, timing: PlanTiming) -> str:
         """Explain why other work disturbed the times, compared with the baseline's if that was undisturbed."""

@@ -63,6 +63,8 @@ class MemoryPeak:
     floor_bytes: int
     """Bytes of the idle process, without the workload's tensors."""
     meter: str
+    free_bytes: int | None = None
+    """Bytes of the GPU that this process and others could still use together; None on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class WorkloadSurvey:
     """Idle bytes of the process that captured and profiled."""
     loop: str = ""
     """Training loop of the step; empty for updates at once."""
+    free_bytes: int | None = None
+    """Bytes of the GPU that processes could still use; None on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

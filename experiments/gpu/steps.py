@@ -57,7 +57,7 @@ FRONTIERS: dict[str, tuple[str, Data, Data]] = {
 }
 """Name of a frontier: model, arguments, and those of the peers that are measured with others, too. Sizes are those of the
 papers: smaller models wait for their launches on a large GPU."""
-TUNED: dict[str, Data] = {"gpt2": GPT2, "resnet50": RESNET50}
+TUNED: dict[str, Data] = {"gpt2": GPT2 | {"attention": "sdpa"}, "resnet50": RESNET50}
 """Tuned workloads and their arguments."""
 WINDOWS = (1, 2, 4, 8, 3, 6, 5, 7)
 """Offload windows N, the most different first."""
@@ -182,12 +182,12 @@ def summary(measurement: Measurement) -> Data:
 def tune_workload(model: str, dtype: str, machine: Machine, seconds: float) -> Data:
     """Tune a workload; the run's directory stays beside the results, and a later slice resumes it."""
     overrides: dict[str, object] = {"device": "cuda", "budget": BUDGET, "time": f"{int(seconds * 0.8)}s"}
-    overrides |= {"plans": str(machine.scratch), "trials": machine.trials, "kernels": "inductor"}
+    overrides |= {"plans": str(machine.scratch), "trials": machine.trials}
     arguments = {**TUNED[model], "dtype": dtype}
     config = load_config(model, overrides=overrides, arguments={key: str(value) for key, value in arguments.items()})
     run_dir = machine.scratch / f"tune-{model}-{dtype}"
     with (
-        opened(machine.runner(WorkloadRef(model, arguments), kernels="inductor")) as runner,
+        opened(machine.runner(WorkloadRef(model, arguments))) as runner,
         show_progress(config) as show,
     ):
         result = tune(config, runner, run_dir, progress=show, lasting=False)

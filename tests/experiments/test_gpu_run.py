@@ -28,7 +28,7 @@ def test_every_kind_of_step_runs_on_the_made_up_gpu(tmp_path: Path) -> None:
         "tests",
         "check vit",
         "tune gpt2 bfloat16",
-        "frontier gpt2",
+        "frontier gpt2 sdpa bfloat16",
         "graphs gpt2",
         "offload ssd 2",
         "fleet",

@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,8 +36,8 @@ from autotune.measure.worker.compare import (
     Step,
     compare,
     record_results,
-    witness_directory,
     write_bounds,
+    write_witness,
 )
 from autotune.measure.worker.eager import EagerWorkload, exclude_from_collections, release_memory
 from autotune.measure.worker.gpu_process import GpuProcess
@@ -50,7 +49,6 @@ from autotune.runtime.arena import StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.stores import measure_stores
-from autotune.runtime.verification.witness import float64, move_weights
 
 _PEAK_READINGS = 3
 """Number of readings of a peak, unless an earlier one is certain."""
@@ -94,8 +92,11 @@ class Bench:
         exclude_from_collections()
 
     @contextlib.contextmanager
-    def awake(self) -> Iterator[None]:
-        """Hold the workload's tensors on a GPU inside the context only: meanwhile other processes may need all of it."""
+    def awake(self, *, parks: bool = True) -> Iterator[None]:
+        """Hold the workload's tensors on a GPU inside the context; afterwards, too, unless it `parks` them on the host.
+
+        Meanwhile other processes may need all of the GPU.
+        """
         if self._gpu is None:
             yield
             return
@@ -104,8 +105,9 @@ class Bench:
         try:
             yield
         finally:
-            self._gpu.parking.park([*self._eager.static_tensors(), *self._plans.captured_tensors()])
-            release_memory()
+            if parks:
+                self._gpu.parking.park([*self._eager.static_tensors(), *self._plans.captured_tensors()])
+                release_memory()
 
     def survey(self) -> WorkloadSurvey:
         """Capture the step, profile its ops, and measure the stores; the floor is this process's idle bytes."""
@@ -121,7 +123,8 @@ class Bench:
         environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
         device = replace(this_device(self._spec.device_kind), environment=environment)
         loop = str(self._eager.workload.loop)
-        return WorkloadSurvey(self._plans.program.graph, costs, device, self._floor_bytes(), loop)
+        floor_bytes = self._floor_bytes()
+        return WorkloadSurvey(self._plans.program.graph, costs, device, floor_bytes, loop, self._free_bytes())
 
     def write_eager_results(self, results: Path) -> Done:
         """Run plain eager steps and write their results to a directory."""
@@ -134,7 +137,7 @@ class Bench:
         self.write_eager_results(results)
         with self._eager.factory_format():
             peak_bytes, meter = self._peak(lambda: _drop(self._eager.step()))
-            return MemoryPeak(peak_bytes, self._floor_bytes(), meter)
+            return MemoryPeak(peak_bytes, self._floor_bytes(), meter, self._free_bytes())
 
     def check_plan(self, plan: Plan, reference: Path | None, tolerance: float) -> PlanCheck:
         """Compare a plan's results with a reference, then measure peak and floor unless the error exceeds the tolerance.
@@ -174,16 +177,8 @@ class Bench:
         return self._plans.compare_regions(plan, reference, traced)
 
     def write_witness(self, reference: Path, witness: RoundingWitness) -> Done:
-        """Run plain eager steps as a witness and write their results beside the reference."""
-        model, optimizer = self._eager.workload.model, self._eager.workload.optimizer
-        double = witness is RoundingWitness.FLOAT64
-        moves = (RoundingWitness.MOVED_0, RoundingWitness.MOVED_1)
-        begin = (lambda: None) if double else partial(move_weights, model, moves.index(witness))
-        with (
-            contextlib.closing(Writer(witness_directory(reference, witness))) as writer,
-            float64(model, optimizer) if double else contextlib.nullcontext(),
-        ):
-            record_results(self._eager, self._eager.step, writer.add, begin=begin, double=double)
+        """Run plain eager steps as a witness, and write beside the reference how far they are from it."""
+        write_witness(self._eager, reference, witness)
         return Done()
 
     def derive_bounds(self, reference: Path, reasons: dict[str, str]) -> GateDescription:
@@ -368,6 +363,9 @@ class Bench:
         self._eager.drop_gradients()
         release_memory()
         return self._meter().now_bytes() - self._eager.static_bytes()
+
+    def _free_bytes(self) -> int | None:
+        return None if self._gpu is None else self._gpu.free_bytes()
 
     def _time_steps(
         self, step: Step, executor: Executor | None, unmeasured: int, count: int

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,11 @@ from autotune.measure.messages import Comparison, RoundingWitness
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, shifted
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime.verification import gates
-from autotune.runtime.verification.witness import to_double
+from autotune.runtime.verification.witness import float64, move_weights, to_double
 from autotune.workloads.batch import map_batch
 
 COMPARED_STEPS = 2
 """Number of steps whose results are compared: the second runs on what the first wrote."""
-CARRIED = "carried"
-"""Name of a run of eager whose gradients are moved by the error that the gate admits."""
 
 
 class Step(Protocol):
@@ -30,6 +28,7 @@ class Step(Protocol):
 
 
 _BOUNDS = "bounds.json"
+_DEVIATIONS = "deviations.json"
 _STAGES = tuple(f"step {number}." for number in range(COMPARED_STEPS))
 
 
@@ -90,33 +89,63 @@ def compare(eager: EagerWorkload, step: Step, directory: Path) -> Comparison:
     return Comparison(shares[worst], detail if shares[worst] else "")
 
 
-def write_bounds(eager: EagerWorkload, directory: Path, reasons: dict[str, str]) -> str:
-    """Derive the bound of each tensor from eager's results in a directory and the witnesses' beside it.
+def write_witness(eager: EagerWorkload, directory: Path, witness: RoundingWitness) -> None:
+    """Run plain eager steps as a witness, and write how far each tensor is from eager's in a directory.
 
-    `reasons` holds the reason why a witness is missing; unusable witnesses are added. Witnesses that no bound needs are
-    removed. Returns a description of how tensors are compared.
+    Tensors in float64 are written, too: plans are compared with them.
+    """
+    model, optimizer = eager.workload.model, eager.workload.optimizer
+    reference = Reference(directory)
+    deviations: dict[str, gates.Deviation] = {}
+
+    def record(name: str, tensor: torch.Tensor) -> None:
+        if name in reference.names:
+            deviations[name] = gates.deviation(tensor, reference.load(name))
+
+    place = witness_directory(directory, witness)
+    if witness is RoundingWitness.FLOAT64:
+        with closing(Writer(place)) as writer, float64(model, optimizer):
+
+            def record_exact(name: str, tensor: torch.Tensor) -> None:
+                record(name, tensor)
+                writer.add(name, tensor)
+
+            record_results(eager, eager.step, record_exact, double=True)
+    else:
+        draw = (RoundingWitness.MOVED_0, RoundingWitness.MOVED_1).index(witness)
+        record_results(eager, eager.step, record, begin=partial(move_weights, model, draw))
+    place.mkdir(parents=True, exist_ok=True)
+    rows = {name: [each.distance, each.size, each.eager_size, each.eps] for name, each in deviations.items()}
+    (place / _DEVIATIONS).write_text(json.dumps(rows), encoding="utf-8")
+
+
+def write_bounds(eager: EagerWorkload, directory: Path, reasons: dict[str, str]) -> str:
+    """Derive the bound of each tensor from eager's results in a directory and the witnesses' deviations.
+
+    `reasons` holds the reason why a witness is missing; unusable witnesses are added. Returns a description of how tensors
+    are compared.
     """
     reference = Reference(directory)
+    names = sorted(reference.names)
     witnesses = {
-        str(name): Reference(witness_directory(directory, name))
+        str(name): _read_deviations(witness_directory(directory, name))
         for name in RoundingWitness
         if name.value not in reasons
     }
     for name, witness in list(witnesses.items()):
-        if differs := _find_different_computation(reference, witness):
+        if differs := _find_different_computation(names, witness):
             reasons[name] = f"{differs} is another in it"
             del witnesses[name]
     center = RoundingWitness.FLOAT64.value if RoundingWitness.FLOAT64 in witnesses else ""
 
-    def bound(name: str, carried: Reference | None = None) -> gates.Bound:
-        tensors = {key: witness.load(name) for key, witness in witnesses.items() if name in witness.names}
-        moved = carried.load(name) if carried is not None and name in carried.names else None
-        return gates.bound(reference.load(name), tensors, center, moved)
+    def bound(name: str, moved: float = 0.0) -> gates.Bound:
+        found = {key: witness[name] for key, witness in witnesses.items() if name in witness}
+        return gates.bound_from(found, center, moved) or gates.strict_bound(reference.load(name), moved)
 
-    bounds = {name: bound(name) for name in sorted(reference.names) if name.startswith(_STAGES[0])}
-    carried = _carry(eager, bounds, witness_directory(directory, CARRIED))
-    bounds |= {name: bound(name, carried) for name in sorted(reference.names - bounds.keys())}
-    for name in (*RoundingWitness, CARRIED):
+    bounds = {name: bound(name) for name in names if name.startswith(_STAGES[0])}
+    moved = _carry(eager, bounds, reference)
+    bounds |= {name: bound(name, moved.get(name, 0.0)) for name in names if name not in bounds}
+    for name in RoundingWitness:
         if name != center:
             shutil.rmtree(witness_directory(directory, name), ignore_errors=True)
     (directory / _BOUNDS).write_text(
@@ -127,8 +156,13 @@ def write_bounds(eager: EagerWorkload, directory: Path, reasons: dict[str, str])
     )
 
 
-def _carry(eager: EagerWorkload, bounds: dict[str, gates.Bound], directory: Path) -> Reference:
-    """Run eager with gradients moved by the error admitted in the first step, and return its results."""
+def _carry(eager: EagerWorkload, bounds: dict[str, gates.Bound], reference: Reference) -> dict[str, float]:
+    """Run eager with gradients moved by the error admitted in the first step; return how far each later tensor moves."""
+    moved: dict[str, float] = {}
+
+    def record(name: str, tensor: torch.Tensor) -> None:
+        if name in reference.names and name not in bounds:
+            moved[name] = gates.difference(tensor, reference.load(name))
 
     def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:
         def move(name: str, gradient: torch.Tensor) -> None:
@@ -138,9 +172,8 @@ def _carry(eager: EagerWorkload, bounds: dict[str, gates.Bound], directory: Path
 
         return eager.step(move)
 
-    with closing(Writer(directory)) as writer:
-        record_results(eager, step, writer.add)
-    return Reference(directory)
+    record_results(eager, step, record)
+    return moved
 
 
 def witness_directory(directory: Path, name: str) -> Path:
@@ -148,14 +181,18 @@ def witness_directory(directory: Path, name: str) -> Path:
     return directory.with_name(f"{directory.name}-{name.replace(' ', '-')}")
 
 
-def _find_different_computation(reference: Reference, witness: Reference) -> str:
+def _find_different_computation(names: Sequence[str], witness: Mapping[str, gates.Deviation]) -> str:
     """Return a tensor of the first step that shows the witness to be another computation; empty if none does."""
-    first = [name for name in sorted(reference.names) if name.startswith(_STAGES[0])]
-    if missing := next((name for name in first if name not in witness.names), ""):
+    first = [name for name in names if name.startswith(_STAGES[0])]
+    if missing := next((name for name in first if name not in witness), ""):
         return missing
-    pairs = {name: (reference.load(name), witness.load(name)) for name in first}
-    gradients = {name: pair for name, pair in pairs.items() if ".gradient " in name}
-    return gates.name_mismatch({name: pair for name, pair in pairs.items() if name not in gradients}, gradients)
+    gradients = {name: witness[name] for name in first if ".gradient " in name}
+    return gates.find_mismatch({name: witness[name] for name in first if name not in gradients}, gradients)
+
+
+def _read_deviations(directory: Path) -> dict[str, gates.Deviation]:
+    rows = json.loads((directory / _DEVIATIONS).read_text(encoding="utf-8"))
+    return {name: gates.Deviation(*row) for name, row in rows.items()}
 
 
 def _read_bounds(directory: Path) -> dict[str, gates.Bound]:

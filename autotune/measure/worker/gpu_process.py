@@ -24,6 +24,10 @@ class GpuProcess:
             return 0
         return self._nvml.context_bytes(torch.cuda.memory_reserved())
 
+    def free_bytes(self) -> int:
+        """Return the bytes of the GPU that no other process holds."""
+        return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
+
     def meter(self, *, charged: bool) -> CudaMeter:
         """Return a meter of this process's bytes on the GPU."""
         return CudaMeter(charged=charged, context_bytes=self.context_bytes)

@@ -59,8 +59,9 @@ def main() -> None:
                 if bench is None:
                     bench = _open_bench(spec)
                     bench.report = partial(_send, replies)
-                with bench.awake():
-                    reply = answer(bench, decode(line))
+                request: Request = decode(line)
+                with bench.awake(parks=not (isinstance(request, TimeBlock) and not request.rests)):
+                    reply = answer(bench, request)
             except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
                 traceback.print_exc()
                 reply = _failure(error)

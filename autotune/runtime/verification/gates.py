@@ -25,7 +25,8 @@ EPS = 16.0
 """Roundings admitted in addition, because eager's own error may be small by chance, as for a scalar loss."""
 STRICT_EPS = 64.0
 """Roundings admitted if eager's own error is unknown."""
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
+"""Elements that are compared at a time: their float64 copies stay in a CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,25 @@ class Bound:
     """Largest absolute difference to the center."""
     center: str = ""
     """Name of the witness that the tensor is compared with; empty for eager's own tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far a witness's tensor is from eager's."""
+
+    distance: float
+    """Largest absolute difference; infinity where the tensors cannot be compared."""
+    size: float
+    """Largest absolute value of the witness's tensor."""
+    eager_size: float
+    """Largest absolute value of eager's tensor."""
+    eps: float
+    """`epsilon` of eager's tensor."""
+
+
+def deviation(witness: torch.Tensor, eager: torch.Tensor) -> Deviation:
+    """Return how far a witness's tensor is from eager's."""
+    return Deviation(difference(witness, eager), magnitude(witness), magnitude(eager), epsilon(eager))
 
 
 def epsilon(tensor: torch.Tensor) -> float:
@@ -63,8 +83,10 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
             if not torch.equal(a, b):
                 return math.inf
             continue
-        same = (a == b) | (a.isnan() & b.isnan())
-        gap = torch.where(same, 0.0, (a - b).abs()).max().item()
+        gap = (a - b).abs_().max().item()
+        if not math.isfinite(gap):  # some elements are not finite: they have to be the same
+            same = (a == b) | (a.isnan() & b.isnan())
+            gap = torch.where(same, 0.0, (a - b).abs()).max().item()
         if not math.isfinite(gap):
             return math.inf
         worst = max(worst, gap)
@@ -74,14 +96,18 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def magnitude(tensor: torch.Tensor) -> float:
     """Return the largest absolute value of the finite elements; 0 if there are none."""
     worst = 0.0
-    for (part,) in _chunks(tensor):
-        worst = max(worst, torch.where(part.isfinite(), part, 0.0).abs().max().item())
+    for (piece,) in _chunks(tensor):
+        part = piece.double()  # integers and bools, too
+        largest = part.abs().max().item()
+        if not math.isfinite(largest):
+            largest = torch.where(part.isfinite(), part, 0.0).abs().max().item()
+        worst = max(worst, largest)
     return worst
 
 
-def strict_bound(eager: torch.Tensor) -> Bound:
-    """Return the bound of a tensor without witnesses."""
-    return Bound(STRICT_EPS * epsilon(eager) * magnitude(eager))
+def strict_bound(eager: torch.Tensor, moved: float = 0.0) -> Bound:
+    """Return the bound of a tensor without witnesses; `moved` as in `bound_from`."""
+    return Bound(STRICT_EPS * epsilon(eager) * magnitude(eager) + _finite(moved))
 
 
 def bound(
@@ -98,16 +124,25 @@ def bound(
         center: Name of the float64 witness; empty without one.
         carried: The tensor after eager steps whose gradients were moved towards 0; None before the first update.
     """
+    deviations = {name: deviation(witness, eager) for name, witness in witnesses.items()}
     moved = 0.0 if carried is None else difference(carried, eager)
-    distances = {name: difference(witness, eager) for name, witness in witnesses.items()}
-    finite = {name: distance for name, distance in distances.items() if math.isfinite(distance)}
-    moved = moved if math.isfinite(moved) else 0.0
-    if not finite or not epsilon(eager):
-        return Bound(strict_bound(eager).admitted + moved)
+    return bound_from(deviations, center, moved) or strict_bound(eager, moved)
+
+
+def bound_from(deviations: Mapping[str, Deviation], center: str = "", moved: float = 0.0) -> Bound | None:
+    """Return the bound of a tensor from the deviations of its witnesses; None where they give none.
+
+    `moved` is the distance that eager moves if its gradients are moved towards 0.
+    """
+    finite = {name: each for name, each in deviations.items() if math.isfinite(each.distance)}
+    first = next(iter(finite.values()), None)
+    if first is None or not first.eps:
+        return None
     if center not in finite:  # eager overflows and float64 does not, so only eager has the right infinities
         center = ""
-    size = magnitude(witnesses[center] if center else eager)
-    return Bound(NOISE * max(finite.values()) + EPS * epsilon(eager) * size + moved, center)
+    size = finite[center].size if center else first.eager_size
+    noise = max(each.distance for each in finite.values())
+    return Bound(NOISE * noise + EPS * first.eps * size + _finite(moved), center)
 
 
 @torch.no_grad()
@@ -129,14 +164,24 @@ def name_mismatch(
 ) -> str:
     """Return the name of a tensor by which a witness is another computation; empty if it is the same.
 
-    Both mappings hold pairs of eager's tensor and the witness's. A gradient far smaller than the largest one, as of a bias
-    before a norm, is pure rounding error: its distance is compared with the largest gradient.
+    Both mappings hold pairs of eager's tensor and the witness's, see `find_mismatch`.
     """
-    largest = max((magnitude(eager) for eager, _ in gradients.values()), default=0.0)
-    for name, (eager, witness) in (*results.items(), *gradients.items()):
-        distance, eps = difference(witness, eager), epsilon(eager)
-        vanishing = STRICT_EPS * eps * largest if name in gradients else 0.0
-        if distance > max(witness_distance(eps) * magnitude(eager), vanishing):
+    results_apart, gradients_apart = (
+        {name: deviation(witness, eager) for name, (eager, witness) in pairs.items()} for pairs in (results, gradients)
+    )
+    return find_mismatch(results_apart, gradients_apart)
+
+
+def find_mismatch(results: Mapping[str, Deviation], gradients: Mapping[str, Deviation]) -> str:
+    """Return the name of a tensor by which a witness is another computation; empty if it is the same.
+
+    A gradient far smaller than the largest one, as of a bias before a norm, is pure rounding error: its distance is
+    compared with the largest gradient.
+    """
+    largest = max((each.eager_size for each in gradients.values()), default=0.0)
+    for name, each in (*results.items(), *gradients.items()):
+        vanishing = STRICT_EPS * each.eps * largest if name in gradients else 0.0
+        if each.distance > max(witness_distance(each.eps) * each.eager_size, vanishing):
             return name
     return ""
 
@@ -159,6 +204,10 @@ def worst_tensor(shares: Mapping[str, float], stages: Iterable[str] = ()) -> str
         if early := [name for name in refused if name.startswith(stage)]:
             return max(early, key=lambda name: shares[name])
     return max(shares, key=lambda name: shares[name])
+
+
+def _finite(moved: float) -> float:
+    return moved if math.isfinite(moved) else 0.0
 
 
 def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -5,14 +5,28 @@ torch and its tracer for each takes twenty times as long.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.errors import NumericsError
 from autotune.ir.plan import Plan
+from autotune.measure.children import ChildRole
 from autotune.measure.harness import Harness
+from autotune.measure.messages import (
+    BoundsRequest,
+    Comparison,
+    Done,
+    GateDescription,
+    MemoryPeak,
+    PlanCheck,
+    PlanCheckRequest,
+    WitnessRequest,
+)
+from autotune.measure.numerics import ExpectedResults, check_plan
 from autotune.measure.spec import Spec
 from autotune.records.measurement import Outcome
+from autotune.testing.graphs import chain
 from autotune.workloads.reference import WorkloadRef
 from tests.workloads.zoo.tiny import TINY
 
@@ -84,3 +98,51 @@ def test_rounding_is_admitted_and_plans_agree_with_the_captured_step_bit_for_bit
         assert 0.0 < prepared.capture_error <= 1.0
         assert f"relative gate against {against}" in prepared.verified
         assert f"worst {prepared.capture_error:.2g} of the bound" in prepared.verified
+
+
+class Answers:
+    """Children that find the given errors, one plan after the other, and count the requests."""
+
+    def __init__(self, *errors: float) -> None:
+        self.errors, self.asked = list(errors), []
+
+    def ask(self, role: ChildRole, request: Any, *, arguments: object = None) -> Any:
+        self.asked.append(type(request))
+        match request:
+            case PlanCheckRequest(reference=reference):
+                assert reference is not None
+                return PlanCheck(Comparison(self.errors.pop(0), "some"), MemoryPeak(2, 1, "fake"))
+            case BoundsRequest():
+                return GateDescription("relative gate")
+        return Done()
+
+    def end(self, role: ChildRole) -> None:
+        pass
+
+
+def test_bounds_are_derived_once_for_the_first_plan_on_a_gpu_that_is_not_bit_equal(tmp_path: Path) -> None:
+    children: Any = Answers(0.0, 3.0, 0.5, 0.25)
+    expected: ExpectedResults | None = ExpectedResults({}, tmp_path)
+    plan = Plan.traced(chain(2))
+    errors, requests = [], []
+    for _ in range(3):
+        children.asked.clear()
+        check, expected = check_plan(children, expected, ChildRole.PLAN_BYTES, plan, tolerance=1.0, compares=True)
+        assert check.comparison is not None
+        errors.append(check.comparison.max_error)
+        requests.append(list(children.asked))
+    assert errors == [0.0, 0.5, 0.25]
+    derived = [WitnessRequest, WitnessRequest, WitnessRequest, BoundsRequest]
+    assert requests == [[PlanCheckRequest], [PlanCheckRequest, *derived, PlanCheckRequest], [PlanCheckRequest]]
+    assert expected is not None
+    assert expected.gate == "relative gate"
+
+
+def test_no_bounds_are_derived_where_every_bit_has_to_agree(tmp_path: Path) -> None:
+    children: Any = Answers(3.0)
+    expected = ExpectedResults({}, tmp_path)
+    check, after = check_plan(
+        children, expected, ChildRole.PLAN_BYTES, Plan.traced(chain(2)), tolerance=0.0, compares=True
+    )
+    assert check.comparison == Comparison(3.0, "some")
+    assert (after, children.asked) == (expected, [PlanCheckRequest])

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.measure.harness import Harness
+from autotune.measure.worker.bench import Bench
 from autotune.measure.worker.eager import EagerWorkload
 from autotune.measure.worker.gpu_process import Parking
 
@@ -58,3 +60,30 @@ def test_static_tensors_count_as_the_allocator_of_the_device_does(kind: str, nby
         _spec=SimpleNamespace(device_kind=kind), static_tensors=lambda: [*tensors, tensors[1][3:]]
     )
     assert EagerWorkload.static_bytes(worker) == nbytes
+
+
+def test_a_process_keeps_its_tensors_between_requests_where_it_is_told_to() -> None:
+    tensor, limits = torch.ones(8), []
+    gpu = SimpleNamespace(parking=Parking(), limit=limits.append)
+    worker: Any = SimpleNamespace(
+        _gpu=gpu,
+        _spec=SimpleNamespace(limit_bytes=2**30),
+        _eager=SimpleNamespace(static_tensors=lambda: [tensor]),
+        _plans=SimpleNamespace(captured_tensors=list),
+    )
+    sizes = []
+    for parks in (False, True):
+        with Bench.awake(worker, parks=parks):
+            assert tensor.sum() == 8
+        sizes.append(tensor.untyped_storage().nbytes())
+    assert sizes == [32, 0]
+    assert limits == [2**30] * 2
+
+
+@pytest.mark.parametrize(("free_bytes", "keeps"), [(None, False), (300, False), (301, True)])
+def test_processes_keep_memory_on_a_gpu_that_has_three_times_as_much_as_eager_needs(
+    free_bytes: int | None, keeps: bool
+) -> None:
+    harness: Any = SimpleNamespace(_spec=SimpleNamespace(device_kind="cuda"), _free_bytes=free_bytes)
+    assert Harness._can_keep_memory(harness, 100) is keeps
+    assert Harness._can_keep_memory(harness, None) is False
