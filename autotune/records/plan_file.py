@@ -9,6 +9,7 @@ from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
+from autotune.ir.graph_summary import GraphSummary, describe_differences, summarize_graph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
@@ -52,6 +53,8 @@ class PlanFile:
     """Peak bytes that the planners were asked to meet; the settings make the plan again with them. None where unknown."""
     move: str = ""
     """Last change of the plan that `settings` make; empty where they make the plan itself."""
+    summary: GraphSummary | None = None
+    """Counts and bytes of the graph that the plan was made for; None in files of older versions."""
     schema: int = SCHEMA
 
     @property
@@ -90,15 +93,9 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
             f"{path}: made on {file.device.kind}, this is {device.kind}; tune here: autotune tune {file.workload}"
         )
     if file.graph_digest != graph.digest:
-        ops = len(set(file.plan.order))
-        other_graph = (
-            f"a graph of {ops} ops, this one has {len(graph.ops)}"
-            if ops != len(graph.ops)
-            else f"the same {ops} ops on other shapes, types or wiring"
-        )
         raise PlanError(
-            f"{path}: made for {other_graph} (digest {file.graph_digest[:8]}, {graph.name} has {graph.digest[:8]}); "
-            f"use the arguments of the plan, or tune again"
+            f"{path}: made for another graph (digest {file.graph_digest[:8]}, {graph.name} has {graph.digest[:8]}): "
+            f"{describe_other_graph(file, graph)}; use the arguments of the plan, or tune again"
         )
     check(graph, file.plan)
     if file.device is None:
@@ -107,6 +104,18 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
         print(f"note: made on {file.device.silicon}, measured on {device.silicon}", file=sys.stderr, flush=True)
     for change in list_changes(file.device.environment, device.environment):
         print(f"note: {change}; times differ from the recorded ones", file=sys.stderr, flush=True)
+
+
+def describe_other_graph(file: PlanFile, graph: TrainGraph) -> str:
+    """Name what differs between the graph that a plan was made for and another one."""
+    if file.summary is not None:
+        return describe_differences(file.summary, summarize_graph(graph))
+    ops = len(set(file.plan.order))
+    return (
+        f"{len(graph.ops)} ops instead of {ops}"
+        if ops != len(graph.ops)
+        else f"the same {ops} ops on other shapes, types or wiring"
+    )
 
 
 def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs | None]:

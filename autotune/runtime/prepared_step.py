@@ -24,7 +24,7 @@ from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import TransferTrace
-from autotune.records.plan_file import PlanFile
+from autotune.records.plan_file import PlanFile, describe_other_graph
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
@@ -382,7 +382,7 @@ def _fits(graph: TrainGraph, plan: Plan) -> bool:
 def _refuse_other_graph(file: PlanFile, graph: TrainGraph, loop: Loop) -> None:
     for_gradients = " and loop" if loop.gradients else ""
     raise PlanError(
-        f"the plan is for {file.workload} (graph {file.graph_digest[:8]}, {1 + max(file.plan.order, default=-1)} ops"
-        f"{f', loop {loop}' if file.loop else ''}); this step is another graph"
-        f" ({graph.digest[:8]}, {len(graph.ops)} ops); check model, batch shape, dtype, optimizer{for_gradients}, or tune it"
+        f"the plan is for {file.workload} (graph {file.graph_digest[:8]}{f', loop {loop}' if file.loop else ''}); this step is "
+        f"another graph ({graph.digest[:8]}): {describe_other_graph(file, graph)}; check model, batch shape, dtype, "
+        f"optimizer{for_gradients}, or tune it"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError, WorkerError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
+from autotune.ir.graph_summary import summarize_graph
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.predict.bounds import peak_lower_bound
@@ -94,14 +95,18 @@ def check_plans_directory(config: Config) -> None:
         raise ConfigError(f"{directory}: cannot write plans: {existing} is read-only; {_OTHER_PLANS}")
 
 
-def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial, *, loop: str = "") -> Path:
+def write_plan(
+    config: Config, run_dir: Path, device: Device, rules: Rules, best: Trial, *, graph: TrainGraph, loop: str = ""
+) -> Path:
     """Write the best plan into the run directory and into `config.plans`, and return the second path.
 
-    `loop` is the training loop that was measured.
+    `graph` is the captured step, `loop` the training loop that was measured.
 
     Raises ConfigError where a file cannot be written.
     """
-    file = build_plan_file(config, device, rules, best, run=os.path.relpath(run_dir, config.plans), loop=loop)
+    file = build_plan_file(
+        config, device, rules, best, run=os.path.relpath(run_dir, config.plans), graph=graph, loop=loop
+    )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(record, file, remedy=f"free space there, then: autotune resume {run_dir}")
     planfile.write(path, file, remedy=f"copy it from {record}")
@@ -109,7 +114,7 @@ def write_plan(config: Config, run_dir: Path, device: Device, rules: Rules, best
 
 
 def build_plan_file(
-    config: Config, device: Device, rules: Rules, trial: Trial, *, run: str, loop: str
+    config: Config, device: Device, rules: Rules, trial: Trial, *, run: str, graph: TrainGraph, loop: str
 ) -> planfile.PlanFile:
     """Return the plan file of a trial; `run` is the run directory, relative to the file's."""
     assert trial.plan is not None
@@ -130,6 +135,7 @@ def build_plan_file(
         loop=loop,
         target_bytes=trial.target_bytes,
         move=trial.move,
+        summary=summarize_graph(graph),
     )
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
+from autotune.ir.graph_summary import summarize_graph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
@@ -54,4 +55,5 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         estimate=add_layout(graph, best.plan, costs, best.estimate),
         device=surveyed.device,
         loop=surveyed.loop,
+        summary=summarize_graph(graph),
     )

@@ -395,4 +395,5 @@ class _Session:
         if best is None:
             remove_plan(self.config, self.run_dir)
             return None
-        return write_plan(self.config, self.run_dir, self.prepared.device, self.rules, best, loop=self.prepared.loop)
+        device, loop = self.prepared.device, self.prepared.loop
+        return write_plan(self.config, self.run_dir, device, self.rules, best, graph=self.graph, loop=loop)

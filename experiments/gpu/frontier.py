@@ -144,14 +144,6 @@ class Session:
             if share in GRAPHED:
                 executor = Executor(program, lower(graph, plan), make_recorder=make_recorder)
                 self.add_plan(f"{name} graphs", workload, program, costs, plan, executor=executor)
-                # fewer launches: one call for all updates
-                choices = {"update": ["at_end"]}
-                plan = best_plan(
-                    graph, costs, budget_bytes, choices=choices, accept_first=True, seconds=PLAN_SECONDS
-                ).plan
-                self.add_plan(f"{name} late", workload, program, costs, plan, budget_bytes=budget_bytes)
-                executor = Executor(program, lower(graph, plan), make_recorder=make_recorder)
-                self.add_plan(f"{name} late graphs", workload, program, costs, plan, executor=executor)
         if not kernels:
             for store, directory in self.stores.items():
                 self.prepare(store, partial(self.add_windows, workload, program, costs, store, directory))

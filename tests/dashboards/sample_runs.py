@@ -24,9 +24,10 @@ def study(root: Path, name: str) -> Path:
     run_dir = full_run(root / name)
     records = RecordedRun.load(run_dir)
     assert records.best is not None
+    assert records.graph is not None
     rules = Rules(records.budget_step_bytes or 0, FLOOR, 0.0, 0.0)
     config = Config(workload="chain", arguments={"layers": 12}, plans=str(root / "plans"))
-    write_plan(config, run_dir, DEVICE, rules, records.best)
+    write_plan(config, run_dir, DEVICE, rules, records.best, graph=records.graph)
     write_json(run_dir / "study.json", {"best": records.best.number, "interrupted": 0})
     return run_dir
 

@@ -27,11 +27,10 @@ def test_every_variant_is_measured_in_turns_and_a_failed_part_is_named(
     frontier.run(session, saved.append, 300.0, FakeRecorder)
     assert len(saved) == 2
     rows = saved[-1]["variants"]
-    plans = ["ours aten 1", "ours aten 1 graphs", "ours aten 1 late", "ours aten 1 late graphs"]
+    plans = ["ours aten 1", "ours aten 1 graphs"]
     assert set(rows) == {"eager", "checkpoint", *plans, *(f"ours ssd window {window}" for window in frontier.WINDOWS)}
     assert list(saved[-1]["failures"]) == ["unknown"]
     assert rows["eager"]["time_ratio"] == 1.0
-    assert rows["ours aten 1 late graphs"]["graphs"] == 1, "late updates do not split the step"
     assert all(row["rounds"] == len(row["round_seconds"]) == 2 for row in rows.values())
     facts = {"device": {"silicon": "made up"}, "torch": "2", "commit": "c", "date": "d"}
     document = {"steps": {"frontier gpt2": {"ok": True, "facts": facts, "data": saved[-1]}}}

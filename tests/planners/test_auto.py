@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -174,3 +175,21 @@ def test_choices_that_leave_no_planner_are_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         best_plan(graph, Costs.unit(graph), 0, choices=choices, accept_first=accept_first)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("accept_first", [False, True])
+def test_on_a_gpu_updates_wait_for_each_other_where_the_budget_has_room_for_their_gradients(accept_first: bool) -> None:
+    """Updates that follow each other run in one call there; on a CPU nothing is gained, so gradients end early."""
+    graph = training_chain(8, nbytes=1, param_bytes=10)
+    on_gpu = replace(Costs.unit(graph), device_kind="cuda")
+    plain = {"order": ("traced",), "reorder": ("keep",), "recompute": ("greedy",)}
+    early = best_plan(graph, on_gpu, 2**40, choices={**plain, "update": ("with_gradient",)}).estimate.peak_bytes
+
+    def choice(costs: Costs, budget_bytes: int) -> tuple[object, bool]:
+        choices = {**plain, "update": ("at_end", "with_gradient")}
+        best = best_plan(graph, costs, budget_bytes, choices=choices, accept_first=accept_first)
+        return best.settings["update"]["planner"], best.estimate.peak_bytes <= budget_bytes
+
+    assert choice(on_gpu, 2**40) == ("at_end", True)
+    assert choice(Costs.unit(graph), 2**40) == ("with_gradient", True)
+    assert choice(on_gpu, early) == ("with_gradient", True)

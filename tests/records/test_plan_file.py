@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import ConfigError
+from autotune.ir.graph_summary import summarize_graph
 from autotune.ir.plan import Plan, Swap
 from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
@@ -14,6 +15,7 @@ from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile
 from autotune.report.plan_text import describe_plan
+from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import WorkloadRef
 
 FILE = PlanFile(
@@ -27,6 +29,7 @@ FILE = PlanFile(
     estimate=Estimate(20, "op1", 16, 3.0, 1.0, 0, 0.0, 20, 2.0),
     device=Device("cpu", "chip", 2**34, 2, "2.13.0"),
     measurement=Measurement(Outcome.OK, peak_bytes=1020, step_seconds=(2.0, 4.0)),
+    summary=summarize_graph(training_chain(2)),
 )
 
 

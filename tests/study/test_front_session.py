@@ -151,7 +151,7 @@ def test_each_point_has_a_plan_file_whose_settings_and_target_make_the_same_plan
 def test_a_point_of_another_graph_is_refused(told):
     path = told[2].front_paths[0]
     other = replace(runner(), graph=training_chain(8))
-    with pytest.raises(PlanError, match="made for a graph of"):
+    with pytest.raises(PlanError, match="ops of forward instead of"):
         planfile.match_plan(path, planfile.read(path), other.prepare())
 
 

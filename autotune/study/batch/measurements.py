@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError
+from autotune.ir.graph_summary import summarize_graph
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.records import plan_file as planfile
@@ -165,6 +166,7 @@ def _to_plan_file(
         measurement=result,
         verified=result.verified or planfile.NOT_VERIFIED,
         loop=prepared.loop,
+        summary=summarize_graph(prepared.graph),
     )
 
 

@@ -86,7 +86,9 @@ def build_point_file(
     charged_bytes = point.charged_bytes + SPREAD_BYTES
     budget = f"{max(1, math.ceil(1000 * charged_bytes / max(reference_bytes, 1))) / 10:g}%"
     nbytes = Budget.parse(budget).step_bytes(floor_bytes=rules.floor_bytes, baseline_step_bytes=reference_bytes)
-    file = build_plan_file(config, prepared.device, rules, point.trial, run="..", loop=prepared.loop)
+    file = build_plan_file(
+        config, prepared.device, rules, point.trial, run="..", graph=prepared.graph, loop=prepared.loop
+    )
     return replace(file, budget=budget, budget_bytes=max(nbytes, charged_bytes))
 
 
