@@ -1,5 +1,6 @@
 """Result of a study: the best plan as files, or the error that explains why there is none."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.graph_summary import summarize_graph
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
+from autotune.planners.candidates import find_smallest
+from autotune.planners.space import space_for_device
 from autotune.predict.bounds import peak_lower_bound
 from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
@@ -29,6 +32,8 @@ from autotune.units import fmt_bytes
 if TYPE_CHECKING:
     from autotune.study.batch.records import BatchSearch
 
+BUDGET_ROOM = 1.02
+"""Ratio of a suggested budget to the smallest plan's peak: the charge of a process may exceed the estimate."""
 _OTHER_PLANS = "name another directory by plans: in the config"
 
 
@@ -180,15 +185,23 @@ def describe_disturbance(trials: Sequence[Trial]) -> str:
     return f"{len(reasons)} of {len(timed)} measurements, such as: {reasons[-1]}" if reasons else ""
 
 
-def prove_infeasible(config: Config, rules: Rules, graph: TrainGraph, costs: Costs) -> InfeasibleError | None:
-    """Return the error for a budget below the lower bound of the peak, with the op that needs it; None where it is above."""
+def prove_infeasible(
+    config: Config, rules: Rules, graph: TrainGraph, costs: Costs, lowest_bytes: int | None = None
+) -> InfeasibleError | None:
+    """Return the error for a budget below the lower bound of the peak, with the op that needs it; None where it is above.
+
+    It suggests a budget that the smallest plan keeps; `lowest_bytes` is the peak of that plan where it is known.
+    """
     low, op = peak_lower_bound(graph, costs)
     if low <= rules.budget_bytes:
         return None
     place = f"{graph.ops[op].name} alone, with any recomputation" if op >= 0 else "the start of the step"
+    if lowest_bytes is None:
+        space = space_for_device(config.planners.model_dump(), costs.device_kind, costs.stores)
+        lowest_bytes = find_smallest(graph, costs, space).estimate.peak_bytes
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(low)} at {place}: no plan fits; "
-        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, stores=bool(costs.stores))}"
+        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, lowest_bytes, stores=bool(costs.stores))}"
     )
 
 
@@ -196,7 +209,7 @@ def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, 
     """Return the error for a budget that no plan fits, with the lowest peak reached and the op that needs it."""
     return InfeasibleError(
         f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'the start of the step'} with the smallest plan; "
-        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, stores=stores)}"
+        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, lowest_bytes, stores=stores)}"
     )
 
 
@@ -218,9 +231,10 @@ def _describe_budget(config: Config, rules: Rules) -> str:
     return f"the budget {config.budget} leaves the step {left}"
 
 
-def _suggest_remedy(config: Config, *, stores: bool) -> str:
+def _suggest_remedy(config: Config, lowest_bytes: int, *, stores: bool) -> str:
+    budget = f"Raise --budget to step:{math.ceil(BUDGET_ROOM * lowest_bytes / 2**20)}MiB or more"
     store = "host" if config.device == "cuda" else "ssd"
-    return "Raise --budget" if stores else f"Raise --budget or allow --store {store}=DIR"
+    return budget if stores else f"{budget}, or allow --store {store}=DIR"
 
 
 def explain_failure(

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,8 @@ import pytest
 from autotune.errors import ConfigError, NumericsError, WorkerError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.plan import Plan
+from autotune.planners.auto import best_plan
+from autotune.records.budget import Budget
 from autotune.records.config import load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
@@ -28,7 +31,18 @@ def test_a_budget_that_is_proved_too_small_names_the_op_that_forbids_it():
     assert error.exit_code == 4
     text = str(error)
     assert any(f" at {op.name} alone, with any recomputation: no plan fits" in text for op in GRAPH.ops)
-    assert "the budget 1% leaves the step 37 B. Raise --budget or allow --store ssd=DIR" in text
+    assert "the budget 1% leaves the step 37 B. Raise --budget to step:1MiB or more, or allow --store ssd=DIR" in text
+
+
+def test_the_suggested_budget_is_one_that_a_plan_keeps():
+    graph = training_chain(8, nbytes=20 * 2**20, param_bytes=2**20)
+    costs = Costs.unit(graph)
+    error = prove_infeasible(CONFIG, rules(2**20), graph, costs)
+    suggested = re.search(r"Raise --budget to (step:\d+MiB) or more", str(error))
+    assert suggested is not None
+    budget_bytes = Budget.parse(suggested[1]).step_bytes(floor_bytes=7, baseline_step_bytes=0)
+    assert best_plan(graph, costs, budget_bytes).estimate.peak_bytes <= budget_bytes
+    assert prove_infeasible(CONFIG, rules(budget_bytes), graph, costs) is None
 
 
 def test_with_a_store_at_hand_none_is_asked_for():
@@ -38,7 +52,7 @@ def test_with_a_store_at_hand_none_is_asked_for():
 
 def test_on_a_gpu_the_store_of_host_memory_is_asked_for():
     error = prove_infeasible(CONFIG.model_copy(update={"device": "cuda"}), rules(18 + 19), GRAPH, COSTS)
-    assert str(error).endswith("Raise --budget or allow --store host=DIR")
+    assert str(error).endswith("or allow --store host=DIR")
 
 
 def test_a_place_that_no_plan_can_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

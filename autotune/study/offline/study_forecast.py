@@ -54,7 +54,7 @@ def forecast_study(config: Config, surveyed: WorkloadSurvey) -> StudyForecast:
     error: AutotuneError | None = None
     if lowest.peak_bytes > budget:
         rules = Rules(budget, surveyed.floor_bytes, None, traced.seconds)
-        error = prove_infeasible(config, rules, graph, costs) or explain_too_small(
+        error = prove_infeasible(config, rules, graph, costs, lowest.peak_bytes) or explain_too_small(
             config, rules, lowest.peak_bytes, lowest.peak_op, stores=bool(costs.stores)
         )
     return StudyForecast(
