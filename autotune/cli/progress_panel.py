@@ -125,7 +125,9 @@ class _StudyState:
                 self.summary.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
             case Resolved(budget_bytes, floor_bytes, ratio):
                 step = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
-                self.summary.append(f"budget {self.config.budget}: {step}, floor {fmt_bytes(floor_bytes)}")
+                share = " of eager's peak" if self.config.parsed_budget.share is not None else ""
+                floor = f"the process holds {fmt_bytes(floor_bytes)} without it (its floor)"
+                self.summary.append(f"budget {self.config.budget}{share}: {step}; {floor}")
                 if ratio is not None and ratio > BUSY_RATIO:
                     self._warn(
                         f"the profiled ops together take {ratio:.1f} times the eager step: the machine was busy, and predicted "
