@@ -18,7 +18,7 @@ class DeviceClass(Section):
     """Class of equal devices; every property that it names is checked on each of them."""
 
     engine: Literal["local", "command", "ray"] = "ray"
-    """How a device is reached: `ray` by an actor on a node with the resource, `command` by a command that runs
+    """Way to reach a device: `ray` by an actor on a node with the resource, `command` by a command that runs
     `autotune serve` somewhere, `local` on this machine."""
     command: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Command of the engine `command`, whose last words are `autotune serve`: `[ssh, orin-3, autotune, serve]`."""

@@ -81,7 +81,7 @@ class Config(Section):
     (`step:6GiB`), both with a tolerance of 0.5 %, or bytes of the whole process (`6GiB`, no tolerance). With
     `objective: pareto` it limits the front, and is `110%` by default."""
     loop: str = ""
-    """What the training loop does between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
+    """Work of the training loop between backward and the update, comma-separated: `clip`, `scaler`, `accumulate=N`.
     `gradients` plans no update, for `PlannedLoss`. Default: the factory's own loop, or updates at once."""
     objective: Literal["time", "pareto", "throughput", "batch"] = "time"
     """Objective: step time within the budget, step time for every budget, samples per second, or the batch size. `pareto`

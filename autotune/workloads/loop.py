@@ -11,7 +11,7 @@ WORDS = ("clip", "scaler", "accumulate=N", "gradients")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a training loop does with gradients. The default updates each parameter as soon as its gradient exists.
+    """A training loop's treatment of gradients. The default updates each parameter as soon as its gradient exists.
 
     >>> Loop.parse("scaler,clip,accumulate=4")
     Loop(clip=True, scaler=True, accumulate=4, gradients=False)

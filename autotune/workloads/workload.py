@@ -42,7 +42,7 @@ class Workload:
     For inference, the parts of a tuple or list are the model's arguments, and those of a mapping its keyword arguments.
     """
     loop: Loop = field(default_factory=Loop)
-    """What the training loop does between backward and the update. With `gradients` the optimizer is left out."""
+    """Work of the training loop between backward and the update. With `gradients` the optimizer is left out."""
 
     def __post_init__(self) -> None:
         if self.loop.gradients:

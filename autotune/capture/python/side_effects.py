@@ -41,7 +41,7 @@ class SideEffect:
 
     @property
     def is_on_loss_function(self) -> bool:
-        """Whether the object belongs to the loss function, as the `self` of a method does."""
+        """True if the object belongs to the loss function, as the `self` of a method does."""
         return "['self'].loss_fn" in self.source
 
 

@@ -30,7 +30,7 @@ WORKER = "autotune.runtime.shapes.background_worker"
 
 @dataclass(frozen=True)
 class Job:
-    """What the other process needs once, beside the workload: the first program's digest, and how plans are made."""
+    """Data that the other process needs once, beside the workload: the first program's digest, and how plans are made."""
 
     workload: Path
     loop: str

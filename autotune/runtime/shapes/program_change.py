@@ -22,7 +22,7 @@ from autotune.runtime.shapes.step_costs import has_same_structure
 
 @dataclass(frozen=True)
 class ProgramChange:
-    """What differs in a program for another shape of the batch."""
+    """Differences of a program for another shape of the batch."""
 
     graph: TrainGraph
     calls: Mapping[int, tuple[tuple[Any, ...], tuple[tuple[str, Any], ...], Any]]

@@ -41,7 +41,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far a witness's tensor is from eager's."""
+    """Distance of a witness's tensor from eager's, with the sizes that it is judged by."""
 
     distance: float
     """Largest absolute difference; infinity where the tensors cannot be compared."""
