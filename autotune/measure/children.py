@@ -99,6 +99,12 @@ class Children:
             self.end(role)
             raise
 
+    def start_early(self, *roles: ChildRole) -> None:
+        """Start the children of these roles, so that they import their libraries now; only while nothing is timed."""
+        for role in roles:
+            if role not in self.living:
+                self.living[role] = self._start(role, None, {})
+
     def ask_for_survey(self, seconds: float) -> WorkloadSurvey:
         """Capture and profile in a child that ends afterwards; without the memory limit where that has no room for it.
 

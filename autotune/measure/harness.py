@@ -200,6 +200,7 @@ class Harness:
         results = self._children.scratch / "eager"
         try:
             self._children.report(WorkProgress("measuring the baseline's bytes"))
+            self._children.start_early(ChildRole.EAGER, ChildRole.EAGER_SECONDS)
             peak = self._children.ask(ChildRole.EAGER, EagerPeakRequest(results))
             measurement = replace(
                 measurement,
@@ -234,6 +235,7 @@ class Harness:
         charges = []
         for _ in range(1, BASELINE_PROCESSES):
             self._children.end(ChildRole.EAGER_SECONDS)
+            self._children.start_early(*((ChildRole.KERNELS,) if self._spec.kernels else ()), ChildRole.SURVEY)
             eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS))
             try:
                 eager.begin()
@@ -250,6 +252,7 @@ class Harness:
         surveyed = self.survey()
         traced = Plan.traced(surveyed.graph)
         self._children.report(WorkProgress("comparing the captured step with eager"))
+        self._children.start_early(ChildRole.PLAN_SECONDS)
         self._expected, floor = find_expected_results(self._children, self._spec, traced, self._eager_results)
         baseline_fits = baseline.outcome is Outcome.OK
         self._digests = self._hash_traced(traced, baseline_fits=baseline_fits)

@@ -4,6 +4,7 @@ The arguments are a process id and two open pipes. The first line is a `Spec`, e
 gets one line of reply. Standard output and standard error go to the log, so a model that prints disturbs nothing.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -52,12 +53,14 @@ def main() -> None:
     _die_with(coordinator)
     with os.fdopen(requests_end, "rb") as requests, os.fdopen(replies_end, "wb") as replies:
         spec: Spec = decode(next(requests))
+        with contextlib.suppress(Exception):  # the first request raises it again, and then it is answered
+            _import_bench(spec)
         bench: Bench | None = None
         for line in requests:
             reply: Reply
             try:
                 if bench is None:
-                    bench = _open_bench(spec)
+                    bench = _import_bench(spec)(spec)
                     bench.report = partial(_send, replies)
                 request: Request = decode(line)
                 with bench.awake(parks=not (isinstance(request, TimeBlock) and not request.rests)):
@@ -119,12 +122,13 @@ def _failure(error: Exception) -> Failure:
     return Failure(classify_error(error), lines[0] if lines else name, name)
 
 
-def _open_bench(spec: Spec) -> "Bench":
+def _import_bench(spec: Spec) -> "type[Bench]":
+    """Import torch and all that a request needs: a child that is started early does so while others work."""
     if spec.return_memory:  # before torch allocates anything
         malloc.always_release()
     from autotune.measure.worker.bench import Bench
 
-    return Bench(spec)
+    return Bench
 
 
 def _die_with(coordinator: int) -> None:

@@ -52,6 +52,9 @@ class InProcessChildren:
         except RuntimeError as error:  # masks drawn in float64 end so, and the harness then does without
             raise ChildError(classify_error(error), str(error), type(error).__name__) from error
 
+    def start_early(self, *roles: ChildRole) -> None:
+        """There are no processes to start."""
+
     try_to_ask = ask
     ask_for_survey = Children.ask_for_survey
 
