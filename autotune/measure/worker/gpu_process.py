@@ -41,8 +41,8 @@ class GpuProcess:
 class Parking:
     """Host copies of tensors whose device memory is released meanwhile.
 
-    Processes of eager and of plans take turns on one GPU. A resting process that kept its weights and optimizer state would
-    leave the other one too little, so that a model of half the GPU could not be measured.
+    Processes of eager and of plans take turns on one GPU. A resting process would otherwise keep its weights and optimizer
+    state. A model of half the GPU could not be measured then.
     """
 
     def __init__(self) -> None:
