@@ -100,8 +100,9 @@ class SimulatedBench:
         (spec.scratch / f"initial-{os.getpid()}").write_bytes(b"0" * 4096)
         self._slab = Slab("ssd", spec.stores["ssd"], 1 << 16)
 
-    def awake(self) -> contextlib.AbstractContextManager[None]:
+    def awake(self, *, parks: bool) -> contextlib.AbstractContextManager[None]:
         """Nothing is parked on a GPU."""
+        del parks
         return contextlib.nullcontext()
 
     def check_plan(self, plan: Plan, reference: Path | None, tolerance: float) -> PlanCheck:
@@ -214,7 +215,7 @@ def _simulate_workers(root: Path) -> None:
     ForkedWorker.record = root / WORKERS
     replacement: Mapping[str, Any] = {**vars(subprocess), "Popen": ForkedWorker}
     setattr(child_module, "subprocess", SimpleNamespace(**replacement))  # noqa: B010 - mypy refuses a namespace
-    setattr(worker, "_open_bench", SimulatedBench)  # noqa: B010
+    setattr(worker, "_import_bench", lambda _: SimulatedBench)  # noqa: B010
 
 
 def _ignore(record: object) -> None:
