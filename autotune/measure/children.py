@@ -100,7 +100,7 @@ class Children:
             raise
 
     def start_early(self, *roles: ChildRole) -> None:
-        """Start the children of these roles, so that they import their libraries now; only while nothing is timed."""
+        """Start the children of these roles, which import their libraries meanwhile; call it while nothing is timed."""
         for role in roles:
             if role not in self.living:
                 self.living[role] = self._start(role, None, {})

@@ -217,6 +217,7 @@ class Harness:
             if self._disturbance(timing):
                 timing = self._time(TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)), rests=rests)
         except ChildError as error:
+            self._children.end(ChildRole.EAGER_SECONDS)
             refuse_killed(error, self._spec.workload, "the baseline")
             return record_failure(measurement, error)
         charges = (timing.step_charged_bytes, *self._repeat_charge())
@@ -235,7 +236,7 @@ class Harness:
         charges = []
         for _ in range(1, BASELINE_PROCESSES):
             self._children.end(ChildRole.EAGER_SECONDS)
-            self._children.start_early(*((ChildRole.KERNELS,) if self._spec.kernels else ()), ChildRole.SURVEY)
+            self._children.start_early(*([] if self._surveyed else [ChildRole.SURVEY]))
             eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS))
             try:
                 eager.begin()

@@ -146,3 +146,17 @@ def test_no_bounds_are_derived_where_every_bit_has_to_agree(tmp_path: Path) -> N
     )
     assert check.comparison == Comparison(3.0, "some")
     assert (after, children.asked) == (expected, [PlanCheckRequest])
+
+
+@pytest.mark.usefixtures("children_in_process")
+def test_no_process_is_started_ahead_for_a_survey_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold its libraries' memory beside every later measurement."""
+    started: list[ChildRole] = []
+    monkeypatch.setattr("autotune.measure.harness.Children.start_early", lambda _, *roles: started.extend(roles))
+    for surveys_first in (True, False):
+        started.clear()
+        with harness(tmp_path, f"{SEEDED}:scaled_up", {}) as runner:
+            if surveys_first:
+                runner.survey()
+            runner.baseline()
+        assert (ChildRole.SURVEY in started) is not surveys_first
