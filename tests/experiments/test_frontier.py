@@ -11,16 +11,21 @@ import pytest
 import torch
 
 from autotune.capture.tracer import capture
+from autotune.ir.costs import Costs
 from autotune.measure.interleaving import InterleavedTimes
 from autotune.measure.spec import Spec
 from autotune.measure.worker.compare import record_results
 from autotune.measure.worker.eager import EagerWorkload
 from autotune.measure.worker.reference import Reference, Writer
+from autotune.planners import KINDS
+from autotune.planners.auto import best_plan
+from autotune.planners.space import build_space
 from autotune.study.verdicts.statistics import Interval
+from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier import __main__ as run
 from experiments.benchmarks.frontier import bench, models, peers, records, summary
-from experiments.benchmarks.frontier.ours import Capture
+from experiments.benchmarks.frontier.ours import Capture, plan_at_once
 from tests.workloads.zoo.tiny import TINY
 
 FACTS = {"machine": {"silicon": "a chip"}, "commit": "c", "date": "d", "load_before": 0.0, "command": "x"}
@@ -180,6 +185,16 @@ def test_a_budget_within_a_percent_of_a_smaller_one_gets_no_plan_of_its_own():
     document = record({}, {"a": peer(500), "b": peer(504), "c": peer(508), "d": {"failed": "no"}}, {})
     assert records.make_budgets(document) == [1000, 508, 500]
     assert records.make_budgets(document, (0.6,)) == [1000, 597, 508, 500]
+
+
+def test_budgets_that_are_planned_at_once_get_the_plans_of_their_own_in_order():
+    graph = training_chain(8)
+    costs, space = Costs.unit(graph), build_space(KINDS, ())
+    alone = best_plan(graph, costs, 0, space)
+    budgets = [2 * alone.estimate.peak_bytes, alone.estimate.peak_bytes, 0]
+    planned = [*plan_at_once(graph, costs, budgets, space, seconds=60)]
+    assert [candidate.plan for candidate in planned] == [best_plan(graph, costs, b, space).plan for b in budgets]
+    assert planned[0].plan != planned[1].plan
 
 
 def test_a_wrong_gradient_of_a_worker_s_results_is_an_error_of_gradients(tmp_path: Path):

@@ -126,11 +126,13 @@ class ModelFrontier:
                     self.keep_capture(capture, bench.summary())
                     if f"{capture.name} traced" not in plans:
                         self.keep(f"{capture.name} traced", *bench.traced())
-                    for name, budget in wanted.items():
-                        if name not in plans and budget >= lowest:
-                            self.keep(name, *bench.fit(budget))
-                        if not budget:
-                            lowest = plans[name]["step_peak_bytes"]
+                    smallest = f"{capture.name} lowest"
+                    if smallest not in plans:
+                        self.keep(smallest, *bench.fit(0))
+                    lowest = plans[smallest]["step_peak_bytes"]
+                    missing = {name: b for name, b in wanted.items() if name not in plans and b >= lowest}
+                    for name, planned in zip(missing, bench.fit_all([*missing.values()]), strict=True):
+                        self.keep(name, *planned)
             except ChildError as failure:
                 described = self.record["captures"].setdefault(capture.name, asdict(capture))
                 described["failed"] = describe_failure(failure)

@@ -1,9 +1,14 @@
 """Plans of this project on one capture of a model: eager's kernels or compiled regions, in one memory format."""
 
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.measure.children import Children, ChildRole
 from autotune.measure.messages import EagerPeakRequest, PlanCheckRequest, SurveyRequest, WiringRequest
@@ -12,7 +17,7 @@ from autotune.measure.spec import Spec
 from autotune.planners import KINDS
 from autotune.planners.auto import best_plan
 from autotune.planners.candidates import Candidate
-from autotune.planners.space import build_space
+from autotune.planners.space import Space, build_space
 from autotune.predict.bounds import peak_lower_bound
 from autotune.records.json_codec import to_json
 from autotune.workloads.reference import WorkloadRef
@@ -22,6 +27,8 @@ SECONDS = 1800.0
 """Time limit of one request to a child process, in seconds."""
 TRIES = 3
 """Number of plans for one budget; each aims lower by the excess of the one before."""
+AT_ONCE = 2
+"""Number of budgets that are planned at the same time, each in a process of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +107,30 @@ class PlanBench:
         """Return the fastest plan by estimate that the planners reach in the planning time."""
         return best_plan(self.graph, self.costs, aim, self.space, seconds=self.planning_seconds)
 
-    def fit(self, budget: int) -> tuple[Plan, dict[str, Any]]:
-        """Return the fastest plan by estimate for a budget (0: the lowest peak), with its measured peak."""
+    def fit_all(self, budgets: Sequence[int]) -> Iterator[tuple[Plan, dict[str, Any]]]:
+        """Yield what `fit` returns for each budget; the next ones are planned while a plan is measured."""
+        candidates = plan_at_once(self.graph, self.costs, budgets, self.space, self.planning_seconds)
+        for budget, candidate in zip(budgets, candidates, strict=True):
+            yield self.fit(budget, candidate)
+
+    def fit(self, budget: int, candidate: Candidate | None = None) -> tuple[Plan, dict[str, Any]]:
+        """Return the fastest plan by estimate for a budget (0: the lowest peak), with its measured peak.
+
+        `candidate` is a first plan for the budget, where there is one.
+        """
         aim = budget
         for _ in range(TRIES):
-            candidate = self.fastest(aim)
-            plan = self.capture.mark(candidate.plan)
+            candidate = candidate or self.fastest(aim)
+            plan, settings, estimate = self.capture.mark(candidate.plan), candidate.settings, candidate.estimate
             measured = self.measure_peak(plan)
             if not budget or measured["step_peak_bytes"] <= SLACK * budget:
                 break
-            aim = int(aim * budget / measured["step_peak_bytes"])
+            aim, candidate = int(aim * budget / measured["step_peak_bytes"]), None
         return plan, measured | {
             "budget_bytes": budget,
-            "settings": candidate.settings,
-            "estimate": to_json(candidate.estimate),
-            "recomputed_ops": candidate.plan.recomputed,
+            "settings": settings,
+            "estimate": to_json(estimate),
+            "recomputed_ops": plan.recomputed,
         }
 
     def traced(self) -> tuple[Plan, dict[str, Any]]:
@@ -134,3 +150,13 @@ class PlanBench:
             "max_error": check.comparison.max_error,
             "differs": check.comparison.detail,
         }
+
+
+def plan_at_once(
+    graph: TrainGraph, costs: Costs, budgets: Sequence[int], space: Space, seconds: float
+) -> Iterator[Candidate]:
+    """Yield the fastest plan by estimate for each budget in order, planned `AT_ONCE` at a time for `seconds` each."""
+    with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("spawn")) as pool:
+        planned = [pool.submit(best_plan, graph, costs, budget, space, seconds=seconds) for budget in budgets]
+        for future in planned:
+            yield future.result()
