@@ -305,13 +305,23 @@ def test_a_model_that_the_zoo_lacks_is_captured_bit_for_bit_by_its_reference(nam
 
 
 def test_committed_results_are_of_known_models_and_their_summary_is_current():
-    for folder in sorted((Path(run.__file__).parent / "results").iterdir()):
+    for folder in sorted(path.parent for path in (Path(run.__file__).parent / "results").glob("*/summary.md")):
         paths = sorted(folder.glob("*.json"))
         assert paths
         assert {path.stem for path in paths} <= set(models.MODELS)
         found = {path.stem: json.loads(path.read_text()) for path in paths}
         pairs = [pair for name, document in found.items() for pair in records.compare(name, document)]
         assert (folder / "summary.md").read_text().startswith(summary.describe_targets(pairs, found))
+
+
+def test_a_model_of_two_machines_counts_once_by_its_latest_times(tmp_path: Path):
+    timed, untimed = ({"sessions": sessions, "date": "2"} for sessions in ([1], []))
+    stored = {"a": {"x": timed, "y": timed}, "b": {"x": {**timed, "date": "3"}, "y": untimed}, "tiny-b": {"z": timed}}
+    for folder, found in stored.items():
+        (tmp_path / folder).mkdir()
+        for name, one in found.items():
+            (tmp_path / folder / f"{name}.json").write_text(json.dumps(one))
+    assert summary.read_machines(tmp_path) == {"x": stored["b"]["x"], "y": timed}
 
 
 FORMS = [name for name, peer in peers.PEERS.items() if not isinstance(peer, peers.Compiled)]

@@ -178,10 +178,9 @@ def test_a_row_of_the_readme_is_that_of_its_result(name: str, label: str, side: 
 
 
 def test_the_readme_compares_with_pytorchs_methods_as_the_recorded_frontier_does():
-    (folder,) = (path.parent for path in FRONTIER.glob("*/overview.png"))
     text = (ROOT / "README.md").read_text()
-    assert folder.relative_to(ROOT).as_posix() in text
-    assert "\n".join(frontier.readme_rows(frontier.read_records(folder))) in text
+    assert (FRONTIER / "overview.png").relative_to(ROOT).as_posix() in text
+    assert "\n".join(frontier.readme_rows(frontier.read_machines(FRONTIER))) in text
 
 
 def test_the_picture_shows_two_plans_by_role_under_the_budget():

@@ -31,7 +31,7 @@ from experiments.benchmarks.frontier.models import CONVOLUTIONS, MODELS, TINY
 from experiments.benchmarks.frontier.ours import SECONDS, Capture, PlanBench
 from experiments.benchmarks.frontier.peers import PEERS, Compiled
 from experiments.benchmarks.frontier.records import GLIBC, SHARES, fast_plans, make_budgets, timed_variants
-from experiments.benchmarks.frontier.summary import summarize
+from experiments.benchmarks.frontier.summary import TRIED, draw_machines, summarize
 from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, is_same_machine
 from experiments.common.result_file import write_result
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     parser.add_argument("--summary", action="store_true", help="measure nothing, write tables and pictures again")
     options = parser.parse_args()
-    out = options.out or HERE / f"results/{'tiny-' if options.tiny else ''}{this_device('cpu').key}"
+    out = options.out or HERE / f"results/{TRIED if options.tiny else ''}{this_device('cpu').key}"
     for name in () if options.summary else options.models:
         find_tcmalloc()
         with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
@@ -229,6 +229,8 @@ def main() -> None:
             finally:
                 summarize(out)
     print(summarize(out))
+    if not options.out:
+        draw_machines(HERE / "results")
 
 
 def _tiny(model: str, arguments: dict[str, Any]) -> dict[str, Any]:

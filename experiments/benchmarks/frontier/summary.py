@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ MEAN, WORST, LOWEST, AT_NEARLY_EAGER = 0.90, 1.02, 0.60, 0.60
 """Targets: geometric mean and worst of our time over a peer's at its bytes; our lowest peak over the peers' lowest; our peak
 over eager's at 1.03 times eager's time."""
 MIB = 2**20
+TRIED = "tiny-"
+"""Begin of the name of a folder with results of `--tiny`."""
 
 
 def summarize(out: Path) -> str:
@@ -48,6 +51,26 @@ def summarize(out: Path) -> str:
     if timed:
         draw_overview(out / "overview.png", timed)
     return head
+
+
+def draw_machines(results: Path) -> None:
+    """Write one picture of all models, from the folders of all machines in `results`."""
+    points = {
+        f"{name}, {shorten(record['machine']['silicon'])}": build_points(record)
+        for name, record in read_machines(results).items()
+        if record["sessions"]
+    }
+    if points:
+        draw_overview(results / "overview.png", points)
+
+
+def shorten(processor: str) -> str:
+    """Return a processor's name without marks.
+
+    >>> shorten("Intel(R) Xeon(R) Processor")
+    'Intel Xeon'
+    """
+    return re.sub(r"\(R\)|\(TM\)| Processor", "", processor)
 
 
 def geometric_mean(pairs: Iterable[Pair]) -> float | None:
@@ -105,6 +128,15 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the records of a directory by model."""
     paths = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(PLANS)]
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def read_machines(results: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of all machines' folders by model: of two machines' the one with times, else the later one."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in sorted(path for path in results.iterdir() if path.is_dir() and not path.name.startswith(TRIED)):
+        for name, record in read_records(folder).items():
+            found[name] = max(found.get(name, record), record, key=lambda one: (bool(one["sessions"]), one["date"]))
+    return dict(sorted(found.items()))
 
 
 def _verdict(met: bool) -> str:
