@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -143,11 +143,14 @@ class JointTrace:
                     self._read_call(node)
         self.current_op = ""
         self._read_outputs(outputs)
+
+    def refuse_shared(self, batch: Sequence[torch.Tensor]) -> None:
+        """Raise CaptureError for two tensors in the same memory, of the batch or from outside, if the step writes one."""
+        tensors = self._outside | dict(zip(self._batch, batch, strict=True))
         written = {value for op in self._builder.ops for value in op.writes}
         used = written.union(*(op.inputs for op in self._builder.ops))
         values = self._builder.values
-        outside = [(values[v].name, tensor, v in written) for v, tensor in self._outside.items() if v in used]
-        refuse_shared_memory(outside)
+        refuse_shared_memory((values[v].name, tensor, v in written) for v, tensor in tensors.items() if v in used)
 
     def _drop_unused_gradients(self, output: fx.Node, outputs: list[tuple[Any, Any]]) -> None:
         """Remove gradients that neither an update nor the loop reads, and the ops that only they need."""

@@ -88,8 +88,9 @@ def capture(
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     tensors = separate_aliases(tensors)
     with _silence_tracer(), _restore_modes(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
-        with _restore_tensors(workload.model):
-            trace = _trace(stack, step, tensors, name, _Options(dynamic, way))
+        with _restore_tensors(step):
+            trains = gradients or workload.optimizer is not None
+            trace = _trace(stack, step, tensors, name, _Options(dynamic, way, trains))
         graph = trace.joint.graph_module.graph
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
@@ -104,6 +105,7 @@ def capture(
             )  # fmt: skip
             with _name_errors(name, "the trace", reader):
                 reader.read()
+                reader.refuse_shared(tensors)
             with _name_errors(name, "the graph", reader):
                 guards = trace.make_guards()
                 program = reader.program(name, trace.joint.out_spec, device, guards, recorded=trace.recorded)
@@ -166,9 +168,9 @@ def separate_aliases(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _restore_tensors(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the model's tensors afterwards: the tracer leaves stand-ins in a module that has two names."""
-    saved = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+def _restore_tensors(step: StepModule) -> Iterator[None]:
+    """Restore the tensors of model and loss afterwards: the tracer leaves stand-ins in a module that has two names."""
+    saved = [(module, dict(module._parameters), dict(module._buffers)) for module in step.modules()]
     try:
         yield
     finally:
@@ -207,6 +209,8 @@ def _autocast_depth() -> int:
 class _Options(NamedTuple):
     dynamic: frozenset[str]
     way: TraceWay
+    trains: bool
+    """The step computes gradients; eager runs any other step without autograd."""
 
 
 def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name: str, options: _Options) -> StepTrace:
@@ -214,13 +218,13 @@ def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name
     # fake results of earlier traces would be used again: their strides may be others, and two results one object
     FakeTensorMode.cache_clear()
     stack.callback(FakeTensorMode.cache_clear)
-    if step.loss_fn is None:
+    dynamic, way, trains = options
+    if not trains:
         stack.enter_context(torch.no_grad())
     stack.enter_context(eager_kernels())
     stack.enter_context(autocast.eager_autocast())
     # eager draws for results that nothing reads, too: the tracer's own removal of dead code keeps draws only with this
     stack.enter_context(torch._inductor.config.patch(fallback_random=True))
-    dynamic, way = options
     if way == "recorded":
         return record_step(stack, step, tensors, name)
     try:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -101,6 +100,8 @@ class TrainStep:
 
     After any error no `.grad` is left, and an accumulation starts again.
 
+    Warns of gradients that are there before a step: it discards them, as `zero_grad` does.
+
     Examples:
         >>> import torch, autotune
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -165,7 +166,7 @@ class TrainStep:
             self._make_workload,
             preparer,
             other_shapes,
-            trains=loss_fn is not None,
+            trains=optimizer is not None,
             gradients=False,
             maker="TrainStep",
         )
@@ -222,12 +223,13 @@ class TrainStep:
 
     def __call__(self, batch: Any) -> Any:
         """Run one step; return what the loss function returns, with every tensor detached."""
-        self._refuse_loop()
-        self._cycle.restart_if_cleared()
-        updates = self._cycle.ends_with_next_step
-        self._bookkeeping.begin(updates=updates)
-        results = self._run_step(batch)
-        self._bookkeeping.end(updated=updates)
+        with self._cycle.clear_on_failure():
+            self._refuse_loop()
+            self._cycle.start_step()
+            updates = self._cycle.ends_with_next_step
+            self._bookkeeping.begin(updates=updates)
+            results = self._run_step(batch)
+            self._bookkeeping.end(updated=updates)
         return results
 
     def prepare(self, batch: Any) -> None:
@@ -310,7 +312,7 @@ class TrainStep:
             updates.on_complete = self._cycle.count_step
             self._cycle.restart_if_cleared()
             executor.is_whole = self._cycle.ends_with_next_step
-            with self._cycle.clear_on_failure(), updates.step():
+            with updates.step():
                 return executor(tensors)
         with updates.step():
             return executor(tensors)
@@ -340,14 +342,13 @@ class TrainStep:
         if list_regions(step.program):
             gate = RegionGate()
             regions = RegionRuns(traced(one_by_one(step.program)), traced(gate.watch(step.program)), gate)
-        with self._cycle.clear_on_failure() if self.optimizer is not None else nullcontext():
-            return self._verifier.run_step(
-                step.number,
-                batch,
-                lambda batch, observe: observed(partial(self._run_eager, batch), observe, calls_user=False),
-                lambda observe: observed(run, observe, calls_user=True),
-                regions,
-            )
+        return self._verifier.run_step(
+            step.number,
+            batch,
+            lambda batch, observe: observed(partial(self._run_eager, batch), observe, calls_user=False),
+            lambda observe: observed(run, observe, calls_user=True),
+            regions,
+        )
 
     def _run_eager(self, batch: Any) -> Any:
         return self._eager_step.run(batch, None if self.on_gradient is None else self._call_on_gradient)

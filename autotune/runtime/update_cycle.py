@@ -1,5 +1,6 @@
 """Update parameters once per accumulation cycle, with all gradients at once: clipping, loss scaling, accumulation."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ class UpdateCycle:
         self.optimizer, self._accumulate = optimizer, accumulate
         self._before_update, self.scaler = before_update, scaler
         self._optimizers = [] if optimizer is None else [optimizer, *find_inner_optimizers(optimizer)]
+        self._has_warned = False
         self.steps = 0
         """Steps so far; a multiple of `accumulate` right after an update."""
 
@@ -83,6 +85,27 @@ class UpdateCycle:
         if self.is_pending and all(parameter.grad is None for parameter in self.parameters):
             self.steps = 0
 
+    def start_step(self) -> None:
+        """Start a new cycle if the loop has cleared every gradient, and discard gradients that no step of the cycle computed.
+
+        A planned step begins as a loop does that calls `zero_grad` first. Eager would add its gradients to those it finds.
+        """
+        self.restart_if_cleared()
+        if self.is_pending:
+            return
+        found = [parameter for parameter in self.parameters if parameter.grad is not None]
+        if not found:
+            return
+        assert self.optimizer is not None
+        if not self._has_warned and any(_is_nonzero(parameter.grad) for parameter in found):
+            self._has_warned = True
+            warnings.warn(
+                f"{len(found)} parameters had gradients before the step, the first of shape {tuple(found[0].shape)}; the step "
+                "discards them, as zero_grad() does: add their term to the loss function if they belong to its update",
+                stacklevel=3,
+            )
+        clear_gradients(self.optimizer)
+
     def count_step(self) -> None:
         """Count a step whose gradients are in `.grad`; update if it completes the cycle."""
         self.steps += 1
@@ -92,11 +115,11 @@ class UpdateCycle:
     @contextmanager
     def clear_on_failure(self) -> Iterator[None]:
         """Clear all gradients and restart the cycle if the block raises."""
-        assert self.optimizer is not None
         try:
             yield
         except BaseException:
-            clear_gradients(self.optimizer)
+            if self.optimizer is not None:
+                clear_gradients(self.optimizer)
             self.steps -= self.steps % self._accumulate
             raise
 
@@ -120,6 +143,10 @@ class UpdateCycle:
         clear_gradients(self.optimizer)
 
 
+def _is_nonzero(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and (gradient.is_sparse or bool(gradient.any()))
+
+
 class EagerStep:
     """The step in plain eager, as a part of an update cycle."""
 
@@ -135,13 +162,12 @@ class EagerStep:
             with torch.no_grad():
                 return infer(self._model, batch) if self._loss_fn is None else self._loss_fn(self._model, batch)
         self._cycle.restart_if_cleared()
-        with self._cycle.clear_on_failure():
-            results = self._loss_fn(self._model, batch)
-            loss = results[0] if isinstance(results, tuple) else results
-            scaler = self._cycle.scaler
-            with self._gradient_hooks(on_gradient):
-                (scaler.scale(loss) if scaler is not None else loss).backward()
-            self._cycle.count_step()
+        results = self._loss_fn(self._model, batch)
+        loss = results[0] if isinstance(results, tuple) else results
+        scaler = self._cycle.scaler
+        with self._gradient_hooks(on_gradient):
+            (scaler.scale(loss) if scaler is not None else loss).backward()
+        self._cycle.count_step()
         return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, results)
 
     @contextmanager

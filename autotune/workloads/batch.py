@@ -309,7 +309,11 @@ def _only_unpacks(code: types.CodeType, position: int) -> bool:
     for step, following, third in zip(
         instructions, [*instructions[1:], None], [*instructions[2:], None, None], strict=False
     ):
-        if step.argval != batch or "FAST" not in step.opname:
+        if "FAST" not in step.opname:
+            continue
+        if isinstance(step.argval, tuple) and batch in step.argval:  # Python 3.13 loads two variables at once
+            return False
+        if step.argval != batch:
             continue
         unpacked = following is not None and following.opname == "UNPACK_SEQUENCE"
         indexed = (

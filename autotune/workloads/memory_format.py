@@ -99,6 +99,8 @@ def _convert_in_place(tensors: Iterable[torch.Tensor], memory_format: str) -> No
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
     yield from model.parameters()
+    # backward would add into a gradient's own layout, and a fused optimizer reads it in the parameter's
+    yield from (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
     yield from model.buffers()
     if optimizer is not None:
         for parameter in model.parameters():

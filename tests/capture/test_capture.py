@@ -109,6 +109,26 @@ def test_a_layer_with_two_names_keeps_its_own_weights_and_equals_eager():
     assert_equals_eager(make(twice), make(twice))
 
 
+class Slices(nn.Module):
+    """A loss on the first layer of another model, which has two names in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = mlp().requires_grad_(False)
+        self.parts = nn.ModuleList([self.features[:1]])
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model(batch[0]).square().mean() + self.parts[0](batch[0]).mean() * self.features[0].bias.sum()
+
+
+def test_a_layer_of_the_loss_with_two_names_keeps_its_own_weights_and_equals_eager():
+    loss = Slices()
+    before = list(map(id, loss.parameters()))
+    assert_equals_eager(make(mlp, loss_fn=loss), make(mlp, loss_fn=loss))
+    assert list(map(id, loss.parameters())) == before
+    assert all(type(parameter) is nn.Parameter for parameter in loss.parameters())
+
+
 def test_tied_weights_are_one_value_with_one_gradient_and_one_update():
     workload = make(Tied)
     graph = capture(workload).graph
@@ -556,6 +576,14 @@ def branching(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def test_what_a_captured_step_would_do_otherwise_than_eager_is_refused(model, loss_fn, words: str):
     with pytest.raises(CaptureError, match=words):
         capture(make(model, loss_fn=loss_fn))
+
+
+def test_a_batch_in_the_memory_of_a_weight_is_refused_where_the_step_writes_the_weight():
+    workload = make(mlp, loss_fn=lambda model, batch: (model(batch[0]) * batch[2].sum()).square().mean())
+    workload.batch = (*workload.batch, workload.model[0].weight.detach())
+    with pytest.raises(CaptureError, match=r"0\.weight and batch\.2 are two tensors in the same memory"):
+        capture(workload)
+    PlannedLoss(workload.model, workload.loss_fn)(workload.batch).backward()
 
 
 class Checkpointed(nn.Module):

@@ -251,6 +251,29 @@ def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_update
         torch.testing.assert_close(mine, eager)
 
 
+def test_gradients_that_exist_are_converted_with_the_model_for_a_plan_in_channels_last():
+    images, labels = batches()[0]
+    batch = images.contiguous(memory_format=torch.channels_last), labels
+    converted = Workload(Net().to(memory_format=torch.channels_last), loss_fn, None, batch)
+    plan = replace(Plan.traced(capture(converted).graph), memory_format="channels_last")
+    net = Net()
+    loss_fn(net, batches()[0])[0].backward()
+    net.zero_grad(set_to_none=False)
+    other = deepcopy(net)
+    for parameter in other.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (net, other)]
+    planned = PlannedLoss(other, loss_fn, plan)
+    net.to(memory_format=torch.channels_last)
+    for each in (lambda: loss_fn(net, batch), lambda: planned(batch)):
+        torch.manual_seed(5)
+        each()[0].backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    for mine, eager in zip(other.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(mine, eager)
+
+
 def test_a_graph_that_is_not_retained_is_differentiated_once_and_a_retained_one_again():
     gradients = []
     for wrap in (eager, lambda model: PlannedLoss(model, loss_fn)):

@@ -423,6 +423,52 @@ def test_a_step_that_fails_leaves_no_gradient_and_a_sum_begins_anew(
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
 
 
+def test_a_call_that_is_refused_starts_a_sum_anew():
+    workload, other = make(mlp), make(mlp)
+    step = step_for(workload, accumulate=2, other_shapes="error")
+    step(workload.batch)
+    with pytest.raises(PlanError):
+        step(batch_of(1, 8))
+    assert all(parameter.grad is None for parameter in workload.model.parameters())
+    for _ in range(2):
+        step(workload.batch)
+        labelled_loss(other.model, other.batch).backward()
+    other.optimizer.step()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
+@pytest.mark.parametrize("size", [6, 5], ids=["planned", "eager"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.filterwarnings("ignore:a batch of")
+def test_gradients_from_before_a_step_are_discarded_with_one_warning(size: int, accumulate: int):
+    workload, other = make(mlp), make(mlp)
+    step = step_for(workload, other_shapes="eager", accumulate=accumulate)
+    batch = batch_of(size, 8)
+    labelled_loss(workload.model, batch).backward()
+    with pytest.warns(UserWarning, match=r"4 parameters had gradients before the step, .*zero_grad\(\) does"):
+        step(batch)
+    for _ in range(accumulate - 1):
+        step(batch)
+    for _ in range(accumulate):
+        labelled_loss(other.model, batch).backward()
+    other.optimizer.step()
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+    labelled_loss(workload.model, batch).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(batch)
+
+
+def test_gradients_of_zero_are_discarded_without_a_warning():
+    workload, _ = pair()
+    step = step_for(workload)
+    for parameter in workload.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(workload.batch)
+
+
 # Batches of another shape.
 
 
@@ -594,6 +640,16 @@ def test_a_loss_without_an_optimizer_has_no_gradients_in_any_shape():
         warnings.simplefilter("ignore")
         assert torch.equal(step(other), labelled_loss(workload.model, other))
     assert all(parameter.grad is None for parameter in workload.model.parameters())
+
+
+def test_a_loss_without_an_optimizer_is_the_same_step_with_and_without_gradients_around_it(recwarn: Any):
+    workload = make(mlp)
+    step = TrainStep(workload.model, labelled_loss, None, workload.batch, other_shapes="error")
+    expected = labelled_loss(workload.model, workload.batch)
+    with torch.no_grad():
+        assert torch.equal(step(workload.batch), expected)
+    assert torch.equal(step(workload.batch), expected)
+    assert not recwarn.list
 
 
 def test_buffers_that_a_cast_there_and_back_replaced_are_the_ones_that_move():

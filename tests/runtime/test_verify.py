@@ -304,6 +304,27 @@ def test_the_state_of_a_loss_module_moves_once_in_a_step_that_is_verified(verify
     assert torch.equal(loss.mean, expected.mean)
 
 
+class WeightedLoss(nn.Module):
+    """Cross entropy with a weight for each class, which is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(weight=torch.ones(4))
+
+    def forward(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        loss: torch.Tensor = self.loss(model(batch[0]), batch[1])
+        return loss
+
+
+def test_the_tensors_of_a_loss_module_are_in_float64_where_the_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = make(mlp, loss_fn=WeightedLoss())
+    monkeypatch.setattr(step_selector, "capture", seeded.scaling_capture("3.weight", 1 + 2**-20))
+    with step_of(workload, verify=True) as step:
+        step(workload.batch)
+        assert "against float64" in step.verified
+    assert workload.loss_fn.loss.weight.dtype is torch.float32
+
+
 def test_a_verified_planned_loss_trains_the_parameters_of_a_loss_module() -> None:
     workload, other = make(mlp), make(mlp)
     loss, expected = MovingLoss(), MovingLoss()

@@ -1,5 +1,6 @@
 """A batch comes apart into tensors and constants, and is rebuilt with its own types."""
 
+import dis
 import types
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass
@@ -127,6 +128,17 @@ class Trainer:
 def test_a_list_counts_as_a_tuple_only_where_the_loss_cannot_distinguish_them():
     assert all(map(ignores_list_type, (None, unpacks, indexes, Trainer().loss)))
     assert not any(map(ignores_list_type, (passes_on, inspects, slices, in_a_closure, partial(unpacks, None), print)))
+
+
+def test_a_batch_that_is_loaded_together_with_another_variable_counts_as_passed_on(monkeypatch: pytest.MonkeyPatch):
+    """Python 3.13 has one instruction for two loads."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        return passes_on(model, batch)
+
+    merged = [types.SimpleNamespace(opname="LOAD_FAST_LOAD_FAST", argval=("model", "batch"))]
+    monkeypatch.setattr(dis, "get_instructions", lambda code: merged)
+    assert not ignores_list_type(loss)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def write_witness(eager: EagerWorkload, directory: Path, witness: RoundingWitnes
 
     Tensors in float64 are written, too: plans are compared with them.
     """
-    model, optimizer = eager.workload.model, eager.workload.optimizer
+    workload = eager.workload
     reference = Reference(directory)
     deviations: dict[str, gates.Deviation] = {}
 
@@ -104,7 +104,7 @@ def write_witness(eager: EagerWorkload, directory: Path, witness: RoundingWitnes
 
     place = witness_directory(directory, witness)
     if witness is RoundingWitness.FLOAT64:
-        with closing(Writer(place)) as writer, float64(model, optimizer):
+        with closing(Writer(place)) as writer, float64(workload.model, workload.optimizer, workload.loss_fn):
 
             def record_exact(name: str, tensor: torch.Tensor) -> None:
                 record(name, tensor)
@@ -113,7 +113,8 @@ def write_witness(eager: EagerWorkload, directory: Path, witness: RoundingWitnes
             record_results(eager, eager.step, record_exact, double=True)
     else:
         draw = (RoundingWitness.MOVED_0, RoundingWitness.MOVED_1).index(witness)
-        record_results(eager, eager.step, record, begin=partial(move_weights, model, draw))
+        # weights of a loss stay: nothing restores them before the next run
+        record_results(eager, eager.step, record, begin=partial(move_weights, workload.model, draw))
     place.mkdir(parents=True, exist_ok=True)
     rows = {name: [each.distance, each.size, each.eager_size, each.eps] for name, each in deviations.items()}
     (place / _DEVIATIONS).write_text(json.dumps(rows), encoding="utf-8")

@@ -164,11 +164,11 @@ class Verifier:
         """Run eager again as a witness of this kind; return all tensors that it computed or changed."""
         match kind:
             case Witness.FLOAT64:
-                with float64(self._model, self._optimizer):
+                with float64(self._model, self._optimizer, self._loss_fn):
                     tensors = self._record(partial(eager, map_batch(to_double, batch)))
                     return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
             case Witness.MOVED_0 | Witness.MOVED_1:
-                move_weights(self._model, [Witness.MOVED_0, Witness.MOVED_1].index(kind))
+                move_weights(self._model, [Witness.MOVED_0, Witness.MOVED_1].index(kind), self._loss_fn)
         tensors = self._record(partial(eager, rebuild_batch(batch)))
         return tensors | {name: tensor.detach().clone() for name, tensor in self._named()}
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune.runtime.verification.snapshot import list_modules, named_parameters
+
 
 class Witness(StrEnum):
     """Kind of a further eager step, which shows eager's own rounding error."""
@@ -32,18 +34,20 @@ def in_double(tree: Any) -> Any:
 
 
 @contextmanager
-def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Hold the model, its gradients and the optimizer's state in float64; afterwards everything is as before."""
+def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, loss_fn: object = None) -> Iterator[None]:
+    """Hold model, loss, gradients and the optimizer's state in float64; afterwards everything is as before."""
+    modules = list_modules(model, loss_fn)
     with torch.no_grad():
-        data = [(parameter, parameter.data, parameter.grad) for parameter in model.parameters()]
-        buffers = [dict(module._buffers) for module in model.modules()]
+        parameters = [parameter for _, parameter in named_parameters(model, loss_fn)]
+        data = [(parameter, parameter.data, parameter.grad) for parameter in parameters]
+        buffers = [dict(module._buffers) for module in modules]
         state = {} if optimizer is None else {key: dict(parts) for key, parts in optimizer.state.items()}
     try:
         for parameter, values, gradient in data:
             parameter.grad = None
             parameter.data = to_double(values)
             parameter.grad = None if gradient is None else to_double(gradient)
-        for module in model.modules():
+        for module in modules:
             module._buffers.update(in_double(module._buffers))
         if optimizer is not None:
             for key, parts in state.items():
@@ -54,7 +58,7 @@ def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
             parameter.grad = None
             parameter.data = values
             parameter.grad = gradient
-        for module, named in zip(model.modules(), buffers, strict=True):
+        for module, named in zip(modules, buffers, strict=True):
             module._buffers.clear()
             module._buffers.update(named)
         if optimizer is not None:
@@ -63,9 +67,9 @@ def float64(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> 
 
 
 @torch.no_grad()
-def move_weights(model: torch.nn.Module, draw: int) -> None:
+def move_weights(model: torch.nn.Module, draw: int, loss_fn: object = None) -> None:
     """Multiply each weight by 1 + eps or 1 - eps of its dtype, in place; equal `draw` means equal signs."""
-    for number, parameter in enumerate(model.parameters()):
+    for number, (_, parameter) in enumerate(named_parameters(model, loss_fn)):
         if parameter.dtype.is_floating_point:
             generator = torch.Generator().manual_seed(2**20 * draw + number)
             signs = torch.randint(2, parameter.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
