@@ -41,6 +41,8 @@ BLOCKS_BETWEEN = 2
 """Blocks of other variants between two of eager; each of them has an eager block next to it."""
 FREE_MEMORY_FACTOR = 3
 """Free memory that a further process needs, as a multiple of the largest process so far."""
+RESERVED_MEMORY = 0.1
+"""Share of the machine's memory that stays free: without room for the pages of programs, each block reads them from a disk."""
 
 T = TypeVar("T")
 
@@ -262,7 +264,7 @@ def _start_all(
     sides: dict[str, TimedSide] = {}
     for name, variant in variants.items():
         late = variant.compiles and time.monotonic() - begin > limits.seconds / 2
-        if name != EAGER and (late or psutil.virtual_memory().available < FREE_MEMORY_FACTOR * largest_bytes):
+        if name != EAGER and (late or _is_memory_short(largest_bytes)):
             times.left_out.append(name)
             continue
         log(f"{name} gets ready")
@@ -277,6 +279,11 @@ def _start_all(
         else:
             sides[name] = side
     return sides
+
+
+def _is_memory_short(largest_bytes: int) -> bool:
+    memory = psutil.virtual_memory()
+    return memory.available < FREE_MEMORY_FACTOR * largest_bytes + RESERVED_MEMORY * memory.total
 
 
 def _with_limit(child: TimedProcess, seconds: float) -> Ask:

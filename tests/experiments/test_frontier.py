@@ -229,7 +229,7 @@ def test_eager_and_the_peers_that_run_are_timed_with_both_allocators_and_once(
 ):
     model = make_model(tmp_path)
     model.record["peers"] |= {
-        "eager": peer(10),
+        "eager": peer(10) | {"floor_bytes": 10},
         "checkpoint": peer(10),
         "selective": peer(10),
         "inductor 1": {"failed": "no"},
@@ -255,6 +255,24 @@ def test_eager_and_the_peers_that_run_are_timed_with_both_allocators_and_once(
         "selective glibc",
     ]
     assert json.loads(model.path.read_text())["sessions"][0]["commit"] == model.record["commit"]
+
+
+def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = make_model(tmp_path)
+    model.record["peers"] = {"eager": peer(600) | {"floor_bytes": 400}}
+    model.record["captures"] = {"ours aten": {}, "ours inductor": {}}
+    model.record["plans"] = {
+        "ours aten a": plan(590, seconds=1.0), "ours inductor a": plan(595, seconds=1.02),
+        "ours aten lowest": plan(200, seconds=3.0),
+    }  # fmt: skip
+    chosen = []
+    for processes in (6, 5):
+        total = processes * 1000 / run.MEMORY_SHARE + 1
+        monkeypatch.setattr(run.psutil, "virtual_memory", lambda total=total: argparse.Namespace(total=total))
+        chosen.append(set(model.choose_plans(2)))
+    assert chosen == [set(model.record["plans"]), {"ours aten a", "ours aten lowest"}]
 
 
 def test_only_what_compiles_may_wait_for_another_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -97,8 +97,9 @@ def test_a_variant_without_room_for_a_step_on_malloc_counts_only_where_it_is_not
 
 
 def test_a_variant_that_memory_is_short_for_is_left_for_another_session(monkeypatch: pytest.MonkeyPatch):
-    free = iter([1000, 300, 299])
-    monkeypatch.setattr(interleaving.psutil, "virtual_memory", lambda: argparse.Namespace(available=next(free)))
+    free = iter([1000, 500, 499])
+    memory = lambda: argparse.Namespace(available=next(free), total=2000)  # noqa: E731
+    monkeypatch.setattr(interleaving.psutil, "virtual_memory", memory)
     result = times(dict.fromkeys([EAGER, "a", "b", "c"], 99), 1)
     assert result.left_out == ["c"]
     assert {block["variant"] for block in result.blocks} == {EAGER, "a", "b"}

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.measure.child import Child
 from autotune.measure.device.this_device import this_device
@@ -30,7 +32,7 @@ from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.benchmarks.frontier.models import CONVOLUTIONS, MODELS, TINY
 from experiments.benchmarks.frontier.ours import SECONDS, Capture, PlanBench
 from experiments.benchmarks.frontier.peers import PEERS, Compiled
-from experiments.benchmarks.frontier.records import GLIBC, SHARES, fast_plans, make_budgets, timed_variants
+from experiments.benchmarks.frontier.records import GLIBC, SHARES, SLOWER, fast_plans, make_budgets, timed_variants
 from experiments.benchmarks.frontier.summary import TRIED, draw_machines, summarize
 from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, is_same_machine
@@ -41,6 +43,8 @@ HERE = Path(__file__).parent
 SMALLEST_PRICE = 0.05
 """Rebuild price of the regions in a second capture, for the lowest peak alone."""
 PARTS = ("bytes", "plans", "seconds")
+MEMORY_SHARE = 0.7
+"""Share of the machine's memory that the processes of one session may hold."""
 
 
 class ModelFrontier:
@@ -156,10 +160,23 @@ class ModelFrontier:
     def find_untimed(self) -> list[str]:
         """Return the variants without seconds: eager, peers that run, with either malloc, and plans that may be fast."""
         peers = [name for name in self.options.peers if "failed" not in self.record["peers"].get(name, {"failed": ""})]
-        names = [*fast_plans(self.record), *peers]
+        names = [*self.choose_plans(len(peers)), *peers]
         names += [f"{name}{GLIBC}" for name in (EAGER, *peers)]
         timed = timed_variants(self.record)
         return [name for name in names if name not in timed]
+
+    def choose_plans(self, peers: int) -> list[str]:
+        """Return the plans to time, fewer of nearly the same estimate where memory is too small for all with the peers.
+
+        A process at rest holds up to eager's bytes: tcmalloc keeps its pages.
+        """
+        eager = self.record["peers"][EAGER]
+        most = int(MEMORY_SHARE * psutil.virtual_memory().total / (eager["floor_bytes"] + eager["step_peak_bytes"]))
+        for slower in (SLOWER, 1 + (SLOWER - 1) / 3, 1.0):
+            plans = fast_plans(self.record, slower)
+            if len(plans) + peers + 1 <= most:
+                break
+        return plans
 
     def time_session(self, names: list[str]) -> None:
         """Time variants in turns with eager, and record the blocks."""

@@ -150,15 +150,18 @@ def fitting_plans(record: dict[str, Any], nbytes: int, names: Iterable[str]) -> 
     return list(fitting.values())
 
 
-def fast_plans(record: dict[str, Any]) -> list[str]:
-    """Return the plans to time: within each budget, those that are fastest by estimate, or nearly so; and the lowest."""
+def fast_plans(record: dict[str, Any], slower: float = SLOWER) -> list[str]:
+    """Return the plans to time: within each budget, those that are fastest by estimate, or nearly so; and the lowest.
+
+    `slower` is the ratio to the lowest estimated seconds up to which a plan is nearly as fast.
+    """
     plans = record["plans"]
     seconds = {name: plan["estimate"]["seconds"] for name, plan in plans.items() if "estimate" in plan}
     fast: list[str] = []
     for budget in make_budgets(record, SHARES):
         fitting = fitting_plans(record, budget, seconds)
         least = min((seconds[name] for name in fitting), default=0.0)
-        fast += [name for name in fitting if seconds[name] <= SLOWER * least]
+        fast += [name for name in fitting if seconds[name] <= slower * least]
     equal = [name for name in seconds if plans[name]["equal_to_traced"]]
     lowest = min(equal, key=lambda name: plans[name]["step_peak_bytes"], default=None)
     return list(dict.fromkeys([*fast, *([lowest] if lowest else [])]))
