@@ -48,8 +48,6 @@ def summarize(out: Path) -> str:
     timed = {name: found for name, found in points.items() if any(point.ratio for point in found)}
     for name, found in timed.items():
         draw_model(out / f"{name}.png", name, found)
-    if timed:
-        draw_overview(out / "overview.png", timed)
     return head
 
 
