@@ -122,6 +122,8 @@ class Child:
         if not isinstance(reply, Failure):
             return cast("ReplyT", reply)
         error = ChildError(reply.outcome, reply.detail, reply.error)
+        if reply.trace:  # the log, which has it too, may be removed before anyone reads it
+            error.add_note(f"In the child process:\n{reply.trace}")
         if error.as_autotune_error() is None:
             error.detail = f"{reply.error}: {reply.detail}"
         raise error

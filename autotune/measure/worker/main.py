@@ -119,7 +119,9 @@ def _send(replies: IO[bytes], reply: Reply) -> None:
 def _failure(error: Exception) -> Failure:
     lines = str(error).strip().splitlines()
     name = type(error).__name__
-    return Failure(classify_error(error), lines[0] if lines else name, name)
+    return Failure(
+        classify_error(error), lines[0] if lines else name, name, "".join(traceback.format_exception(error)).strip()
+    )
 
 
 def _import_bench(spec: Spec) -> "type[Bench]":
