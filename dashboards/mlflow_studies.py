@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
-from autotune.records.tracking_address import mask_secrets
+from autotune.records.tracking_address import mask_secrets, sqlite_file
 from autotune.report.mlflow_store import MLFLOW_VIEW, connect, store_errors, tracking_uri
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def load_studies(runs: Path) -> list[LoggedStudy]:
     Raises ConfigError if the store does not answer.
     """
     uri = tracking_uri(runs)
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
         return []
     try:
         return [_from_run(run) for run in _parent_runs(connect(uri, runs))]

@@ -4,10 +4,8 @@ The config comes as JSON on standard input. The last line on standard output is 
 error. The process ends when the training process does.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.api.launch import run_study
 from autotune.errors import AutotuneError, BaselineChangedError, OutOfTimeError, PlanError, StudyInterruptedError
+from autotune.measure.parent import end_with_parent
 from autotune.records.config import Config
 from autotune.records.run_dir import RunDir
 from autotune.study.events import Event, Ready
@@ -23,7 +22,6 @@ from autotune.study.events import Event, Ready
 if TYPE_CHECKING:
     from autotune.study.outcome import StudyResult
 
-_PR_SET_PDEATHSIG = 1
 _LONGER = 4
 """Time of a second session where the first one's was over before a plan was measured, as a multiple of the first."""
 
@@ -31,9 +29,7 @@ _LONGER = 4
 def main() -> None:
     """Run the study, and print where its plan lies."""
     parent, run_dir, digest = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the call
-        sys.exit(1)
+    end_with_parent(parent)
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print what they like
     try:

@@ -67,6 +67,8 @@ def show_progress(config: Config) -> Iterator[Progress]:
     finally:
         for line in state.logged:
             print_note(line)
+        if state.warning:  # the panel, which showed it, is gone
+            print_note(f"warning: {state.warning}")
 
 
 @contextlib.contextmanager

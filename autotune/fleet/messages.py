@@ -138,9 +138,20 @@ class CallFailed:
     error: str
     """Class of the exception."""
     detail: str
+    trace: str = ""
+    """Traceback of the exception."""
 
     def to_error(self, host: str) -> AutotuneError:
-        """Return the exception to raise on this side; one that is not autotune's becomes a WorkerError."""
+        """Return the exception to raise on this side; one that is not autotune's becomes a WorkerError.
+
+        A note of it holds the traceback, which the command line shows under `-v`.
+        """
+        error = self._to_error(host)
+        if self.trace:
+            error.add_note(f"On {host or 'the far end'}:\n{self.trace}")
+        return error
+
+    def _to_error(self, host: str) -> AutotuneError:
         kind = getattr(errors, self.error, None)
         if isinstance(kind, type) and issubclass(kind, AutotuneError) and kind is not errors.StudyInterruptedError:
             return kind(f"{host}: {self.detail}" if host else self.detail)

@@ -66,11 +66,17 @@ class Child:
     @classmethod
     def start(cls, spec: Spec, log: Path, environment: Mapping[str, str] | None = None) -> Self:
         """Start a child; where a cgroup enforces the spec's limit, the child does not limit itself."""
-        cgroup = _create_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
-        child_requests, requests = os.pipe()
-        replies, child_replies = os.pipe()
-        log.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.ExitStack() as resources, contextlib.ExitStack() as passed:
+            cgroup = _create_cgroup(spec.limit_bytes) if spec.device_kind == "cpu" else None
+            if cgroup is not None:
+                resources.callback(cgroup.remove)
+            child_requests, requests = os.pipe()
+            passed.callback(os.close, child_requests)
+            resources.callback(os.close, requests)
+            replies, child_replies = os.pipe()
+            passed.callback(os.close, child_replies)
+            resources.callback(os.close, replies)
+            log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
                 log_begin = output.tell()  # a session before this one may have left a log of the same name
                 process = subprocess.Popen(
@@ -82,10 +88,8 @@ class Child:
                     start_new_session=True,
                     env=_inherited_environment() | dict(environment or {}),
                 )
-        finally:
-            os.close(child_requests)
-            os.close(child_replies)
-        child = cls(process, (requests, replies), log, log_begin, cgroup)
+            child = cls(process, (requests, replies), log, log_begin, cgroup)
+            resources.pop_all()  # `end` closes them from here on
         child.environment = environment or {}
         if spec.limit_bytes is not None:
             emulated = LimitKind.FRACTION if spec.device_kind == "cuda" else LimitKind.RLIMIT
@@ -122,6 +126,8 @@ class Child:
         if not isinstance(reply, Failure):
             return cast("ReplyT", reply)
         error = ChildError(reply.outcome, reply.detail, reply.error)
+        if reply.trace:  # the log, which has it too, may be removed before anyone reads it
+            error.add_note(f"In the child process:\n{reply.trace}")
         if error.as_autotune_error() is None:
             error.detail = f"{reply.error}: {reply.detail}"
         raise error

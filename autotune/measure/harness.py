@@ -56,6 +56,7 @@ class Harness:
         self._spec = spec
         self._children = Children(spec)
         self._baseline: Measurement | None = None
+        self._baseline_error: ChildError | None = None
         self._recorded: tuple[Measurement, Device] | None = None
         self._eager_results: Path | None = None
         self._surveyed: WorkloadSurvey | None = None
@@ -219,6 +220,7 @@ class Harness:
         except ChildError as error:
             self._children.end(ChildRole.EAGER_SECONDS)
             refuse_killed(error, self._spec.workload, "the baseline")
+            self._baseline_error = error
             return record_failure(measurement, error)
         charges = (timing.step_charged_bytes, *self._repeat_charge())
         return replace(
@@ -249,7 +251,7 @@ class Harness:
     def _prepare(self) -> PreparedWorkload:
         baseline = self.baseline()
         if baseline.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
-            raise explain_eager_failure(self._spec.workload, baseline)
+            raise explain_eager_failure(self._spec.workload, baseline) from self._baseline_error
         surveyed = self.survey()
         traced = Plan.traced(surveyed.graph)
         self._children.report(WorkProgress("comparing the captured step with eager"))
@@ -276,12 +278,10 @@ class Harness:
                 self._children.end(ChildRole.KERNELS)
             return self._children.ask_for_survey(seconds)
         except ChildError as error:
-            if (raised := error.as_autotune_error()) is not None:
-                raise raised from None
             refuse_killed(error, workload, "capture and profile")
-            raise explain_survey_failure(
+            raise error.as_autotune_error() or explain_survey_failure(
                 workload, error.outcome, error.detail, seconds=seconds, limit_bytes=self._spec.limit_bytes
-            ) from None
+            ) from error
 
     def _check_results_and_bytes(self, plan: Plan, measurement: Measurement) -> Measurement:
         expected = self._expected

@@ -296,6 +296,8 @@ class Failure:
     detail: str
     error: str
     """Class name of the exception."""
+    trace: str = ""
+    """Traceback of the exception, which the coordinator shows under `-v`."""
 
 
 Request = (
@@ -369,7 +371,7 @@ class ChildError(Exception):
 def record_failure(measurement: Measurement, error: ChildError) -> Measurement:
     """Record the outcome of a failed request; raise the child's error if it is one of autotune's own."""
     if (raised := error.as_autotune_error()) is not None:
-        raise raised from None
+        raise raised from error
     return replace(measurement, outcome=error.outcome, detail=error.detail)
 
 

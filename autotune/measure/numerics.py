@@ -61,7 +61,7 @@ def find_expected_results(
             if error.outcome is not Outcome.OUT_OF_MEMORY:
                 raise error.as_autotune_error() or CaptureError(
                     f"{workload}: the captured step fails: {error.detail}"
-                ) from None
+                ) from error
     for batch in _smaller_batches(children, spec):
         arguments = {**workload.arguments, spec.batch_argument: batch}
         results = children.scratch / f"eager-{batch}"
@@ -192,7 +192,7 @@ def _compare_regions(
         )
     except ChildError as error:
         if (raised := error.as_autotune_error()) is not None:
-            raise raised from None
+            raise raised from error
         method = _describe_step(spec, comparison, gate)
         return comparison.max_error, f"{method}; regions were not compared one by one: {error.summary()}"
     finally:

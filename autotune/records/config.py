@@ -226,11 +226,12 @@ class Config(Section):
     @classmethod
     def _check_unit(cls, value: object, info: ValidationInfo) -> object:
         parse = {"budget": Budget.parse, "time": parse_seconds, "limit": parse_bytes}[str(info.field_name)]
-        if value is not None:
-            try:
-                parse(str(value))
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
+        if value is None:  # the type of the field decides whether it may be empty
+            return value
+        try:
+            parse(str(value))
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         if info.field_name == "time" and parse_seconds(str(value)) <= 0:
             raise ValueError(f"{value} leaves no time for a trial; write 90s, 10m or 1.5h")
         return value

@@ -1,6 +1,7 @@
 """Check and mask the address of an MLflow server or database, which may carry a password."""
 
 import re
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from autotune.errors import ConfigError
@@ -12,6 +13,33 @@ PUBLIC_KEYS = frozenset(
 
 _NAME = re.compile(r"[\w.+-]+")
 _ADDRESS = re.compile(r"([A-Za-z][\w+.-]*)://([^\s'\"<>]*)")
+_SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///")
+
+
+def sqlite_address(path: Path) -> str:
+    """Return the address of an SQLite file, with escapes where its path has characters with a meaning in an address.
+
+    >>> sqlite_address(Path("runs/mlflow.db")), sqlite_address(Path("what?/mlflow.db"))
+    ('sqlite:///runs/mlflow.db', 'sqlite+pysqlite:///what%3F/mlflow.db')
+    """
+    from sqlalchemy import URL, make_url
+
+    plain = f"sqlite:///{path}"
+    if make_url(plain).database == str(path) and not set("{}") & set(plain):  # Optuna replaces braces
+        return plain
+    # with the driver, or MLflow would create the directories of the path without its escapes replaced
+    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
+
+
+def sqlite_file(address: str) -> Path | None:
+    """Return the file of an SQLite address, with its escapes replaced; None for any other address.
+
+    >>> sqlite_file("sqlite+pysqlite:///what%3F/mlflow.db")
+    PosixPath('what?/mlflow.db')
+    """
+    from sqlalchemy import make_url
+
+    return Path(make_url(address).database or "") if _SQLITE_FILE.match(address) else None
 
 
 def mask_secrets(text: str) -> str:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from autotune.records.device import Device
 from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, RunsDir
-from autotune.records.tracking_address import mask_secrets
+from autotune.records.tracking_address import mask_secrets, sqlite_address, sqlite_file
 from autotune.records.trial import Trial, load_trials, to_frame
 from autotune.report.mlflow_store import (
     MLFLOW_VIEW,
@@ -124,11 +125,9 @@ class Tracker:
         if self.uri.startswith("http"):
             return f"{mask_secrets(self.uri).rstrip('/')}/{page}"
         # shorter than the absolute path where runs/ is below the current directory
-        relative = f"sqlite:///{RunsDir(Path(self.config.runs)).mlflow_store}"
-        is_same = (
-            Path(relative.removeprefix("sqlite:///")).resolve() == Path(self.uri.removeprefix("sqlite:///")).resolve()
-        )
-        store = relative if is_same else mask_secrets(self.uri)
+        near, file = RunsDir(Path(self.config.runs)).mlflow_store, sqlite_file(self.uri)
+        is_same = file is not None and file.resolve() == near.resolve()
+        store = shlex.quote(sqlite_address(near)) if is_same else mask_secrets(self.uri)
         return f"mlflow ui --backend-store-uri {store}, then http://127.0.0.1:5000/{page}"
 
     def _study_run(self) -> "_StudyRun":
@@ -245,7 +244,10 @@ class _StudyRun:
         first = trials[0]
         # a deleted run directory may have had the same name
         identity = f"{self.run_dir.name}.{first.graph_digest[:8]}.{int(first.started * 1000)}"
-        if parents := self._search(f"tags.`autotune.run` = '{identity}'"):
+        # a filter has no escape for a quote, but `_` of LIKE is any character
+        pattern = identity.replace("'", "_")
+        comparison = "=" if pattern == identity else "LIKE"
+        if parents := self._search(f"tags.`autotune.run` {comparison} '{pattern}'"):
             self._reopen(parents[0].info.run_id)
             return
         tags = {"autotune.kind": "study", "autotune.run": identity, **self._common_tags(first)}

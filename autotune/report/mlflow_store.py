@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from autotune.errors import ConfigError, install_command
 from autotune.records.run_dir import RunsDir, lock_file
-from autotune.records.tracking_address import check_address
+from autotune.records.tracking_address import check_address, sqlite_address
 from autotune.report.tracking.deadline import CALL_LIMIT_SECONDS, LimitedClient, call_within
 
 if TYPE_CHECKING:
@@ -67,16 +67,18 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
     An SQLite store in `runs` is created under a lock: two processes that create one file at once would both fail.
     """
     set_environment()
-    try:
-        check_address(uri)
-    except ConfigError as error:
-        raise OSError(str(error)) from None
+    is_own = uri == _sqlite_uri(runs)
+    if not is_own:  # blanks and quotes of a path are no mistake
+        try:
+            check_address(uri)
+        except ConfigError as error:
+            raise OSError(str(error)) from None
     _check_reachable(uri)
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic"):  # both set their levels when they are imported
         logging.getLogger(name).setLevel(logging.WARNING)
-    is_local = uri.startswith("sqlite:")
+    is_local = uri.startswith(("sqlite:", "sqlite+"))
     try:
         seconds = None if is_local else CALL_LIMIT_SECONDS
         client = call_within(seconds, MlflowClient, tracking_uri=uri, registry_uri=uri)
@@ -87,7 +89,7 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
     runs.mkdir(parents=True, exist_ok=True)
     with lock_file(RunsDir(runs).mlflow_lock, wait=True):
         client.search_experiments(max_results=1)
-        if uri == _sqlite_uri(runs):
+        if is_own:
             relocate_artifacts(runs)
     return client
 
@@ -106,7 +108,7 @@ def set_environment() -> None:
 
 
 def _sqlite_uri(runs: Path) -> str:
-    return f"sqlite:///{RunsDir(runs.resolve()).mlflow_store}"
+    return sqlite_address(RunsDir(runs.resolve()).mlflow_store)
 
 
 def _check_reachable(uri: str) -> None:

@@ -1,26 +1,12 @@
 """Stop a study by SIGINT, SIGTERM or SIGHUP."""
 
-import ctypes
 import math
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
-
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent(parent: int) -> None:
-    """Make the kernel send SIGTERM to this process when the thread that started it ends, however that happens.
-
-    `parent` is the id of the process that started this one. Where it has ended already, this process ends now.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        signal.raise_signal(signal.SIGTERM)
 
 
 class Stopped(BaseException):

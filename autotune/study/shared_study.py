@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import install_command
 from autotune.records.run_dir import RunDir
-from autotune.records.tracking_address import mask_secrets
+from autotune.records.tracking_address import mask_secrets, sqlite_address
 from autotune.study.optuna_space import short_digest
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def share_study(address: str, run_dir: Path) -> str:
     with files.trials.open("rb") as lines:
         suffix = f"{run_dir.resolve().name}.{short_digest([lines.readline()])}"
     try:
-        source = optuna.storages.RDBStorage(f"sqlite:///{files.optuna.resolve()}")
+        source = optuna.storages.RDBStorage(sqlite_address(files.optuna.resolve()))
         target = _connect(address)
         names = [summary.study_name for summary in optuna.get_all_study_summaries(source)]
         count = sum(_copy(optuna.load_study(study_name=name, storage=source), target, suffix) for name in names)

@@ -17,6 +17,7 @@ from autotune.records import trial as trials_file
 from autotune.records.config import Config
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir
+from autotune.records.tracking_address import sqlite_address
 from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space as space
 from autotune.study.front.budget_scale import BudgetScale, find_budget_scale
@@ -230,6 +231,8 @@ def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
     try:
         study = _load(path, identity)
     except (DatabaseError, optuna.exceptions.StorageInternalError):
+        if not path.exists():
+            raise
         path.replace(path.with_suffix(".db.broken"))
         study = _load(path, identity)
     with warnings.catch_warnings():
@@ -256,7 +259,7 @@ def _storage(path: Path) -> "optuna.storages.RDBStorage":
     import optuna
     import sqlalchemy
 
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
+    storage = optuna.storages.RDBStorage(sqlite_address(path.resolve()))
     # a trial is thirty small transactions, and each would wait for the disk; after a power cut, trials.jsonl has all
     sqlalchemy.event.listen(
         storage.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF")

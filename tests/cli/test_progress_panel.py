@@ -1,6 +1,7 @@
 """What is shown of a study while it goes on."""
 
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -117,6 +118,16 @@ def test_a_disturbed_measurement_is_told_when_it_is_repeated_and_marked_when_it_
     assert after.endswith("1.200x  ok, disturbed")
     assert warning.startswith("warning: other work disturbs the measurements: end it, and tune under another --name")
     assert warning.endswith("OMP_WAIT_POLICY=PASSIVE stops torch's idle threads from spinning")
+
+
+def test_a_warning_outlives_the_panel_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_panel.show_progress(CONFIG) as progress:
+        progress(Resolved(2**30, 2**28, 3.0))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "warning: the profiled ops together take 3.0 times the eager step" in last
 
 
 def test_the_warning_of_a_busy_machine_advises_no_variable_that_is_set(monkeypatch: pytest.MonkeyPatch):

@@ -132,12 +132,20 @@ def test_requests_sent_at_once_and_broken_ones_get_their_replies_in_order():
 def test_a_call_before_a_device_is_open_is_refused_without_a_traceback():
     far_end = FarEnd()
     far_end.send(PrepareCall())
-    reply = far_end.receive()
-    assert reply == CallFailed("ConfigError", "PrepareCall came before a device was open; open one first")
+    refused = far_end.receive()
+    assert (refused.error, refused.detail) == (
+        "ConfigError",
+        "PrepareCall came before a device was open; open one first",
+    )
     far_end.send(dataclasses.replace(request(), config={"whatever": 1}))
-    assert far_end.receive() == CallFailed("KeyError", "'workload'")
+    failed = far_end.receive()
+    assert (failed.error, failed.detail) == ("KeyError", "'workload'")
     _, errors = far_end.process.communicate()
     assert errors.count(b"Traceback") == 1  # of the second, which is a defect
+    for reply in (refused, failed):
+        (note,) = reply.to_error("node").__notes__
+        assert note.startswith("On node:\nTraceback")
+        assert note.endswith(f"{reply.error}: {reply.detail}")
 
 
 def runner_of(tmp_path: Path, *command: str) -> RemoteRunner:

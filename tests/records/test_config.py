@@ -125,6 +125,7 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
             "my.yaml:3: unknown key 'sdd' in stores; known: ssd, ramdisk, host; did you mean 'ssd'?",
         ),
         ("budget: 65%", "my.yaml: no workload; write a zoo name, package.module:factory or path/file.py:factory"),
+        ("workload: a\ntime:", "my.yaml:2: time: input should be a valid string (got None)"),
         ("workload: a\ntime: 90", "my.yaml:2: time: cannot read '90' as a time; write 90s, 10m or 1.5h"),
         (
             "workload: a\nbudget: 0.65",

@@ -1,10 +1,20 @@
 """Addresses of MLflow servers: no password or token is shown, and what cannot be taken apart is refused."""
 
+from pathlib import Path
+
 import pytest
+from sqlalchemy import make_url
 
 from autotune.errors import ConfigError
 from autotune.records.config import load_config
-from autotune.records.tracking_address import check_address, has_secret, mask_secrets, without_credentials
+from autotune.records.tracking_address import (
+    check_address,
+    has_secret,
+    mask_secrets,
+    sqlite_address,
+    sqlite_file,
+    without_credentials,
+)
 
 SECRET = [
     "postgresql://u:S3CRET@h/db",
@@ -65,3 +75,17 @@ def test_an_address_that_cannot_be_taken_apart_is_refused_without_its_secret(uri
         check_address(uri)
     assert "S3C" not in str(error.value)
     assert "RET" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "50%41", "what?", "{x}", "größer", "it's", "a@b#c=d"])
+def test_the_address_of_an_sqlite_file_names_it_whatever_characters_its_path_has(name: str) -> None:
+    for path in (Path("/runs") / name / "mlflow.db", Path(name) / "mlflow.db"):
+        address = sqlite_address(path)
+        assert make_url(address).database == str(path)
+        assert address.format(SCHEMA_VERSION=1) == address, "Optuna fills in its schema's version"
+        assert sqlite_file(address) == path
+
+
+@pytest.mark.parametrize("address", ["http://server:5000", "postgresql://me@server/runs", "databricks", "sqlite://"])
+def test_another_address_names_no_file(address: str) -> None:
+    assert sqlite_file(address) is None

@@ -346,6 +346,23 @@ def test_runs_can_be_moved_and_everything_is_found_in_the_new_place(logged, tmp_
     assert {path: path.stat().st_mtime_ns for path in (logged.directory / "runs").rglob("*") if path.is_file()} == left
 
 
+def test_a_study_whose_paths_have_quotes_and_characters_of_an_address_is_logged_once(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    directory = tmp_path / "50%41 it's what?"
+    config, run_dir = configured(directory, runs=str(directory / "runs"), trials=3), directory / "runs" / "it's mine"
+    tune(config, FakeRunner(), run_dir)
+    for _ in range(2):
+        tracker = Tracker(config, run_dir)
+        assert "mlflow ui --backend-store-uri" in tracker.finish(), tracker.problem
+        client = open_client(tracker.uri)
+        experiment = client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
+        runs = client.search_runs([experiment.experiment_id], "tags.`autotune.kind` = 'study'")
+        assert [run.data.tags["autotune.run"].partition(".")[0] for run in runs] == ["it's mine"]
+    assert (directory / "runs" / "mlflow.db").is_file()
+    assert (directory / "runs" / "mlruns" / runs[0].info.run_id / "artifacts" / "trials.csv").is_file()
+    assert list(tmp_path.iterdir()) == [directory], "no other directory"
+
+
 def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
     before = sorted(run.info.run_id for run in logged.runs())
     again = Tracker(logged.config, logged.run_dir)

@@ -2,13 +2,16 @@
 
 import pickle
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -23,12 +26,14 @@ from autotune.runtime import prepared_step, step_selector
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes import background as background_shapes
 from autotune.runtime.shapes import background_worker
-from autotune.runtime.shapes.background import BackgroundShapes, Job
+from autotune.runtime.shapes.background import Answer, BackgroundShapes, Job
 from autotune.runtime.shapes.program_change import ProgramChange, describe_change, dump
 from autotune.runtime.shapes.step_costs import StepCosts, scale_costs
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
+from tests.support import waiting
 
 
 def net() -> nn.Module:
@@ -344,3 +349,75 @@ def test_a_copy_that_cannot_be_loaded_is_removed(tmp_path: Path):
     with pytest.raises(ConfigError, match="the saved step cannot be loaded"):
         background_worker.load(Job(path, "", False, "", None, {}))
     assert not path.parent.exists()
+
+
+def test_shapes_that_wait_and_answers_that_nobody_takes_are_bounded(
+    idle: Callable[[], BackgroundShapes], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(background_shapes, "MAX_OUTSTANDING", 2)
+    monkeypatch.setattr(background_shapes, "MAX_ANSWERS", 3)
+    background = idle()
+    calls: list[Any] = ["a", "b", "c", "d", "e"]
+    change: Any = SimpleNamespace()
+
+    def take(*asked: Any) -> list[Answer | None]:
+        return [background.take(call, torch.zeros(1)) for call in asked]
+
+    assert take(*calls) == [None] * 5
+    assert list(background._numbers) == ["a", "b"], "the others are requested when they come again"
+    answers = [Answer(number, change, None) for number in range(4)]
+    for pair, asked in ((answers[:2], ("c", "d", "e")), (answers[2:], ("e",))):
+        for answer in pair:
+            background._arrived.put(answer)
+        assert take(*asked) == [None] * len(asked)
+    assert list(background._answers.values()) == answers[1:]
+    assert take("c", "d", "b") == [answers[2], answers[3], answers[1]]
+    assert take("a") == [None]
+    assert list(background._numbers) == ["e", "a"], "a shape whose answer was dropped is requested again"
+    background.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in plain eager until another process")
+def test_the_other_process_outlives_the_thread_that_started_it(captures: list[Any]):
+    data = [batch(count) for count in (8, 5, 12)]
+    workload, made = make(), list[TrainStep]()
+
+    def train() -> None:
+        step = TrainStep(workload.model, loss_fn, workload.optimizer, data[0], other_shapes="background")
+        made.append(step)
+        step(data[0])
+        step(data[1])
+        wait_for(step._selector._background, 1)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    with made[0] as step:
+        step(data[2])
+        wait_for(step._selector._background, 2)
+    assert len(captures) == 1
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_the_other_process_ends_with_its_parent_while_a_fork_keeps_standard_input_open():
+    code = (
+        "import os, subprocess, sys\n"
+        "command = [sys.executable, '-P', '-m', sys.argv[1], str(os.getpid())]\n"
+        "print(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, background_shapes.WORKER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.1)
+        parent.kill()
+        parent.wait()
+        waiting.wait_for(lambda: has_ended(worker))

@@ -1,10 +1,7 @@
-"""What ends a wait: a limit of time, a signal, the end of the parent."""
+"""What ends a wait: a limit of time, a signal."""
 
 import math
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -41,14 +38,6 @@ def test_a_wait_in_another_thread_has_no_limit():
     thread.start()
     thread.join()
     assert ended == ["whole"]
-
-
-def test_a_process_whose_parent_has_ended_before_it_could_ask_ends_too():
-    code = "import sys; from autotune.study.interrupts import end_with_parent; end_with_parent(int(sys.argv[1])); print('on')"
-    command = [sys.executable, "-c", code]
-    for parent, expected in ((os.getpid(), (0, "on\n")), (os.getppid(), (-signal.SIGTERM, ""))):
-        child = subprocess.run([*command, str(parent)], stdout=subprocess.PIPE, text=True, check=False)
-        assert (child.returncode, child.stdout) == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

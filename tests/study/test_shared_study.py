@@ -49,6 +49,15 @@ def test_runs_of_one_workload_are_studies_of_their_own_and_later_sessions_add_th
     assert copy.user_attrs == original.user_attrs
 
 
+def test_a_study_below_a_directory_with_characters_of_an_address_is_kept_and_copied(tmp_path: Path):
+    run_dir = tmp_path / "50%41 {x}" / "what?"
+    run(run_dir, 4)
+    assert RunDir(run_dir).optuna.is_file()
+    address = f"sqlite:///{tmp_path}/shared.db"
+    assert "trials copied to sqlite:///" in share_study(address, run_dir)
+    assert count_trials(address) == [len(RunDir(run_dir).trials.read_bytes().splitlines())]
+
+
 def test_a_database_that_cannot_be_used_is_a_line_without_secrets_and_no_error(tmp_path: Path):
     assert share_study("sqlite:///x.db", tmp_path / "run").startswith("nothing to copy to sqlite:///x.db: ")
     run(tmp_path / "run", 4)

@@ -986,6 +986,19 @@ def test_a_factory_that_raises_is_one_line_with_exit_code_2_and_no_file(
     assert [name for name in files(here) if "__pycache__" not in name] == ["raising.py"]
 
 
+def test_v_shows_the_frames_of_a_factory_that_raised_in_a_child_whose_log_is_gone(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "raising.py").write_text(
+        "def broken():\n    read_rows('rows.csv')\n\ndef read_rows(path):\n    raise RuntimeError('the data set is gone')\n"
+    )
+    code, out, err = run("tune", "raising.py:broken", "-v")
+    assert (code, out) == (2, "")
+    assert f"File \"{here}/raising.py\", line 2, in broken\n    read_rows('rows.csv')" in err
+    assert err.splitlines()[-1].startswith("error: raising.py:broken: raised RuntimeError: the data set is gone")
+    assert not (here / "runs").exists() or not list((here / "runs").glob("*/logs"))
+
+
 def test_a_plan_of_another_model_is_6(
     here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import autotune
 from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import DISTRIBUTION, AutotuneError, ConfigError, install_command
-from autotune.records.tracking_address import mask_secrets, without_credentials
+from autotune.records.tracking_address import mask_secrets, sqlite_file, without_credentials
 from autotune.report.mlflow_store import ENVIRONMENT, connect, store_errors, tracking_uri
 
 HOST = "127.0.0.1"
@@ -185,8 +185,8 @@ def _streamlit(root: Path, runs: Path, port: int, url: Mapping[str, str]) -> lis
 
 def _prepare_store(uri: str, runs: Path) -> str:
     """Create MLflow's SQLite file if it is missing, under the lock of a study; return the problem, or an empty text."""
-    path = Path(uri.removeprefix("sqlite:///"))
-    if not uri.startswith("sqlite:///") or path.exists():
+    path = sqlite_file(uri)
+    if path is None or path.exists():
         return ""
     try:
         connect(uri, runs)

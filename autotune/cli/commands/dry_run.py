@@ -11,6 +11,7 @@ from autotune.records.config import BATCH_OBJECTIVES
 from autotune.records.json_codec import to_json
 from autotune.study.batch.description import describe_estimate
 from autotune.study.offline.study_forecast import forecast_study
+from autotune.study.verdicts.statistics import format_percent
 from autotune.units import fmt_bytes, fmt_seconds, mib
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _table(points: "Sequence[ForecastPoint]", *, with_times: bool) -> list[str]:
             (
                 mib(estimate.peak_bytes), f"({mib(low)} to {mib(high)})",
                 fmt_seconds(estimate.seconds), f"({fmt_seconds(point.seconds[0])} to {fmt_seconds(point.seconds[1])})",
-                _percent(point.ratio), f"({_percent(point.ratios[0])} to {_percent(point.ratios[1])})",
+                format_percent(point.ratio), f"({format_percent(point.ratios[0])} to {format_percent(point.ratios[1])})",
             )
         )  # fmt: skip
     if not with_times:
@@ -88,8 +89,14 @@ def _table(points: "Sequence[ForecastPoint]", *, with_times: bool) -> list[str]:
 def _summary(config: "Config", forecast: "StudyForecast") -> list[str]:
     fitting = [point for point in forecast.points if point.candidate.estimate.peak_bytes <= forecast.target_bytes]
     certain = [point for point in forecast.points if point.nbytes[1] <= forecast.budget_bytes]
-    best = f"the fastest plan is predicted at {_percent(fitting[-1].ratio)}" if fitting else "no plan is certain to fit"
-    safe = f", the fastest that fits at the upper end of its bar at {_percent(certain[-1].ratio)}" if certain else ""
+    best = (
+        f"the fastest plan is predicted at {format_percent(fitting[-1].ratio)}"
+        if fitting
+        else "no plan is certain to fit"
+    )
+    safe = (
+        f", the fastest that fits at the upper end of its bar at {format_percent(certain[-1].ratio)}" if certain else ""
+    )
     floor, search = forecast.surveyed.floor_bytes, forecast.search
     if config.objective == "pareto":
         best, safe = _describe_front(fitting), ""
@@ -107,14 +114,10 @@ def _describe_front(points: "Sequence[ForecastPoint]") -> str:
     if not points:
         return "no plan is certain to fit"
     smallest, fastest = (
-        f"{fmt_bytes(point.candidate.estimate.peak_bytes)} at {_percent(point.ratio)}"
+        f"{fmt_bytes(point.candidate.estimate.peak_bytes)} at {format_percent(point.ratio)}"
         for point in (points[0], points[-1])
     )
     return f"the front is predicted from {smallest} to {fastest}"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def _document(forecast: "StudyForecast", objective: str) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from autotune.errors import ConfigError, StudyInterruptedError, nearest
 from autotune.fleet.far_end.device_lock import lock_device
 from autotune.fleet.local import LocalRunner
 from autotune.fleet.open_runner import StudyRunner, apply_class, find_class, open_runner
+from autotune.measure.parent import end_with_parent
 from autotune.nightly.config import NightlyConfig, NightlyEntry, load_nightly_config
 from autotune.nightly.history import NightRecord
 from autotune.nightly.night import NightJob, find_entry_log, is_complete, latest_night, run_entry, run_night
 from autotune.nightly.parallel import EntryTime
 from autotune.nightly.result_files import format_text, to_document
 from autotune.nightly.results import worst_error
-from autotune.study.interrupts import end_with_parent
 
 if TYPE_CHECKING:
     from autotune.records.config import Config

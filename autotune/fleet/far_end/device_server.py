@@ -58,7 +58,8 @@ class DeviceServer:
         except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and the study must receive it
             if not isinstance(error, AutotuneError):
                 traceback.print_exc()
-            return encode_message(CallFailed(type(error).__name__, f"{error}"))
+            trace = "".join(traceback.format_exception(error)).strip()
+            return encode_message(CallFailed(type(error).__name__, f"{error}", trace))
 
     def close(self) -> None:
         """End the runner with all its processes."""

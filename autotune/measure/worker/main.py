@@ -5,7 +5,6 @@ gets one line of reply. Standard output and standard error go to the log, so a m
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -38,19 +37,18 @@ from autotune.measure.messages import (
     decode,
     encode,
 )
+from autotune.measure.parent import end_with_parent
 from autotune.measure.spec import Spec
 from autotune.runtime import malloc
 
 if TYPE_CHECKING:
     from autotune.measure.worker.bench import Bench
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     """Answer requests until the coordinator closes its pipe."""
     coordinator, requests_end, replies_end = map(int, sys.argv[1:])
-    _die_with(coordinator)
+    end_with_parent(coordinator, signal.SIGKILL)  # a Ctrl-C does not arrive here: this is a session of its own
     with os.fdopen(requests_end, "rb") as requests, os.fdopen(replies_end, "wb") as replies:
         spec: Spec = decode(next(requests))
         with contextlib.suppress(Exception):  # the first request raises it again, and then it is answered
@@ -119,7 +117,9 @@ def _send(replies: IO[bytes], reply: Reply) -> None:
 def _failure(error: Exception) -> Failure:
     lines = str(error).strip().splitlines()
     name = type(error).__name__
-    return Failure(classify_error(error), lines[0] if lines else name, name)
+    return Failure(
+        classify_error(error), lines[0] if lines else name, name, "".join(traceback.format_exception(error)).strip()
+    )
 
 
 def _import_bench(spec: Spec) -> "type[Bench]":
@@ -129,16 +129,6 @@ def _import_bench(spec: Spec) -> "type[Bench]":
     from autotune.measure.worker.bench import Bench
 
     return Bench
-
-
-def _die_with(coordinator: int) -> None:
-    """Have the kernel kill this process when the coordinator dies, even by kill -9.
-
-    A terminal's Ctrl-C does not arrive here: this process is in a session of its own.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != coordinator:  # it died before the call
-        sys.exit(1)
 
 
 if __name__ == "__main__":

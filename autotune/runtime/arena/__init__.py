@@ -30,6 +30,7 @@ MAX_MISS_SHARE = 0.02
 """Largest share of a step's allocations that may miss their slot; with more the step is recorded again."""
 MAX_RECORDINGS = 4
 """Number of recordings after which a step that keeps changing is left to malloc."""
+_TOO_MANY = -2  # answer of `arena_create`, as in arena.cpp
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +161,10 @@ class StepArena:
             self.block.group = int(lib.arena_group(arena_id))
             weakref.finalize(self, lib.arena_release, arena_id).atexit = False
         else:
-            _log.warning("no memory for an arena of %s; tensors stay with malloc", fmt_bytes(self.bytes))
+            reason = (
+                "no memory" if arena_id != _TOO_MANY else "this process has laid out too many steps, start it again"
+            )
+            _log.warning("no arena of %s (%s); tensors stay with malloc", fmt_bytes(self.bytes), reason)
             self.bytes, self._recordings = 0, MAX_RECORDINGS
         del events, inside, offsets, lives, layout
         malloc.trim()  # these lists take a few MiB, which would be charged to the next step

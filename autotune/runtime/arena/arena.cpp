@@ -272,6 +272,7 @@ class Replay final : public c10::Allocator {
 Replay replay;
 
 constexpr size_t kMost = 4096;
+constexpr int kNoMemory = -1, kTooMany = -2;  // errors of `arena_create`
 
 // Map a block; nullptr if there is no memory. A block of 0 bytes has no mapping.
 Block* create_block(int64_t bytes) {
@@ -304,16 +305,16 @@ void arena_install() {
   c10::SetCPUAllocator(&replay, 255);
 }
 
-// Create an arena and return its id, or -1 if there is no memory. It shares the block of the arenas of `group`, whose steps
-// must not run at once; -1 is a group of its own.
+// Create an arena and return its id, or an error: `kNoMemory`, or `kTooMany` after `kMost` arenas of this process. It shares
+// the block of the arenas of `group`, whose steps must not run at once; -1 is a group of its own.
 int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, int64_t count, int group) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (arenas.size() >= kMost) return -1;
+  if (arenas.size() >= kMost) return kTooMany;
   Block* previous = group < 0 ? nullptr : current_block[group];
   // tensors that live on, as in the traceback of an error, would be in the way of the new layout
   if (previous == nullptr || previous->bytes < bytes || !previous->live.empty()) {
     Block* block = create_block(previous == nullptr ? bytes : std::max(bytes, previous->bytes));
-    if (block == nullptr) return -1;
+    if (block == nullptr) return kNoMemory;
     if (group < 0) {
       group = static_cast<int>(current_block.size());
       current_block.push_back(block);

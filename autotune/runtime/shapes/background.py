@@ -26,6 +26,10 @@ from autotune.workloads.live_workload import save_workload
 from autotune.workloads.workload import Workload
 
 WORKER = "autotune.runtime.shapes.background_worker"
+MAX_OUTSTANDING = 8
+"""Maximum number of shapes that wait for their answers; each has a copy of a batch."""
+MAX_ANSWERS = 64
+"""Maximum number of answers for shapes that did not come again; the oldest is dropped first."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,16 @@ class BackgroundShapes:
         return is_same and not self._failure
 
     def take(self, call: Signature, batch: Any) -> Answer | None:
-        """Return the answer for a call's shape, once; None while the other process works on it. The first call requests it."""
+        """Return the answer for a call's shape, once; None while there is none. The first call requests it.
+
+        While `MAX_OUTSTANDING` shapes wait, no other is requested: it is when it comes again.
+        """
+        self._receive()
         if call not in self._numbers:
+            if len(self._numbers) - len(self._answers) >= MAX_OUTSTANDING:
+                return None
             self._numbers[call] = next(self._ids)
             self._send((self._numbers[call], batch))
-        self._receive()
         answer = self._answers.pop(self._numbers[call], None)
         if answer is not None:
             del self._numbers[call]
@@ -142,6 +151,14 @@ class BackgroundShapes:
                     self._fail(f"the process that plans new shapes ended with exit code {code}")
                 else:
                     self._answers[answer.number] = answer
+                    if len(self._answers) > MAX_ANSWERS:
+                        self._drop_oldest_answer()
+
+    def _drop_oldest_answer(self) -> None:
+        """Drop an answer; if its shape comes again, it is requested again."""
+        oldest = next(iter(self._answers))
+        del self._answers[oldest]
+        self._numbers = {call: number for call, number in self._numbers.items() if number != oldest}
 
     def _fail(self, reason: str) -> None:
         if not self._failure:

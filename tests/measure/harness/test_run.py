@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -407,6 +408,16 @@ def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
         runner.prepare()
     assert "\n" not in str(caught.value)
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["eager-1.log"]
+
+
+@pytest.mark.parametrize("factory", ["tells_threads", "refuses_backward"])
+def test_an_error_of_the_users_code_carries_the_traceback_of_its_process(tmp_path: Path, factory: str) -> None:
+    with harness(tmp_path, factory) as runner, pytest.raises(ConfigError) as caught:
+        runner.prepare()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert f'File "{WORKLOADS}"' in shown
+    assert f", in {factory}\n" in shown
+    assert "Traceback" not in str(caught.value)
 
 
 LIMIT = 580 * MIB

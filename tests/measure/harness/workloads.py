@@ -48,6 +48,16 @@ def tells_threads() -> Workload:
     raise ValueError(f"OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS')}")
 
 
+def refuses_backward() -> Workload:
+    """A step whose loss raises."""
+
+    def refuses_backward(model: nn.Module, batch: object) -> torch.Tensor:
+        raise ValueError("no loss today")
+
+    model = nn.Linear(4, 4)
+    return Workload(model, refuses_backward, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(2, 4))
+
+
 def _trained(model: nn.Module, batch: int, width: int) -> Workload:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = (torch.randn(batch, width), torch.randn(batch, width))

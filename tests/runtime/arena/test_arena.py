@@ -670,3 +670,23 @@ LOADING = """
 
 def test_a_data_loader_with_workers_feeds_the_step():
     assert run_child(LOADING)[0] == "{8000.0} 0 True\n"
+
+
+def test_a_process_that_has_used_up_its_layouts_is_not_told_that_memory_is_missing():
+    _, err = run_child(
+        """
+        from autotune.runtime.arena import StepArena
+        from autotune.runtime.arena.build import library
+        import torch
+
+        group = -1
+        while (last := library().arena_create(0, None, None, 0, group)) >= 0:
+            group = library().arena_group(last)
+        arena = StepArena()
+        for _ in range(2):
+            with arena.step():
+                torch.ones(1000) + 1
+        """
+    )
+    assert "this process has laid out too many steps, start it again); tensors stay with malloc" in err
+    assert "no memory" not in err
