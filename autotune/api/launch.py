@@ -20,7 +20,7 @@ from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
-from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run
+from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress
 from autotune.workloads.reference import lies_here
@@ -91,12 +91,12 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             return run_tracked(config, runner, run_dir, progress)
     except DeviceLostError as error:
         is_recorded = RunDir(run_dir).trials.exists()
-        go_on = f"continue with autotune resume {run_dir}" if is_recorded else "run the command again"
+        go_on = f"continue with {resume_command(run_dir)}" if is_recorded else "run the command again"
         raise DeviceLostError(f"{error}, then {go_on}") from None
     except SystemExit as stopped:
         received = int(stopped.code or 130) - 128
         if RunDir(run_dir).trials.exists() or RunDir(run_dir).batch_search.exists():
-            raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", received) from None
+            raise StudyInterruptedError(f"interrupted; continue with: {resume_command(run_dir)}", received) from None
         message = f"{run_dir}: interrupted before the baseline was measured; nothing is kept"
         raise StudyInterruptedError(message, received) from None
 
@@ -152,13 +152,13 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
     try:
         return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
     except KeyboardInterrupt:
-        message = f"interrupted; continue with: autotune resume {run_dir}"
+        message = f"interrupted; continue with: {resume_command(run_dir)}"
         if not RunDir(run_dir).batch_search.exists():
             message = f"{run_dir}: interrupted before a batch size was measured; nothing is kept"
         raise StudyInterruptedError(message, signal.SIGINT) from None
     except DeviceLostError as error:
         is_recorded = RunDir(run_dir).batch_search.exists()
-        go_on = f"continue with: autotune resume {run_dir}" if is_recorded else "run the command again"
+        go_on = f"continue with: {resume_command(run_dir)}" if is_recorded else "run the command again"
         raise DeviceLostError(f"{error}, then {go_on}") from None
 
 

@@ -21,7 +21,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, resume_command
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
@@ -113,7 +113,7 @@ def write_plan(
         config, device, rules, best, run=os.path.relpath(run_dir, config.plans), graph=graph, loop=loop
     )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
-    planfile.write(record, file, remedy=f"free space there, then: autotune resume {run_dir}")
+    planfile.write(record, file, remedy=f"free space there, then: {resume_command(run_dir)}")
     planfile.write(path, file, remedy=f"copy it from {record}")
     return path
 
@@ -217,7 +217,7 @@ def explain_no_time(config: Config, run_dir: Path) -> OutOfTimeError:
     """Return the error for a study whose time was over before the first plan could be measured."""
     return OutOfTimeError(
         f"{config.ref}: the time limit of {config.time} was over before a plan was measured; "
-        f"continue with a longer one: autotune resume {run_dir} --time 10m"
+        f"continue with a longer one: {resume_command(run_dir)} --time 10m"
     )
 
 
@@ -253,7 +253,7 @@ def explain_failure(
     if killed:  # their plans may fit, so nothing is known of the budget
         signal = killed[-1].partition(":")[0]
         return WorkerError(
-            f"{config.ref}: the process of a plan was {signal}; continue with: autotune resume {run_dir}"
+            f"{config.ref}: the process of a plan was {signal}; continue with: {resume_command(run_dir)}"
         )
     charged: dict[Plan, int] = {}
     for trial in trials:

@@ -1,6 +1,7 @@
 """Run the first two phases of a study: capture and profile the step, then measure the baseline and resolve the budget."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -124,7 +125,7 @@ def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None
         return
     raise ConfigError(
         f"{run_dir}: its trials ran on {recorded.silicon} ({recorded.cores} cores), this device is {device.silicon} "
-        f"({device.cores} cores); resume on the former, or tune under another --name with --seed-from {run_dir}"
+        f"({device.cores} cores); resume on the former, or tune under another --name with --seed-from {shlex.quote(str(run_dir))}"
     )
 
 

@@ -9,7 +9,7 @@ from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
-from autotune.records.run_dir import RunDir, with_name
+from autotune.records.run_dir import RunDir, resume_command, with_name
 from autotune.records.speed_environment import advise_passive_waiting
 from autotune.records.trial import TrialKind
 
@@ -52,7 +52,7 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
         if result.best is not None and not result.confirmed:
             out.write(
                 "note    the search ended before its plan was re-measured beside plain eager; "
-                f"go on with: autotune resume {result.run_dir} --time 5m\n"
+                f"go on with: {resume_command(result.run_dir)} --time 5m\n"
             )
         if result.best is not None and result.best.measurement is not None:
             if (file := result.plan) is not None:
@@ -60,13 +60,13 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
         if result.front_plans and result.run_dir is not None:
             count, folder = len(result.front), RunDir(result.run_dir).front
-            more = f"no point is certain yet; autotune resume {result.run_dir} --time 10m adds runs"
+            more = f"no point is certain yet; {resume_command(result.run_dir)} --time 10m adds runs"
             out.write(f"front   {f'{count} plans in {folder}' if count else more}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     else:
         print_json(_document(result), out)
     if result.interrupted:
-        raise StudyInterruptedError(f"interrupted; continue with: autotune resume {result.run_dir}", result.interrupted)
+        raise StudyInterruptedError(f"interrupted; continue with: {resume_command(result.run_dir)}", result.interrupted)
 
 
 def _print_tables(result: "StudyResult", out: IO[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError
 from autotune.records.budget import format_step_budget
 from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
-from autotune.records.run_dir import RunDir, lock_run_dir
+from autotune.records.run_dir import RunDir, lock_run_dir, resume_command
 from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.batch.measurements import SizeMeasurer, config_at_size, plan_path
 from autotune.study.batch.race import CaptureSteps, SizeRace
@@ -236,7 +236,7 @@ def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneE
                 f"{too_large}; {race.count} sizes were measured, the maximum; tune under another --name with "
                 f"--set {search.argument}={smallest.size.batch // 2} --budget {search.budget}"
             )
-        return OutOfTimeError(f"{too_large}; continue with: autotune resume {run_dir} --time 10m")
+        return OutOfTimeError(f"{too_large}; continue with: {resume_command(run_dir)} --time 10m")
     return InfeasibleError(
         f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; raise --budget"
     )
