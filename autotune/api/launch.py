@@ -267,56 +267,13 @@ def survey(config: Config, notify: Callable[[str], None] = ignore_note) -> "Work
         return runner.survey()
 
 
-def measure_plan(
-    path: Path,
-    *,
-    arguments: Mapping[str, Any],
-    stores: Mapping[str, str],
-    limit: str | None,
-    notify: Callable[[str], None] = ignore_note,
-    allow_reference: bool = False,
-) -> PlanMeasurement:
-    """Measure a plan file on this machine, interleaved with the baseline; `notify` receives a line before that.
-
-    `arguments` override those that the plan was made with. A plan file names the code that is run; code outside of the zoo
-    and the working directory needs `allow_reference`, else ConfigError is raised. Raises StoreError where the plan's store has no directory, and
-    PlanError where the plan belongs to another graph or another kind of device.
-    """
-    file = planfile.read(path)
-    if not allow_reference and not lies_here(file.workload.reference):
-        raise ConfigError(
-            f"{path}: its workload {file.workload} lies outside of {Path.cwd()}, and measuring runs it; "
-            "check that code, then add --allow-reference"
-        )
-    if file.plan.offload and file.plan.store not in stores:
-        raise StoreError(f"{path}: the plan offloads to {file.plan.store}; add --store {file.plan.store}=DIR")
-    notify(f"{path} names the workload {file.workload}")
-    overrides = {
-        "arguments": {**file.workload.arguments, **arguments},
-        "device": file.device.kind if file.device else None,
-        "stores": stores or None,
-        "limit": limit,
-        "memory_format": file.plan.memory_format or None,
-        "loop": file.loop or None,
-        "kernels": file.plan.kernels or None,
-        "rebuild_price": file.plan.rebuild_price if file.plan.kernels else None,
-    }
-    config = load_config(file.workload.reference, overrides=overrides)
-    with open_harness(config) as runner:
-        notify(f"measuring {config.ref}: the baseline, then the plan")
-        try:
-            surveyed = runner.survey()
-        except ConfigError as error:
-            if file.device is None or file.device.kind == "cpu":
-                raise
-            raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
-        match_plan(path, file, surveyed)
-        baseline = runner.baseline()
-        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
+1
 
 
-def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
+def load_run_config(run_dir: Path, overrides: Mapping[str, Any], *, from_command_line: bool = False) -> Config:
     """Return the config that a run recorded, with `overrides`, for the `runs` directory where it lies now.
+
+    `from_command_line` is that of `load_config`.
 
     Raises ConfigError where no run is recorded.
     """
@@ -324,23 +281,11 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
 
     path, options = RunDir(run_dir).config, {**overrides, "runs": find_runs_dir(run_dir)}
     if path.exists():
-        return load_config(str(path), overrides=options)
+        return load_config(str(path), overrides=options, from_command_line=from_command_line)
     request = read_request(run_dir)  # its search for the batch size has not ended
     if request is None:
         raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
-    return load_config(request, overrides=options)
+    return load_config(request, overrides=options, from_command_line=from_command_line)
 
 
-def choose_run_dir(config: Config, name: str | None) -> Path:
-    """Return the directory of a new run; with the name of an existing run, that run's directory.
-
-    Raises ConfigError for a name that is a path, and for one too long for the files that are named after it.
-    """
-    if name is None:
-        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()[-100:]
-        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
-    if Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
-    if len(os.fsencode(name)) > MAX_NAME_BYTES:
-        raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
-    return Path(config.runs) / name
+1

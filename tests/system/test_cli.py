@@ -247,6 +247,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("tune", "resnet18", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
         (("tune", "resnet18", "--store", "ssd=a file"), "a file is no directory"),
         (("tune", "resnet18", "--name", "../up"), "a plain name"),
+        (("tune", "resnet18", "--name", ""), "name '': give a plain name, neither empty nor a path; it becomes"),
         (("tune", "no.yaml"), "no.yaml"),
         (("tune", "resnet"), "resnet: no zoo workload; known: resnet18, "),
         (("tune", "no.py:make"), "no.py:make: no such file in "),
@@ -273,6 +274,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("report",), "no run in runs/"),
         (("report", "empty"), "no run is recorded here"),
         (("resume", "empty"), "no run is recorded here"),
+        (("resume", "begun", "--time", "abc"), "error: --time: cannot read 'abc'"),
         (("tune", "resnet18", "--time", "0s"), "0s leaves no time for a trial; write 90s"),
         (("tune", "resnet18", "--seed-from", "empty"), "empty: no plan was measured here"),
         (("tune", "resnet18", "--seed-from", "cut.json"), "cut.json: not a plan file"),
@@ -292,6 +294,8 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_no_file(
 ) -> None:
     (here / "a file").write_text("")
     (here / "empty").mkdir()
+    (here / "begun").mkdir()
+    (here / "begun" / "config.yaml").write_text("workload: resnet18\n")
     (here / "front.yaml").write_text("workload: resnet18\nobjective: pareto\n")
     (here / "wrong.yaml").write_text("workload: resnet18\nbugdet: 65%\n")
     planfile.write(here / "whole.json", plan_file())
@@ -694,6 +698,15 @@ def test_measure_json_holds_measurement_and_baseline(
     assert code == 0
     assert set(document) == {"measurement", "baseline", "environment_changes"}
     assert document["measurement"]["outcome"] == "ok"
+
+
+def test_a_wrong_limit_of_a_measured_plan_names_its_option(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    planfile.write(here / "whole.json", plan_file())
+    code, out, err = run("measure", "whole.json", "--limit", "1gb")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: --limit: cannot read '1gb'")
 
 
 def test_a_plan_of_another_graph_names_what_differs() -> None:

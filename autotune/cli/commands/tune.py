@@ -29,7 +29,7 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
 def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
     """Continue a recorded run within new `limits`, and print the result."""
     run_dir = with_name(run_dir)
-    config = load_run_config(run_dir, limits)
+    config = load_run_config(run_dir, limits, from_command_line=True)
     with answer_stream() as out:
         with show_progress(config) as progress:
             result = run_study(choose_batch_size(config, run_dir, progress), run_dir, progress)
