@@ -20,6 +20,7 @@ from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
+from autotune.records.request import keep_stores
 from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress
@@ -61,23 +62,29 @@ class PlanMeasurement:
 def start_study(config: Config, name: str | None, progress: Progress) -> "StudyResult":
     """Run a config's study in the run directory of that name; a new directory without a record is removed in the end.
 
+    An existing run keeps its stores, and gets the other options.
+
     Raises ConfigError for a name that is a path, and what `run_study` raises.
     """
     from autotune.study.batch.choice import check_request
 
     check_request(config)  # before kernels are chosen by measuring
     run_dir = choose_run_dir(config, name)
-    is_new = not run_dir.exists()
+    is_new, requested_time = not run_dir.exists(), config.time
+    if (recorded := RunDir(run_dir).config).exists():
+        config = keep_stores(config, load_config(str(recorded)))
     try:
-        config = choose_batch_size(choose_kernels(config, run_dir, progress), run_dir, progress)
-        return run_study(config, run_dir, progress)
+        config = choose_kernels(config, run_dir, progress)
+        return run_study(choose_batch_size(config, run_dir, progress), run_dir, progress, requested_time)
     finally:
         if is_new and run_dir.exists():
             remove_empty_run(run_dir)
 
 
-def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult":
+def run_study(config: Config, run_dir: Path, progress: Progress, requested_time: str = "") -> "StudyResult":
     """Run a config's study in child processes, log it to MLflow and write its report.
+
+    `requested_time` is that of `autotune.study.session.tune`.
 
     Raises StudyInterruptedError where a signal came before the budget was known, and what
     `autotune.study.session.tune` raises.
@@ -88,7 +95,7 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             if (recorded := read_baseline(run_dir)) is not None:
                 runner.reuse_baseline(*recorded)
             runner.listen(lambda work: progress(Preparing(work)))
-            return run_tracked(config, runner, run_dir, progress)
+            return run_tracked(config, runner, run_dir, progress, requested_time=requested_time)
     except DeviceLostError as error:
         is_recorded = RunDir(run_dir).trials.exists()
         go_on = f"continue with {resume_command(run_dir)}" if is_recorded else "run the command again"
@@ -215,11 +222,17 @@ def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
 
 
 def run_tracked(
-    config: Config, runner: "Runner", run_dir: Path, progress: Progress, tracker: "Tracker | None" = None
+    config: Config,
+    runner: "Runner",
+    run_dir: Path,
+    progress: Progress,
+    tracker: "Tracker | None" = None,
+    *,
+    requested_time: str = "",
 ) -> "StudyResult":
     """Run a study on a runner; MLflow receives its events as well, and the last events state where the run was logged.
 
-    `tracker` is the connection to MLflow, by default a new one.
+    `tracker` is the connection to MLflow, by default a new one. `requested_time` is that of `autotune.study.session.tune`.
     """
     from autotune.report.html import write_report
     from autotune.report.mlflow_log import Tracker
@@ -234,7 +247,10 @@ def run_tracked(
 
     try:
         with open_parallel_devices(config, runner, RunDir(run_dir).logs) as devices:
-            result = study.tune(config, runner, run_dir, progress=notify, write_report=write_report, devices=devices)
+            result = study.tune(
+                config, runner, run_dir, progress=notify, write_report=write_report, devices=devices,
+                requested_time=requested_time,
+            )  # fmt: skip
         received = result.interrupted
     except SystemExit as stopped:
         received = int(stopped.code or 130) - 128
@@ -267,7 +283,54 @@ def survey(config: Config, notify: Callable[[str], None] = ignore_note) -> "Work
         return runner.survey()
 
 
-1
+def measure_plan(
+    path: Path,
+    *,
+    arguments: Mapping[str, Any],
+    stores: Mapping[str, str],
+    limit: str | None,
+    notify: Callable[[str], None] = ignore_note,
+    allow_reference: bool = False,
+    from_command_line: bool = False,
+) -> PlanMeasurement:
+    """Measure a plan file on this machine, interleaved with the baseline; `notify` receives a line before that.
+
+    `arguments` override those that the plan was made with. A plan file names the code that is run; code outside of the zoo
+    and the working directory needs `allow_reference`, else ConfigError is raised. `from_command_line` is that of `load_config`.
+    Raises StoreError where the plan's store has no directory, and PlanError where the plan belongs to another graph or another
+    kind of device.
+    """
+    file = planfile.read(path)
+    if not allow_reference and not lies_here(file.workload.reference):
+        raise ConfigError(
+            f"{path}: its workload {file.workload} lies outside of {Path.cwd()}, and measuring runs it; "
+            "check that code, then add --allow-reference"
+        )
+    if file.plan.offload and file.plan.store not in stores:
+        raise StoreError(f"{path}: the plan offloads to {file.plan.store}; add --store {file.plan.store}=DIR")
+    notify(f"{path} names the workload {file.workload}")
+    overrides = {
+        "arguments": {**file.workload.arguments, **arguments},
+        "device": file.device.kind if file.device else None,
+        "stores": stores or None,
+        "limit": limit,
+        "memory_format": file.plan.memory_format or None,
+        "loop": file.loop or None,
+        "kernels": file.plan.kernels or None,
+        "rebuild_price": file.plan.rebuild_price if file.plan.kernels else None,
+    }
+    config = load_config(file.workload.reference, overrides=overrides, from_command_line=from_command_line)
+    with open_harness(config) as runner:
+        notify(f"measuring {config.ref}: the baseline, then the plan")
+        try:
+            surveyed = runner.survey()
+        except ConfigError as error:
+            if file.device is None or file.device.kind == "cpu":
+                raise
+            raise PlanError(f"{path}: made on {file.device.kind}: {error}") from error
+        match_plan(path, file, surveyed)
+        baseline = runner.baseline()
+        return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
 
 
 def load_run_config(run_dir: Path, overrides: Mapping[str, Any], *, from_command_line: bool = False) -> Config:
@@ -288,4 +351,18 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any], *, from_command
     return load_config(request, overrides=options, from_command_line=from_command_line)
 
 
-1
+def choose_run_dir(config: Config, name: str | None) -> Path:
+    """Return the directory of a new run; with the name of an existing run, that run's directory.
+
+    Raises ConfigError for a name that is empty or a path, and for one too long for the files that are named after it.
+    """
+    if name is None:
+        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()[-100:]
+        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ConfigError(
+            f"name {name!r}: give a plain name, neither empty nor a path; it becomes a directory in {config.runs}"
+        )
+    if len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
+    return Path(config.runs) / name

@@ -73,6 +73,7 @@ def tune(
     planning: MakePlanning = DevicePlanning,
     lasting: bool = True,
     devices: Sequence[ParallelRunner] = (),
+    requested_time: str = "",
 ) -> StudyResult:
     """Tune `config.workload` into `config.budget`, and return the best plan with all trials.
 
@@ -87,6 +88,7 @@ def tune(
         planning: makes the plans. `autotune.study.offline.replay` answers for planner and runner from a record.
         lasting: whether the Optuna study is kept on disk.
         devices: `runner`, then runners of equal devices. With two or more, the search measures on all of them.
+        requested_time: time to record with the config where a run is requested anew; see `StudyTask`.
 
     Raises:
         InfeasibleError: no plan fits the budget, or none ran to its end.
@@ -97,7 +99,7 @@ def tune(
     """
     with lock_run_dir(run_dir), Interrupts() as interrupts:
         deadline = time.monotonic() + config.time_seconds
-        task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting)
+        task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting, requested_time)
         session: _Session | None = None
         plan_path = report_path = None
         trials: list[Trial] = []

@@ -857,6 +857,25 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     assert run("report")[1] == "runs/one/report.html\n"
 
 
+def test_a_run_that_tune_continues_keeps_its_stores_and_records_the_new_options_for_resume(
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    def tune(*options: str) -> Config:
+        code, _, err = run("tune", few_planners, "--name", "one", *options)
+        assert code == 0, err
+        return load_config("runs/one/config.yaml")
+
+    (here / "disk").mkdir()
+    assert tune("--trials", "4").stores == {}
+    config = tune("--trials", "5", "--store", "ssd=disk", "--time", "7m")
+    assert (config.stores, config.trials, config.time) == ({"ssd": "disk"}, 5, "7m")
+    assert tune("--trials", "6").stores == {"ssd": "disk"}
+    assert run("resume", "runs/one", "--trials", "7")[0] == 0
+    code, _, err = run("tune", few_planners, "--name", "one", "--limit", "900MiB")
+    last = "error: runs/one: contains a study for limit none, not 900MiB; tune under another --name"
+    assert (code, err.splitlines()[-1]) == (2, last)
+
+
 def test_the_table_of_a_study_has_measured_trials_only_and_counts_the_others(
     here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
 ) -> None:
