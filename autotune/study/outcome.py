@@ -52,6 +52,8 @@ class StudyResult:
     report_path: Path | None
     interrupted: int = 0
     """Number of the signal that ended the study early; 0 for none."""
+    ended: str = ""
+    """Reason for which the search ended; empty where a signal ended the study."""
     confirmed: tuple[ConfirmedPlan, ...] = ()
     """Re-measured plans, the best first."""
     run_dir: Path | None = None

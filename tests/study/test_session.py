@@ -548,6 +548,12 @@ def test_without_time_for_a_plan_the_baseline_is_kept_and_the_study_can_be_resum
     assert run(tmp_path, slow, trials=None, time="10m").best is not None
 
 
+def test_a_result_names_what_ended_its_search(tmp_path, slow):
+    assert run(tmp_path / "first", trials=4).ended == "its maximum of 4 trials is reached"
+    timed = run(tmp_path / "second", slow, trials=None, time="31s", planners={**QUICK, "order": ["traced"]})
+    assert timed.ended == "its time is used up"
+
+
 def test_ties_go_to_a_notably_lower_charge(tmp_path):
     result = run(tmp_path, trials=6)
     ratios = {trial.number: trial.measurement.time_ratio for trial in result.trials if trial.plan}
@@ -618,6 +624,14 @@ def test_a_plan_that_fails_after_it_was_handed_back_is_taken_back_unless_the_fil
         run(tmp_path, FakeRunner(outcome_of=lambda plan: Outcome.OUT_OF_MEMORY), lasting=True)
     assert not kept.exists()
     assert handed.exists() != ours
+
+
+def test_a_study_that_its_patience_ended_searches_again_when_it_is_resumed(tmp_path):
+    one = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"]}
+    first, second = (run(tmp_path, trials=None, budget="120%", planners=one, patience=2) for _ in range(2))
+    assert first.ended == second.ended == "no gain in 2 trials"
+    assert second.trials[: len(first.trials)] == first.trials
+    assert [[trial.kind for trial in each.trials].count("repeat") for each in (first, second)] == [8, 16]
 
 
 def test_more_trials_go_on_where_it_ended(tmp_path):

@@ -844,6 +844,7 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     afresh = lines.index("re-measured, interleaved with plain eager:")
     assert [sum(line.endswith("BEST") for line in part) for part in (lines[:afresh], lines[afresh:])] == [1, 1]
     assert lines[afresh + 2].split()[0] == "eager"
+    assert "search  ended: its maximum of 6 trials is reached" in lines
     assert lines[-3] == "results bit-equal to eager"
     assert lines[-2].startswith("plan    plans/one.json")
     assert lines[-1].startswith("report  runs/one/report.html")
