@@ -215,10 +215,10 @@ def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, 
     )
 
 
-def explain_no_time(config: Config, run_dir: Path) -> OutOfTimeError:
-    """Return the error for a study whose time was over before the first plan could be measured."""
+def explain_no_time(config: Config, run_dir: Path, plan: str = "a plan") -> OutOfTimeError:
+    """Return the error for a study whose time was over before `plan` could be measured."""
     return OutOfTimeError(
-        f"{config.ref}: the time limit of {config.time} was over before a plan was measured; "
+        f"{config.ref}: the time limit of {config.time} was over before {plan} was measured; "
         f"continue with a longer one: {resume_command(run_dir)} --time 10m"
     )
 
@@ -240,9 +240,9 @@ def _suggest_remedy(config: Config, lowest_bytes: int, *, stores: bool) -> str:
 
 
 def explain_failure(
-    config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path
+    config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path, *, is_late: bool = False
 ) -> AutotuneError:
-    """Return the error that explains why no trial of a complete study won."""
+    """Return the error that explains why no trial of a study won; `is_late` is true if the study's time is up."""
     planned = [trial for trial in trials if trial.plan is not None]
     results = [trial.measurement for trial in planned if trial.measurement is not None]
     wrong = [result.detail for result in results if result.outcome is Outcome.WRONG_RESULT]
@@ -257,6 +257,8 @@ def explain_failure(
         return WorkerError(
             f"{config.ref}: the process of a plan was {signal}; continue with: {resume_command(run_dir)}"
         )
+    if is_late and not any(trial.kind == TrialKind.PLANNER and trial.was_run for trial in trials):
+        return explain_no_time(config, run_dir, "a plan of the planners")  # a smaller one may fit
     charged: dict[Plan, int] = {}
     for trial in trials:
         nbytes = trial.step_charged_bytes

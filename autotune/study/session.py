@@ -182,7 +182,9 @@ class _Session:
             self.search()
             self.confirm()
         if select_winner(self.trials, self.rules) is None:
-            raise explain_failure(self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir)
+            raise explain_failure(
+                self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir, is_late=self.seconds_left <= 0
+            )
         return self.ended
 
     def measure_smallest(self) -> None:

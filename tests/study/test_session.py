@@ -548,6 +548,14 @@ def test_without_time_for_a_plan_the_baseline_is_kept_and_the_study_can_be_resum
     assert run(tmp_path, slow, trials=None, time="10m").best is not None
 
 
+def test_a_smallest_plan_over_the_budget_at_the_end_of_the_time_leaves_the_budget_open(tmp_path, slow):
+    slow.overhead = 3.0
+    with pytest.raises(OutOfTimeError, match=r"11s was over before a plan of the planners was measured; .* resume"):
+        run(tmp_path, slow, trials=None, time="11s")
+    with pytest.raises(InfeasibleError, match="with the smallest plan"):
+        run(tmp_path, slow, trials=5, time="10m")
+
+
 def test_a_result_names_what_ended_its_search(tmp_path, slow):
     assert run(tmp_path / "first", trials=4).ended == "its maximum of 4 trials is reached"
     timed = run(tmp_path / "second", slow, trials=None, time="31s", planners={**QUICK, "order": ["traced"]})
