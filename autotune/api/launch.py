@@ -24,6 +24,7 @@ from autotune.records.request import keep_stores
 from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress
+from autotune.study.interrupts import interrupt_on_signals
 from autotune.workloads.reference import lies_here
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def start_study(config: Config, name: str | None, progress: Progress) -> "StudyR
     if (recorded := RunDir(run_dir).config).exists():
         config = keep_stores(config, load_config(str(recorded)))
     try:
-        config = choose_kernels(config, run_dir, progress)
+        with _explain_interrupt(run_dir, "kernels were chosen"):
+            config = choose_kernels(config, run_dir, progress)
         return run_study(choose_batch_size(config, run_dir, progress), run_dir, progress, requested_time)
     finally:
         if is_new and run_dir.exists():
@@ -144,7 +146,7 @@ def choose_kernels(config: Config, run_dir: Path, progress: Progress) -> Config:
 def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Config:
     """Choose the batch size by measuring on the config's device, where the config's objective asks for it.
 
-    Raises StudyInterruptedError where Ctrl-C ended the search, whose records are kept.
+    Raises StudyInterruptedError where a signal ended the search, whose records are kept.
     """
     from autotune.study.batch.choice import BatchSources, choose_batch
     from autotune.study.captures import CaptureRunner
@@ -157,16 +159,26 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
 
     config = apply_class(config)
     try:
-        return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
-    except KeyboardInterrupt:
-        message = f"interrupted; continue with: {resume_command(run_dir)}"
-        if not RunDir(run_dir).batch_search.exists():
-            message = f"{run_dir}: interrupted before a batch size was measured; nothing is kept"
-        raise StudyInterruptedError(message, signal.SIGINT) from None
+        with _explain_interrupt(run_dir, "a batch size was measured"):
+            return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
     except DeviceLostError as error:
         is_recorded = RunDir(run_dir).batch_search.exists()
         go_on = f"continue with: {resume_command(run_dir)}" if is_recorded else "run the command again"
         raise DeviceLostError(f"{error}, then {go_on}") from None
+
+
+@contextmanager
+def _explain_interrupt(run_dir: Path, result: str) -> Iterator[None]:
+    """Raise StudyInterruptedError where Ctrl-C, SIGTERM or SIGHUP ends a `with` block before its `result`."""
+    try:
+        with interrupt_on_signals():
+            yield
+    except KeyboardInterrupt as interrupt:
+        message = f"interrupted; continue with: {resume_command(run_dir)}"
+        if not RunDir(run_dir).is_recorded and not RunDir(run_dir).batch_search.exists():
+            message = f"{run_dir}: interrupted before {result}; nothing is kept"
+        received = interrupt.args[0] if interrupt.args else signal.SIGINT
+        raise StudyInterruptedError(message, received) from None
 
 
 def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "BatchEstimate":
