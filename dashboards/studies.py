@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import RunDir, find_active_process
+from autotune.records.run_dir import RunDir, find_active_process, resume_command
 from autotune.records.trial import Trial
 from autotune.report import tables
 from autotune.report.charts import TrialPoint
@@ -100,7 +100,7 @@ def read_progress(run_dir: Path, trials: int, config: Mapping[str, Any]) -> Stud
     if signal == 0:
         return StudyProgress(f"ended after {count}")
     reason = "cut off" if signal is None else f"interrupted by signal {signal}"
-    return StudyProgress(f"{reason} after {count}; go on with: autotune resume {run_dir}")
+    return StudyProgress(f"{reason} after {count}; go on with: {resume_command(run_dir)}")
 
 
 def _last_signal(run_dir: Path) -> int | None:

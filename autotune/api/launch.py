@@ -20,9 +20,11 @@ from autotune.records.device import Device
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
-from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run
+from autotune.records.request import keep_stores
+from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress
+from autotune.study.interrupts import interrupt_on_signals
 from autotune.workloads.reference import lies_here
 
 if TYPE_CHECKING:
@@ -61,23 +63,30 @@ class PlanMeasurement:
 def start_study(config: Config, name: str | None, progress: Progress) -> "StudyResult":
     """Run a config's study in the run directory of that name; a new directory without a record is removed in the end.
 
+    An existing run keeps its stores, and gets the other options.
+
     Raises ConfigError for a name that is a path, and what `run_study` raises.
     """
     from autotune.study.batch.choice import check_request
 
     check_request(config)  # before kernels are chosen by measuring
     run_dir = choose_run_dir(config, name)
-    is_new = not run_dir.exists()
+    is_new, requested_time = not run_dir.exists(), config.time
+    if (recorded := RunDir(run_dir).config).exists():
+        config = keep_stores(config, load_config(str(recorded)))
     try:
-        config = choose_batch_size(choose_kernels(config, run_dir, progress), run_dir, progress)
-        return run_study(config, run_dir, progress)
+        with _explain_interrupt(run_dir, "kernels were chosen"):
+            config = choose_kernels(config, run_dir, progress)
+        return run_study(choose_batch_size(config, run_dir, progress), run_dir, progress, requested_time)
     finally:
         if is_new and run_dir.exists():
             remove_empty_run(run_dir)
 
 
-def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult":
+def run_study(config: Config, run_dir: Path, progress: Progress, requested_time: str = "") -> "StudyResult":
     """Run a config's study in child processes, log it to MLflow and write its report.
+
+    `requested_time` is that of `autotune.study.session.tune`.
 
     Raises StudyInterruptedError where a signal came before the budget was known, and what
     `autotune.study.session.tune` raises.
@@ -88,15 +97,15 @@ def run_study(config: Config, run_dir: Path, progress: Progress) -> "StudyResult
             if (recorded := read_baseline(run_dir)) is not None:
                 runner.reuse_baseline(*recorded)
             runner.listen(lambda work: progress(Preparing(work)))
-            return run_tracked(config, runner, run_dir, progress)
+            return run_tracked(config, runner, run_dir, progress, requested_time=requested_time)
     except DeviceLostError as error:
         is_recorded = RunDir(run_dir).trials.exists()
-        go_on = f"continue with autotune resume {run_dir}" if is_recorded else "run the command again"
+        go_on = f"continue with {resume_command(run_dir)}" if is_recorded else "run the command again"
         raise DeviceLostError(f"{error}, then {go_on}") from None
     except SystemExit as stopped:
         received = int(stopped.code or 130) - 128
         if RunDir(run_dir).trials.exists() or RunDir(run_dir).batch_search.exists():
-            raise StudyInterruptedError(f"interrupted; continue with: autotune resume {run_dir}", received) from None
+            raise StudyInterruptedError(f"interrupted; continue with: {resume_command(run_dir)}", received) from None
         message = f"{run_dir}: interrupted before the baseline was measured; nothing is kept"
         raise StudyInterruptedError(message, received) from None
 
@@ -137,7 +146,7 @@ def choose_kernels(config: Config, run_dir: Path, progress: Progress) -> Config:
 def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Config:
     """Choose the batch size by measuring on the config's device, where the config's objective asks for it.
 
-    Raises StudyInterruptedError where Ctrl-C ended the search, whose records are kept.
+    Raises StudyInterruptedError where a signal ended the search, whose records are kept.
     """
     from autotune.study.batch.choice import BatchSources, choose_batch
     from autotune.study.captures import CaptureRunner
@@ -150,16 +159,26 @@ def choose_batch_size(config: Config, run_dir: Path, progress: Progress) -> Conf
 
     config = apply_class(config)
     try:
-        return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
-    except KeyboardInterrupt:
-        message = f"interrupted; continue with: autotune resume {run_dir}"
-        if not RunDir(run_dir).batch_search.exists():
-            message = f"{run_dir}: interrupted before a batch size was measured; nothing is kept"
-        raise StudyInterruptedError(message, signal.SIGINT) from None
+        with _explain_interrupt(run_dir, "a batch size was measured"):
+            return choose_batch(config, run_dir, BatchSources(open_size, lambda text: progress(Logged(text, "size"))))
     except DeviceLostError as error:
         is_recorded = RunDir(run_dir).batch_search.exists()
-        go_on = f"continue with: autotune resume {run_dir}" if is_recorded else "run the command again"
+        go_on = f"continue with: {resume_command(run_dir)}" if is_recorded else "run the command again"
         raise DeviceLostError(f"{error}, then {go_on}") from None
+
+
+@contextmanager
+def _explain_interrupt(run_dir: Path, result: str) -> Iterator[None]:
+    """Raise StudyInterruptedError where Ctrl-C, SIGTERM or SIGHUP ends a `with` block before its `result`."""
+    try:
+        with interrupt_on_signals():
+            yield
+    except KeyboardInterrupt as interrupt:
+        message = f"interrupted; continue with: {resume_command(run_dir)}"
+        if not RunDir(run_dir).is_recorded and not RunDir(run_dir).batch_search.exists():
+            message = f"{run_dir}: interrupted before {result}; nothing is kept"
+        received = interrupt.args[0] if interrupt.args else signal.SIGINT
+        raise StudyInterruptedError(message, received) from None
 
 
 def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_note) -> "BatchEstimate":
@@ -215,11 +234,17 @@ def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
 
 
 def run_tracked(
-    config: Config, runner: "Runner", run_dir: Path, progress: Progress, tracker: "Tracker | None" = None
+    config: Config,
+    runner: "Runner",
+    run_dir: Path,
+    progress: Progress,
+    tracker: "Tracker | None" = None,
+    *,
+    requested_time: str = "",
 ) -> "StudyResult":
     """Run a study on a runner; MLflow receives its events as well, and the last events state where the run was logged.
 
-    `tracker` is the connection to MLflow, by default a new one.
+    `tracker` is the connection to MLflow, by default a new one. `requested_time` is that of `autotune.study.session.tune`.
     """
     from autotune.report.html import write_report
     from autotune.report.mlflow_log import Tracker
@@ -234,7 +259,10 @@ def run_tracked(
 
     try:
         with open_parallel_devices(config, runner, RunDir(run_dir).logs) as devices:
-            result = study.tune(config, runner, run_dir, progress=notify, write_report=write_report, devices=devices)
+            result = study.tune(
+                config, runner, run_dir, progress=notify, write_report=write_report, devices=devices,
+                requested_time=requested_time,
+            )  # fmt: skip
         received = result.interrupted
     except SystemExit as stopped:
         received = int(stopped.code or 130) - 128
@@ -275,12 +303,14 @@ def measure_plan(
     limit: str | None,
     notify: Callable[[str], None] = ignore_note,
     allow_reference: bool = False,
+    from_command_line: bool = False,
 ) -> PlanMeasurement:
     """Measure a plan file on this machine, interleaved with the baseline; `notify` receives a line before that.
 
     `arguments` override those that the plan was made with. A plan file names the code that is run; code outside of the zoo
-    and the working directory needs `allow_reference`, else ConfigError is raised. Raises StoreError where the plan's store has no directory, and
-    PlanError where the plan belongs to another graph or another kind of device.
+    and the working directory needs `allow_reference`, else ConfigError is raised. `from_command_line` is that of `load_config`.
+    Raises StoreError where the plan's store has no directory, and PlanError where the plan belongs to another graph or another
+    kind of device.
     """
     file = planfile.read(path)
     if not allow_reference and not lies_here(file.workload.reference):
@@ -301,7 +331,7 @@ def measure_plan(
         "kernels": file.plan.kernels or None,
         "rebuild_price": file.plan.rebuild_price if file.plan.kernels else None,
     }
-    config = load_config(file.workload.reference, overrides=overrides)
+    config = load_config(file.workload.reference, overrides=overrides, from_command_line=from_command_line)
     with open_harness(config) as runner:
         notify(f"measuring {config.ref}: the baseline, then the plan")
         try:
@@ -315,8 +345,10 @@ def measure_plan(
         return PlanMeasurement(file, runner.measure(file.plan, budget_bytes=file.accepted_bytes), baseline)
 
 
-def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
+def load_run_config(run_dir: Path, overrides: Mapping[str, Any], *, from_command_line: bool = False) -> Config:
     """Return the config that a run recorded, with `overrides`, for the `runs` directory where it lies now.
+
+    `from_command_line` is that of `load_config`.
 
     Raises ConfigError where no run is recorded.
     """
@@ -324,23 +356,25 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any]) -> Config:
 
     path, options = RunDir(run_dir).config, {**overrides, "runs": find_runs_dir(run_dir)}
     if path.exists():
-        return load_config(str(path), overrides=options)
+        return load_config(str(path), overrides=options, from_command_line=from_command_line)
     request = read_request(run_dir)  # its search for the batch size has not ended
     if request is None:
         raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
-    return load_config(request, overrides=options)
+    return load_config(request, overrides=options, from_command_line=from_command_line)
 
 
 def choose_run_dir(config: Config, name: str | None) -> Path:
     """Return the directory of a new run; with the name of an existing run, that run's directory.
 
-    Raises ConfigError for a name that is a path, and for one too long for the files that are named after it.
+    Raises ConfigError for a name that is empty or a path, and for one too long for the files that are named after it.
     """
     if name is None:
         workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()[-100:]
         name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
-    if Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"name {name!r}: a plain name, no path; it becomes a directory in {config.runs}")
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ConfigError(
+            f"name {name!r}: give a plain name, neither empty nor a path; it becomes a directory in {config.runs}"
+        )
     if len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
     return Path(config.runs) / name

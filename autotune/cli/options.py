@@ -128,7 +128,11 @@ MicroBatches = Annotated[
     ),
 ]
 RunName = Annotated[
-    str | None, typer.Option("--name", help="Name of the run's directory under runs/; date and workload by default.")
+    str | None,
+    typer.Option(
+        "--name",
+        help="Name of the run's directory under runs/; date and workload by default. An existing run of that name is continued.",
+    ),
 ]
 SeedFrom = Annotated[
     str | None,

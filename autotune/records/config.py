@@ -150,7 +150,7 @@ class Config(Section):
     """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
     Each change is measured like any plan. Used with `objective: time`, and by `batch` and `throughput` for the chosen size."""
     patience: int = Field(40, ge=1)
-    """Number of measured plans without a new leader after which the search ends."""
+    """Number of measured plans without a new leader after which the search ends; a resumed study counts from zero."""
 
     @property
     def ref(self) -> WorkloadRef:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import socket
 from collections.abc import Iterator
@@ -249,6 +250,15 @@ def with_name(run_dir: Path) -> Path:
     'runs/first'
     """
     return run_dir.resolve() if run_dir.name in ("", "..") else run_dir
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that continues a run, quoted for a shell.
+
+    >>> resume_command(Path("runs/my run"))
+    "autotune resume 'runs/my run'"
+    """
+    return f"autotune resume {shlex.quote(str(run_dir))}"
 
 
 def find_runs_dir(run_dir: Path) -> str:

@@ -1,11 +1,13 @@
 """State the result of a run in one headline, one sentence and two lists of facts."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.records.budget import Budget
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
+from autotune.records.run_dir import resume_command
 from autotune.records.trial import Trial
 from autotune.study.batch.description import describe_search
 from autotune.study.batch.records import BatchSearch
@@ -26,7 +28,7 @@ def summarize_run(records: RecordedRun) -> tuple[str, str]:
         return "No plan tried yet", "The run holds no trials; go on with autotune resume."
     best = records.best
     if all(trial.plan is None for trial in records.trials):
-        return "Nothing but the baseline ran yet", f"Go on with autotune resume {records.run_dir or records.name}"
+        return "Nothing but the baseline ran yet", f"Go on with {resume_command(records.run_dir or Path(records.name))}"
     if best is None or best.measurement is None:
         return f"No plan that was tried fits {budget}", _describe_lowest(records)
     if records.front:

@@ -11,6 +11,7 @@ from autotune.ir.schedule import Free, Offload, Prefetch, Run
 from autotune.predict.step_view import BarKind, Engine, StepTimeline
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement, Span, TransferTrace
+from autotune.records.run_dir import resume_command
 from autotune.study.recorded_run import RecordedRun
 
 Event = dict[str, Any]
@@ -157,7 +158,7 @@ def _read_run(run_dir: Path) -> tuple[Steps, Transfers]:
     """Return the best plan's step, the traced step, and the plan's measured transfers."""
     records = RecordedRun.load(run_dir)
     if records.traced is None:
-        raise ConfigError(f"{run_dir}: no graph.json and costs.json; go on with autotune resume {run_dir}")
+        raise ConfigError(f"{run_dir}: no graph.json and costs.json; go on with {resume_command(run_dir)}")
     if records.best is None or records.chosen is None:
         return {"as traced": records.traced}, {}
     name = f"plan {records.best.number}"

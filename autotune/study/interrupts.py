@@ -40,6 +40,30 @@ def _expire(number: int, frame: FrameType | None) -> None:
     raise Expired
 
 
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt inside a `with` block on SIGTERM and SIGHUP, too, with the number of the signal.
+
+    A signal that the process ignores stays ignored. Outside of the main thread signals keep their handlers.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise KeyboardInterrupt(number)
+
+
 class Interrupts:
     """Signal handlers of a study: one SIGINT stops it after the running trial, a second one, SIGTERM or SIGHUP at once.
 

@@ -21,7 +21,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, resume_command
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
@@ -52,6 +52,8 @@ class StudyResult:
     report_path: Path | None
     interrupted: int = 0
     """Number of the signal that ended the study early; 0 for none."""
+    ended: str = ""
+    """Reason for which the search ended; empty where a signal ended the study."""
     confirmed: tuple[ConfirmedPlan, ...] = ()
     """Re-measured plans, the best first."""
     run_dir: Path | None = None
@@ -113,7 +115,7 @@ def write_plan(
         config, device, rules, best, run=os.path.relpath(run_dir, config.plans), graph=graph, loop=loop
     )
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
-    planfile.write(record, file, remedy=f"free space there, then: autotune resume {run_dir}")
+    planfile.write(record, file, remedy=f"free space there, then: {resume_command(run_dir)}")
     planfile.write(path, file, remedy=f"copy it from {record}")
     return path
 
@@ -213,11 +215,11 @@ def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, 
     )
 
 
-def explain_no_time(config: Config, run_dir: Path) -> OutOfTimeError:
-    """Return the error for a study whose time was over before the first plan could be measured."""
+def explain_no_time(config: Config, run_dir: Path, plan: str = "a plan") -> OutOfTimeError:
+    """Return the error for a study whose time was over before `plan` could be measured."""
     return OutOfTimeError(
-        f"{config.ref}: the time limit of {config.time} was over before a plan was measured; "
-        f"continue with a longer one: autotune resume {run_dir} --time 10m"
+        f"{config.ref}: the time limit of {config.time} was over before {plan} was measured; "
+        f"continue with a longer one: {resume_command(run_dir)} --time 10m"
     )
 
 
@@ -238,9 +240,9 @@ def _suggest_remedy(config: Config, lowest_bytes: int, *, stores: bool) -> str:
 
 
 def explain_failure(
-    config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path
+    config: Config, rules: Rules, trials: Sequence[Trial], lowest: Estimate, run_dir: Path, *, is_late: bool = False
 ) -> AutotuneError:
-    """Return the error that explains why no trial of a complete study won."""
+    """Return the error that explains why no trial of a study won; `is_late` is true if the study's time is up."""
     planned = [trial for trial in trials if trial.plan is not None]
     results = [trial.measurement for trial in planned if trial.measurement is not None]
     wrong = [result.detail for result in results if result.outcome is Outcome.WRONG_RESULT]
@@ -253,8 +255,10 @@ def explain_failure(
     if killed:  # their plans may fit, so nothing is known of the budget
         signal = killed[-1].partition(":")[0]
         return WorkerError(
-            f"{config.ref}: the process of a plan was {signal}; continue with: autotune resume {run_dir}"
+            f"{config.ref}: the process of a plan was {signal}; continue with: {resume_command(run_dir)}"
         )
+    if is_late and not any(trial.kind == TrialKind.PLANNER and trial.was_run for trial in trials):
+        return explain_no_time(config, run_dir, "a plan of the planners")  # a smaller one may fit
     charged: dict[Plan, int] = {}
     for trial in trials:
         nbytes = trial.step_charged_bytes

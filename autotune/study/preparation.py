@@ -1,6 +1,7 @@
 """Run the first two phases of a study: capture and profile the step, then measure the baseline and resolve the budget."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload, explain_eager_failure
 from autotune.planners.candidates import DevicePlanning, MakePlanning
 from autotune.predict.simulate import simulate
-from autotune.records.config import Config, dump_config, load_config
+from autotune.records.config import Config, Section, dump_config, load_config
 from autotune.records.device import Device
 from autotune.records.json_codec import read_optional, to_json
 from autotune.records.measurement import Measurement, Outcome
+from autotune.records.request import find_difference
 from autotune.records.run_dir import RunDir, write_json, write_text
 from autotune.records.trial import Trial, TrialKind, append_trial
+from autotune.study.batch.records import read_request
 from autotune.study.events import PhaseStarted, Progress, Ready, Resolved, StudyPhase
 from autotune.study.interrupts import Interrupts
 from autotune.study.optuna_space import check_sampler
@@ -41,6 +44,8 @@ class StudyTask:
     planning: MakePlanning = DevicePlanning
     lasting: bool = True
     """True if the Optuna study is kept on disk."""
+    requested_time: str = ""
+    """Time that `tune` was called with, to record in the run's config; empty where a run is resumed, whose config stays."""
 
 
 def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
@@ -75,8 +80,10 @@ def wait_for_device(task: StudyTask) -> StudyTask:
 def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     """Capture and profile the step, and write the first records.
 
-    Raises ConfigError where the run directory contains a study of another objective, budget or loop, of
-    another graph, or of another device of a fleet.
+    Where `tune` continues a run, its options replace those of the run's config.
+
+    Raises ConfigError where the run directory contains a study whose trials cannot be compared with new ones: with other
+    options, of another graph, or of another device of a fleet.
     """
     config, run_dir, files = task.config, task.run_dir, RunDir(task.run_dir)
     earlier = load_config(str(files.config)) if files.config.exists() else None
@@ -96,21 +103,37 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     write_json(files.graph, to_json(prepared.graph))
     write_json(files.costs, to_json(prepared.costs))
     write_json(files.device, to_json(prepared.device))
-    if not files.config.exists():
-        write_text(files.config, dump_config(config))
+    if earlier is None or task.requested_time:
+        write_text(files.config, dump_config(config_to_record(task)))
     task.progress(Ready(prepared.graph, prepared.costs, prepared.device))
     return prepared
 
 
+def config_to_record(task: StudyTask) -> Config:
+    """Return the config of a run, with the time that was asked for: a search for the batch size uses a part of it."""
+    request = read_request(task.run_dir)
+    requested_time = task.requested_time or (task.config if request is None else request).time
+    return task.config.model_copy(update={"time": requested_time})
+
+
 def check_request(run_dir: Path, earlier: Config, config: Config) -> None:
-    """Raise ConfigError where a run was recorded for another objective, budget or training loop than a config has."""
-    for key in ("objective", "budget", "loop"):
-        recorded, requested = getattr(earlier, key), getattr(config, key)
-        if recorded != requested:
-            raise ConfigError(
-                f"{run_dir}: contains a study for {key} {recorded or 'none'}, not {requested or 'none'}; "
-                "tune under another --name"
-            )
+    """Raise ConfigError where a run was recorded with other options than a config has; stores may be added.
+
+    The workload's path may differ: its graph is compared. On a fleet, a class sets `device`, `limit` and `stores`.
+    """
+    allowed = earlier.model_copy(update={"stores": {**config.stores, **earlier.stores}})
+    free = ("workload", "device", "limit", "stores") if config.on or earlier.on else ("workload",)
+    key = find_difference(config, allowed.model_dump(mode="json"), free=free)
+    if key:
+        recorded, requested = (_describe_value(getattr(each, key)) for each in (earlier, config))
+        raise ConfigError(
+            f"{run_dir}: contains a study for {key} {recorded}, not {requested}; tune under another --name"
+        )
+
+
+def _describe_value(value: object) -> str:
+    named = value.model_dump(exclude_none=True) if isinstance(value, Section) else value
+    return "none" if named in ("", None, {}) else str(named)
 
 
 def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None:
@@ -124,7 +147,7 @@ def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None
         return
     raise ConfigError(
         f"{run_dir}: its trials ran on {recorded.silicon} ({recorded.cores} cores), this device is {device.silicon} "
-        f"({device.cores} cores); resume on the former, or tune under another --name with --seed-from {run_dir}"
+        f"({device.cores} cores); resume on the former, or tune under another --name with --seed-from {shlex.quote(str(run_dir))}"
     )
 
 

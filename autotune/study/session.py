@@ -38,6 +38,7 @@ from autotune.study.trial_store import TrialStore, make_identity
 from autotune.study.trials.device_pool import DevicePool
 from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.trials.parallel_search import ParallelSearch
+from autotune.study.trials.search_end import Patience, describe_end
 from autotune.study.verdicts.confirm import MIN_ROUNDS, compare_confirmed, to_table
 from autotune.study.verdicts.front import assess_front, extends_front
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
@@ -57,8 +58,6 @@ __all__ = ["Runner", "StudyResult", "tune"]
 
 PLANNED = 6
 """Number of planner-made plans to measure, fastest estimate first."""
-UNMEASURED = 0.25
-"""Weight of a trial that was not run, in measured trials, when the study counts trials without a gain."""
 PLANNING_SHARE = 0.2
 """Maximum share of the study's time for making the planned candidates."""
 
@@ -73,6 +72,7 @@ def tune(
     planning: MakePlanning = DevicePlanning,
     lasting: bool = True,
     devices: Sequence[ParallelRunner] = (),
+    requested_time: str = "",
 ) -> StudyResult:
     """Tune `config.workload` into `config.budget`, and return the best plan with all trials.
 
@@ -87,6 +87,7 @@ def tune(
         planning: makes the plans. `autotune.study.offline.replay` answers for planner and runner from a record.
         lasting: whether the Optuna study is kept on disk.
         devices: `runner`, then runners of equal devices. With two or more, the search measures on all of them.
+        requested_time: time to record with the config where a run is requested anew; see `StudyTask`.
 
     Raises:
         InfeasibleError: no plan fits the budget, or none ran to its end.
@@ -97,9 +98,10 @@ def tune(
     """
     with lock_run_dir(run_dir), Interrupts() as interrupts:
         deadline = time.monotonic() + config.time_seconds
-        task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting)
+        task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting, requested_time)
         session: _Session | None = None
         plan_path = report_path = None
+        ended = ""
         trials: list[Trial] = []
         try:
             trials += load_trials(RunDir(run_dir).trials)
@@ -110,7 +112,7 @@ def tune(
             rules = resolve(task, prepared, trials)
             resumed -= drop_cut_off(trials, rules)
             session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds, devices=devices)
-            session.run()
+            ended = session.run()
         except Stopped:
             if session is None:
                 raise SystemExit(128 + interrupts.received) from None
@@ -123,18 +125,11 @@ def tune(
                 if trials and write_report is not None:
                     report_path = write_report(run_dir)
         return StudyResult(
-            baseline=trials[0],
-            best=select_winner(trials, rules),
-            trials=tuple(trials),
-            budget_bytes=rules.budget_bytes,
-            floor_bytes=rules.floor_bytes,
-            plan_path=plan_path,
-            report_path=report_path,
-            interrupted=interrupts.received,
-            confirmed=tuple(compare_confirmed(trials, rules)),
-            run_dir=run_dir,
+            baseline=trials[0], best=select_winner(trials, rules), trials=tuple(trials), budget_bytes=rules.budget_bytes,
+            floor_bytes=rules.floor_bytes, plan_path=plan_path, report_path=report_path, interrupted=interrupts.received,
+            confirmed=tuple(compare_confirmed(trials, rules)), run_dir=run_dir, ended=ended,
             front_plans=tuple(assess_front(trials, rules)) if config.objective == "pareto" else (),
-        )
+        )  # fmt: skip
 
 
 class _Session:
@@ -162,7 +157,9 @@ class _Session:
         self.longest_run_seconds = 0.0
         """Seconds of the longest re-measurement so far; before the first, of the longest measurement without planning."""
         self.best_plan: Plan | None = None
-        self.trials_without_gain = 0.0
+        self.patience = Patience(self.config.patience)
+        self.ended = ""
+        """Reason for which the last search ended."""
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
         self.moves = MoveChooser(self.planning, rules, is_on=self.config.moves and self.config.objective == "time")
@@ -170,8 +167,8 @@ class _Session:
         self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
         self.maker = TrialMaker(self.config, prepared, rules, self.planning, self.store)
 
-    def run(self) -> None:
-        """Run every phase in turn; Stopped where a signal ends the study."""
+    def run(self) -> str:
+        """Run every phase in turn, and return why the search ended; Stopped where a signal ends the study."""
         for count in range(1, len(self.trials) + 1):
             self.announce(self.trials[:count], resumed=count <= self.resumed)
         self.measure_smallest()
@@ -185,7 +182,10 @@ class _Session:
             self.search()
             self.confirm()
         if select_winner(self.trials, self.rules) is None:
-            raise explain_failure(self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir)
+            raise explain_failure(
+                self.config, self.rules, self.trials, self.lowest.estimate, self.run_dir, is_late=self.seconds_left <= 0
+            )
+        return self.ended
 
     def measure_smallest(self) -> None:
         """Measure the smallest plan as trial 1; InfeasibleError if even its estimate exceeds the budget."""
@@ -274,6 +274,7 @@ class _Session:
             began = time.monotonic()  # choosing a move takes seconds on large graphs
             self.evaluate(self.propose())
             self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+        self.ended = describe_end(self.config, self.trials, self.patience)
 
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
         """Propose the next trial of the search: a move, or the sampler's suggestion. `pending` are planned, unrecorded trials."""
@@ -314,7 +315,7 @@ class _Session:
 
         `pending` is the number of planned, unrecorded trials.
         """
-        return self.is_used_up(pending) or self.trials_without_gain >= self.config.patience
+        return self.is_used_up(pending) or self.patience.is_used_up
 
     def is_used_up(self, pending: int = 0) -> bool:
         """Return True if trials or time are used up. The time of one more trial and of the confirmation is reserved."""
@@ -377,10 +378,9 @@ class _Session:
         trial, best = trials[-1], select_leader(trials, self.rules)
         leads = best is not None and best.plan == trial.plan != self.best_plan
         self.best_plan = None if best is None else best.plan
-        if leads or (self.config.objective == "pareto" and extends_front(trials, self.rules)):
-            self.trials_without_gain = 0.0
-        elif trial.kind in (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT):
-            self.trials_without_gain += 1 if trial.kind != TrialKind.REPEAT and trial.was_run else UNMEASURED
+        if not resumed:
+            is_gain = leads or (self.config.objective == "pareto" and extends_front(trials, self.rules))
+            self.patience.count(trial, is_gain=is_gain)
         ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
         self.progress(Finished(trial, ratio, leads, resumed))
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from autotune.study.interrupts import Expired, Interrupts, expire_after
+from autotune.study.interrupts import Expired, Interrupts, expire_after, interrupt_on_signals
 
 
 def test_a_wait_ends_at_its_limit_and_a_shorter_one_is_left_alone():
@@ -48,5 +48,7 @@ def test_a_signal_that_the_process_ignores_stays_ignored_in_a_study(number: sign
             signal.raise_signal(number)
             assert signal.getsignal(number) is signal.SIG_IGN
         assert interrupts.received == 0
+        with interrupt_on_signals():
+            signal.raise_signal(number)
     finally:
         signal.signal(number, before)

@@ -1,9 +1,10 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError, NumericsError, WorkerError
+from autotune.errors import ConfigError, InfeasibleError, NumericsError, OutOfTimeError, WorkerError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.plan import Plan
 from autotune.planners.auto import best_plan
@@ -11,7 +12,7 @@ from autotune.records.budget import Budget
 from autotune.records.config import load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.outcome import check_plans_directory, explain_failure, prove_infeasible
+from autotune.study.outcome import check_plans_directory, explain_failure, explain_no_time, prove_infeasible
 from autotune.study.verdicts.ranking import Rules
 from autotune.testing.graphs import training_chain
 from tests.study.test_ranking import estimate
@@ -117,3 +118,20 @@ def test_where_bytes_did_not_rule_a_plan_out_it_is_told_what_did():
     kept, died = trial(1, charged=300 * 2**20), trial(1, outcome=Outcome.TIMEOUT, detail="no answer within 300 s")
     over = trial(2, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET, detail="the step was charged 302.0 MiB")
     assert "no plan ran to its end: no answer within 300 s. See run/trials.jsonl" in said(over, kept, died)
+
+
+def test_a_budget_is_not_infeasible_where_the_time_was_over_before_the_planners_plans_were_measured():
+    over = trial(1, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET)
+    planned = replace(trial(2, charged=303 * 2**20, outcome=Outcome.OVER_BUDGET), kind=TrialKind.PLANNER)
+    for trials, is_late, kind in (
+        ([over], True, OutOfTimeError),
+        ([over], False, InfeasibleError),
+        ([over, planned], True, InfeasibleError),
+    ):
+        error = explain_failure(CONFIG, rules(301 * 2**20), trials, estimate(), Path("run"), is_late=is_late)
+        assert type(error) is kind
+
+
+def test_a_suggested_command_is_quoted_for_a_shell():
+    text = str(explain_no_time(CONFIG, Path("runs/my run")))
+    assert text.endswith("continue with a longer one: autotune resume 'runs/my run' --time 10m")

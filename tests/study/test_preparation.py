@@ -3,14 +3,17 @@
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.errors import ConfigError
 from autotune.measure.survey import PreparedWorkload
+from autotune.records.config import Config, load_config
 from autotune.records.device import Device
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import TrialKind
+from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.testing.runner_contract import make_config
@@ -86,14 +89,64 @@ def test_a_study_is_not_resumed_where_plain_eager_fits_no_more_or_only_now(tmp_p
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"objective": "pareto"}, "objective time, not pareto"), ({"loop": "clip"}, "loop none, not clip")],
+    [
+        ({"objective": "pareto"}, "objective time, not pareto"),
+        ({"loop": "clip"}, "loop none, not clip"),
+        ({"limit": "900MiB"}, "limit none, not 900MiB"),
+        ({"exact": True}, "exact False, not True"),
+        ({"samples": 20}, "samples 10, not 20"),
+        ({"seed": 3}, "seed 0, not 3"),
+        ({"arguments": {"batch": 8}}, "arguments none, not {'batch': 8}"),
+        ({"planners": {"order": ["traced"]}}, r"planners {.+}, not {'order': \['traced'\]}"),
+    ],
 )
-def test_another_objective_or_loop_is_refused_under_the_name_of_a_run(
-    tmp_path: Path, change: dict[str, str], message: str
+def test_options_that_a_run_was_not_measured_with_are_refused_under_its_name(
+    tmp_path: Path, change: dict[str, Any], message: str
 ):
     run(tmp_path, None, DEVICE, trials=2)
     with pytest.raises(ConfigError, match=f"contains a study for {message}; tune under another --name"):
         tune(make_config(tmp_path, **change), FakeRunner(), tmp_path / "run", lasting=False)
+
+
+def recorded_config(tmp_path: Path) -> Config:
+    return load_config(str(RunDir(tmp_path / "run").config))
+
+
+def test_a_store_and_limits_given_with_the_name_of_a_run_are_recorded_and_those_of_resume_are_not(tmp_path: Path):
+    def study(requested_time: str, **fields: Any) -> None:
+        config, runner = make_config(tmp_path, **fields), FakeRunner(store="stores" in fields)
+        tune(config, runner, tmp_path / "run", lasting=False, requested_time=requested_time)
+
+    study("10m", trials=2)
+    study("1h", trials=4, stores={"ssd": "disk"})
+    asked = ({"ssd": "disk"}, 4, "1h")
+    config = recorded_config(tmp_path)
+    assert (config.stores, config.trials, config.time) == asked
+    study("", trials=5, stores={"ssd": "disk"}, time="2m")
+    config = recorded_config(tmp_path)
+    assert (config.stores, config.trials, config.time) == asked
+    message = "contains a study for stores {'ssd': 'disk'}, not {'ssd': 'other'}; tune under another --name"
+    with pytest.raises(ConfigError, match=message):
+        study("10m", trials=6, stores={"ssd": "other"})
+    assert recorded_config(tmp_path) == config
+
+
+@pytest.mark.parametrize("change", [{"stores": {"ssd": "/data"}}, {"limit": "900MiB"}])
+def test_a_study_goes_on_under_another_class_of_equal_devices_with_its_own_limit_and_stores(
+    tmp_path: Path, change: dict[str, Any]
+):
+    tune(make_config(tmp_path, on="a", trials=2, stores={"ssd": "/a"}), RunnerOn(), tmp_path / "run", lasting=False)
+    config = make_config(tmp_path, on="b", trials=3, **{"stores": {"ssd": "/a"}, **change})
+    assert len(tune(config, RunnerOn(), tmp_path / "run", lasting=False).trials) > 2
+
+
+def test_a_run_records_the_time_that_was_asked_for_and_not_what_the_search_for_the_batch_size_left(tmp_path: Path):
+    config = make_config(tmp_path, time="1h", trials=2)
+    (tmp_path / "run").mkdir()
+    search = BatchSearch("batch", config.model_dump(mode="json"), "batch", StepSize(8))
+    write_batch_search(tmp_path / "run", search)
+    tune(config.model_copy(update={"time": "431s"}), FakeRunner(), tmp_path / "run", lasting=False)
+    assert recorded_config(tmp_path).time == "1h"
 
 
 class RunnerBehindQueue(RunnerOn):

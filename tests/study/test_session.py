@@ -548,6 +548,20 @@ def test_without_time_for_a_plan_the_baseline_is_kept_and_the_study_can_be_resum
     assert run(tmp_path, slow, trials=None, time="10m").best is not None
 
 
+def test_a_smallest_plan_over_the_budget_at_the_end_of_the_time_leaves_the_budget_open(tmp_path, slow):
+    slow.overhead = 3.0
+    with pytest.raises(OutOfTimeError, match=r"11s was over before a plan of the planners was measured; .* resume"):
+        run(tmp_path, slow, trials=None, time="11s")
+    with pytest.raises(InfeasibleError, match="with the smallest plan"):
+        run(tmp_path, slow, trials=5, time="10m")
+
+
+def test_a_result_names_what_ended_its_search(tmp_path, slow):
+    assert run(tmp_path / "first", trials=4).ended == "its maximum of 4 trials is reached"
+    timed = run(tmp_path / "second", slow, trials=None, time="31s", planners={**QUICK, "order": ["traced"]})
+    assert timed.ended == "its time is used up"
+
+
 def test_ties_go_to_a_notably_lower_charge(tmp_path):
     result = run(tmp_path, trials=6)
     ratios = {trial.number: trial.measurement.time_ratio for trial in result.trials if trial.plan}
@@ -618,6 +632,14 @@ def test_a_plan_that_fails_after_it_was_handed_back_is_taken_back_unless_the_fil
         run(tmp_path, FakeRunner(outcome_of=lambda plan: Outcome.OUT_OF_MEMORY), lasting=True)
     assert not kept.exists()
     assert handed.exists() != ours
+
+
+def test_a_study_that_its_patience_ended_searches_again_when_it_is_resumed(tmp_path):
+    one = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"]}
+    first, second = (run(tmp_path, trials=None, budget="120%", planners=one, patience=2) for _ in range(2))
+    assert first.ended == second.ended == "no gain in 2 trials"
+    assert second.trials[: len(first.trials)] == first.trials
+    assert [[trial.kind for trial in each.trials].count("repeat") for each in (first, second)] == [8, 16]
 
 
 def test_more_trials_go_on_where_it_ended(tmp_path):

@@ -247,6 +247,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("tune", "resnet18", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
         (("tune", "resnet18", "--store", "ssd=a file"), "a file is no directory"),
         (("tune", "resnet18", "--name", "../up"), "a plain name"),
+        (("tune", "resnet18", "--name", ""), "name '': give a plain name, neither empty nor a path; it becomes"),
         (("tune", "no.yaml"), "no.yaml"),
         (("tune", "resnet"), "resnet: no zoo workload; known: resnet18, "),
         (("tune", "no.py:make"), "no.py:make: no such file in "),
@@ -273,6 +274,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("report",), "no run in runs/"),
         (("report", "empty"), "no run is recorded here"),
         (("resume", "empty"), "no run is recorded here"),
+        (("resume", "begun", "--time", "abc"), "error: --time: cannot read 'abc'"),
         (("tune", "resnet18", "--time", "0s"), "0s leaves no time for a trial; write 90s"),
         (("tune", "resnet18", "--seed-from", "empty"), "empty: no plan was measured here"),
         (("tune", "resnet18", "--seed-from", "cut.json"), "cut.json: not a plan file"),
@@ -292,6 +294,8 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_no_file(
 ) -> None:
     (here / "a file").write_text("")
     (here / "empty").mkdir()
+    (here / "begun").mkdir()
+    (here / "begun" / "config.yaml").write_text("workload: resnet18\n")
     (here / "front.yaml").write_text("workload: resnet18\nobjective: pareto\n")
     (here / "wrong.yaml").write_text("workload: resnet18\nbugdet: 65%\n")
     planfile.write(here / "whole.json", plan_file())
@@ -696,6 +700,15 @@ def test_measure_json_holds_measurement_and_baseline(
     assert document["measurement"]["outcome"] == "ok"
 
 
+def test_a_wrong_limit_of_a_measured_plan_names_its_option(
+    here: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    planfile.write(here / "whole.json", plan_file())
+    code, out, err = run("measure", "whole.json", "--limit", "1gb")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: --limit: cannot read '1gb'")
+
+
 def test_a_plan_of_another_graph_names_what_differs() -> None:
     other = training_chain(9, 20 * MIB, MIB)
     wider = training_chain(8, 21 * MIB, MIB)
@@ -831,6 +844,7 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     afresh = lines.index("re-measured, interleaved with plain eager:")
     assert [sum(line.endswith("BEST") for line in part) for part in (lines[:afresh], lines[afresh:])] == [1, 1]
     assert lines[afresh + 2].split()[0] == "eager"
+    assert "search  ended: its maximum of 6 trials is reached" in lines
     assert lines[-3] == "results bit-equal to eager"
     assert lines[-2].startswith("plan    plans/one.json")
     assert lines[-1].startswith("report  runs/one/report.html")
@@ -842,6 +856,25 @@ def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     assert after.startswith(before)
     assert len(after) > len(before)
     assert run("report")[1] == "runs/one/report.html\n"
+
+
+def test_a_run_that_tune_continues_keeps_its_stores_and_records_the_new_options_for_resume(
+    here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    def tune(*options: str) -> Config:
+        code, _, err = run("tune", few_planners, "--name", "one", *options)
+        assert code == 0, err
+        return load_config("runs/one/config.yaml")
+
+    (here / "disk").mkdir()
+    assert tune("--trials", "4").stores == {}
+    config = tune("--trials", "5", "--store", "ssd=disk", "--time", "7m")
+    assert (config.stores, config.trials, config.time) == ({"ssd": "disk"}, 5, "7m")
+    assert tune("--trials", "6").stores == {"ssd": "disk"}
+    assert run("resume", "runs/one", "--trials", "7")[0] == 0
+    code, _, err = run("tune", few_planners, "--name", "one", "--limit", "900MiB")
+    last = "error: runs/one: contains a study for limit none, not 900MiB; tune under another --name"
+    assert (code, err.splitlines()[-1]) == (2, last)
 
 
 def test_the_table_of_a_study_has_measured_trials_only_and_counts_the_others(

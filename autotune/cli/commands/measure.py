@@ -28,8 +28,9 @@ def run(
     values = {key: scalar(text, f"--set {key}") for key, text in arguments.items()}
     with answer_stream() as out:
         pair = measure_plan(
-            path, arguments=values, stores=stores, limit=limit, notify=print_note, allow_reference=allow_reference
-        )
+            path, arguments=values, stores=stores, limit=limit, notify=print_note, allow_reference=allow_reference,
+            from_command_line=True,
+        )  # fmt: skip
         measurement, baseline = pair.measurement, pair.baseline
         if json:
             changes = list_changes(_environment(pair.file.device), _environment(measurement.device))

@@ -9,7 +9,7 @@ from autotune.cli.progress_panel import show_progress
 from autotune.errors import StudyInterruptedError
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import NOT_VERIFIED
-from autotune.records.run_dir import RunDir, with_name
+from autotune.records.run_dir import RunDir, resume_command, with_name
 from autotune.records.speed_environment import advise_passive_waiting
 from autotune.records.trial import TrialKind
 
@@ -29,7 +29,7 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
 def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
     """Continue a recorded run within new `limits`, and print the result."""
     run_dir = with_name(run_dir)
-    config = load_run_config(run_dir, limits)
+    config = load_run_config(run_dir, limits, from_command_line=True)
     with answer_stream() as out:
         with show_progress(config) as progress:
             result = run_study(choose_batch_size(config, run_dir, progress), run_dir, progress)
@@ -37,6 +37,7 @@ def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
 
 
 def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
+    command = "autotune resume" if result.run_dir is None else resume_command(result.run_dir)
     if not json:
         _print_tables(result, out)
         if (search := result.batch_search) is not None:
@@ -49,10 +50,12 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
             out.write(f"busy    other work disturbed {disturbed}; tune under another --name on an idle machine\n")
             if advice := advise_passive_waiting():
                 out.write(f"        beside other work {advice}\n")
+        if result.ended:
+            out.write(f"search  ended: {result.ended}\n")
         if result.best is not None and not result.confirmed:
             out.write(
                 "note    the search ended before its plan was re-measured beside plain eager; "
-                f"go on with: autotune resume {result.run_dir} --time 5m\n"
+                f"go on with: {command} --time 5m\n"
             )
         if result.best is not None and result.best.measurement is not None:
             if (file := result.plan) is not None:
@@ -60,13 +63,13 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
             out.write(f"results {result.best.measurement.verified or NOT_VERIFIED}\n")
         if result.front_plans and result.run_dir is not None:
             count, folder = len(result.front), RunDir(result.run_dir).front
-            more = f"no point is certain yet; autotune resume {result.run_dir} --time 10m adds runs"
+            more = f"no point is certain yet; {command} --time 10m adds runs"
             out.write(f"front   {f'{count} plans in {folder}' if count else more}\n")
         out.write(f"plan    {result.plan_path or 'none yet'}\nreport  {result.report_path or 'none'}\n")
     else:
         print_json(_document(result), out)
     if result.interrupted:
-        raise StudyInterruptedError(f"interrupted; continue with: autotune resume {result.run_dir}", result.interrupted)
+        raise StudyInterruptedError(f"interrupted; continue with: {command}", result.interrupted)
 
 
 def _print_tables(result: "StudyResult", out: IO[str]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError
 from autotune.records.budget import format_step_budget
 from autotune.records.config import BATCH_OBJECTIVES, Config, load_config
-from autotune.records.run_dir import RunDir, lock_run_dir
+from autotune.records.request import find_difference
+from autotune.records.run_dir import RunDir, lock_run_dir, resume_command
 from autotune.study.batch.estimate import BatchEstimate
 from autotune.study.batch.measurements import SizeMeasurer, config_at_size, plan_path
 from autotune.study.batch.race import CaptureSteps, SizeRace
@@ -34,23 +35,6 @@ KERNELS_SHARE, KERNELS_FACTOR = 0.75, 4
 """Batch size at which kernels are compared: share of eager's largest by estimate, and greatest multiple of the workload's own."""
 KERNELS_SAMPLES = 16
 """Least number of timed steps of one combination of kernels and memory format: no later measurement corrects the choice."""
-_FREE_KEYS = frozenset(
-    (
-        "time",
-        "trials",
-        "tracking_uri",
-        "optuna_storage",
-        "runs",
-        "plans",
-        "seed_from",
-        "patience",
-        "sampler",
-        "fleet",
-        "on",
-        "parallel",
-    )
-)
-"""Keys of a config that may differ where a search is continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +109,13 @@ def config_for_kernels(config: Config, estimate: BatchEstimate) -> Config:
 
 def _refuse_other_request(config: Config, search: BatchSearch, run_dir: Path) -> None:
     """Raise ConfigError where a run directory contains the search of another config; limits of time may differ."""
-    requested, recorded = _identity(config.model_dump(mode="json")), _identity(search.config)
-    keys = [key for key in requested.keys() | recorded.keys() if requested.get(key) != recorded.get(key)]
-    if keys:
-        key = min(keys)
+    key = find_difference(config, search.config)
+    if key:
+        recorded, requested = search.config.get(key), getattr(config, key, None)
         raise ConfigError(
-            f"{run_dir}: contains a search for the batch size with {key} {recorded.get(key)!r}, not {requested.get(key)!r}; "
+            f"{run_dir}: contains a search for the batch size with {key} {recorded!r}, not {requested!r}; "
             "tune under another --name"
         )
-
-
-def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a search depends on: all keys but limits of time, places of files, and devices.
-
-    A key that an earlier version did not have has its default.
-    """
-    defaults = Config.model_validate({"workload": config["workload"]}).model_dump(mode="json")
-    return {key: value for key, value in {**defaults, **config}.items() if key not in _FREE_KEYS}
 
 
 def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed_seconds: float) -> Config:
@@ -155,7 +129,8 @@ def _config_of_study(config: Config, search: BatchSearch, run_dir: Path, elapsed
     )
     if (recorded := RunDir(run_dir).config).exists():  # a study that goes on keeps its budget
         earlier = load_config(str(recorded))
-        chosen = chosen.model_copy(update={"budget": earlier.budget, "limit": earlier.limit})
+        kept = {"budget": earlier.budget, "limit": earlier.limit, "seed_from": config.seed_from or earlier.seed_from}
+        chosen = chosen.model_copy(update=kept)
     seed = plan_path(run_dir, search.chosen)
     if config.seed_from is None and seed.exists() and not RunDir(run_dir).trials.exists():
         chosen = chosen.model_copy(update={"seed_from": str(seed)})
@@ -236,7 +211,7 @@ def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneE
                 f"{too_large}; {race.count} sizes were measured, the maximum; tune under another --name with "
                 f"--set {search.argument}={smallest.size.batch // 2} --budget {search.budget}"
             )
-        return OutOfTimeError(f"{too_large}; continue with: autotune resume {run_dir} --time 10m")
+        return OutOfTimeError(f"{too_large}; continue with: {resume_command(run_dir)} --time 10m")
     return InfeasibleError(
         f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; raise --budget"
     )

@@ -16,7 +16,7 @@ from autotune.records.budget import Budget
 from autotune.records.config import Config
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import PlanFile
-from autotune.records.run_dir import RunDir, write_json, write_text
+from autotune.records.run_dir import RunDir, resume_command, write_json, write_text
 from autotune.records.trial import Trial
 from autotune.study.outcome import build_plan_file
 from autotune.study.preparation import reference_step_bytes
@@ -59,7 +59,7 @@ def write_front(
                 path = files.front_plan(point.number)
                 kept.add(path)
                 file = build_point_file(config, point, prepared, rules, reference_bytes)
-                planfile.write(path, file, remedy=f"free space there, then: autotune resume {files.path}")
+                planfile.write(path, file, remedy=f"free space there, then: {resume_command(files.path)}")
         for path in files.front.glob("plan-*.json"):
             if path not in kept:
                 path.unlink()  # its plan is no point of the front any more
@@ -71,7 +71,7 @@ def write_front(
     except OSError as error:
         raise ConfigError(
             f"{files.front}: cannot write the front ({error.strerror}); free space there, then: "
-            f"autotune resume {files.path}"
+            f"{resume_command(files.path)}"
         ) from None
 
 

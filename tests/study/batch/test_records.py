@@ -1,6 +1,8 @@
 """Records and reports of a search: what the terminal, the page, `resume` and a night make of it."""
 
 import json
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -193,6 +195,51 @@ def test_ctrl_c_in_a_search_says_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StudyInterruptedError, match=f"continue with: autotune resume {tmp_path}") as error:
         launch.choose_batch_size(config, tmp_path, lambda event: None)
     assert error.value.exit_code == 130
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Signal that does nothing unless the code under test handles it: its default would end the tests."""
+    before = signal.signal(request.param, lambda number, frame: None)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+def test_a_signal_in_a_search_for_the_batch_size_runs_the_cleanup_and_says_how_to_go_on(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cleaned: list[int] = []
+    handler = signal.getsignal(number)
+
+    def search(*_: Any) -> Config:
+        RunDir(tmp_path).batch_search.touch()
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(number)
+        raise AssertionError("the search went on")
+
+    monkeypatch.setattr("autotune.study.batch.choice.choose_batch", search)
+    with pytest.raises(StudyInterruptedError, match=f"interrupted; continue with: autotune resume {tmp_path}") as error:
+        launch.choose_batch_size(Config(workload="w", objective="batch"), tmp_path, lambda event: None)
+    assert (error.value.exit_code, cleaned) == (128 + number, [number])
+    assert signal.getsignal(number) is handler
+
+
+def test_a_signal_while_kernels_are_compared_leaves_no_directory(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def compare(config: Config, run_dir: Path, *_: Any) -> Config:
+        run_dir.mkdir(parents=True)
+        signal.raise_signal(number)
+        raise AssertionError("the comparison went on")
+
+    monkeypatch.setattr("autotune.study.captures.choose_capture", compare)
+    config = Config(workload="w", kernels="any", runs=str(tmp_path / "runs"))
+    with pytest.raises(StudyInterruptedError, match="before kernels were chosen; nothing is kept") as error:
+        launch.start_study(config, "one", lambda event: None)
+    assert error.value.exit_code == 128 + number
+    assert not (tmp_path / "runs" / "one").exists()
 
 
 @pytest.mark.parametrize("objective", ["batch", "throughput"])

@@ -1,0 +1,41 @@
+"""Decide when a search ends for want of a gain, and describe why a study ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.records.config import Config
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.verdicts.ranking import NEW_RUNS
+
+UNMEASURED = 0.25
+"""Weight of a trial that was not run, in measured trials, when the study counts trials without a gain."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """Trials of one session since the last gain. A resumed session starts from zero: more was asked for."""
+
+    limit: int
+    """Number of measured trials without a gain after which the search ends."""
+    without_gain: float = 0.0
+
+    def count(self, trial: Trial, *, is_gain: bool) -> None:
+        """Include a trial that ended."""
+        if is_gain:
+            self.without_gain = 0.0
+        elif trial.kind in (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT):
+            self.without_gain += 1 if trial.kind != TrialKind.REPEAT and trial.was_run else UNMEASURED
+
+    @property
+    def is_used_up(self) -> bool:
+        """True if no gain is left to expect."""
+        return self.without_gain >= self.limit
+
+
+def describe_end(config: Config, trials: Sequence[Trial], patience: Patience) -> str:
+    """Return why a search ended: by its number of trials, for want of a gain, or by its time."""
+    if config.trials is not None and sum(trial.kind not in NEW_RUNS for trial in trials) >= config.trials:
+        return f"its maximum of {config.trials} trials is reached"
+    if patience.is_used_up:
+        return f"no gain in {patience.limit} trials"
+    return "its time is used up"
