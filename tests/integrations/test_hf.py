@@ -332,6 +332,7 @@ def test_sharded_training_is_refused_by_name(name: str, tmp_path: Path):
 
 
 RANK = """
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -346,6 +347,7 @@ make = partial(make_trainer, folder=Path(sys.argv[1]), per_device_train_batch_si
 found = differences(train(partial(make, Trainer)), train(partial(make, AutotuneTrainer)))
 Path(sys.argv[1], f"rank {torch.distributed.get_rank()}").write_text(str(found))
 torch.distributed.destroy_process_group()
+os._exit(0)  # threads of gloo sometimes abort an interpreter that ends by itself
 """
 
 
