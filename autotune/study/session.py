@@ -240,7 +240,7 @@ class _Session:
 
     def measure_proposals(self, is_new: Callable[[Candidate], bool], most: int = PLANNED) -> None:
         """Measure at most `most` of the planners' proposals for the present target, fastest estimate first."""
-        until = time.monotonic() + PLANNING_SHARE * self.config.time_seconds
+        until = time.monotonic() + min(PLANNING_SHARE * self.config.time_seconds, self.seconds_left)
         proposals: list[Candidate] = []
         with self.interrupts.breakable(patient=False):
             for proposal in self.planning.propose(self.target_bytes):

@@ -541,6 +541,21 @@ def test_no_trial_begins_after_the_time_limit_and_the_one_in_flight_ends(tmp_pat
     assert result.plan_path.exists()
 
 
+def test_planning_ends_with_the_time_of_the_study(tmp_path, slow, monkeypatch):
+    proposed = []
+    propose = DevicePlanning.propose
+
+    def take_three_seconds(planning, budget_bytes):
+        for candidate in propose(planning, budget_bytes):
+            slow.now += 3
+            proposed.append(candidate)
+            yield candidate
+
+    monkeypatch.setattr(DevicePlanning, "propose", take_three_seconds)
+    run(tmp_path, slow, trials=None, time="22s")  # of which 2 s are left, and a fifth of it would be 4.4 s
+    assert len(proposed) == 1
+
+
 def test_without_time_for_a_plan_the_baseline_is_kept_and_the_study_can_be_resumed(tmp_path, slow):
     with pytest.raises(OutOfTimeError, match="the time limit of 10s was over before a plan was measured; continue"):
         run(tmp_path, slow, trials=None, time="10s")
