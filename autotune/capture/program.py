@@ -84,7 +84,7 @@ class Program:
     attached: tuple[bool, ...] = ()
     """For each leaf of the step's result: it has a gradient in eager, which a captured step does not give."""
     opened: "Program | None" = None
-    """The same step with the ops of its recurrent layers one by one, for kernels that fuse them; None where it has no such layer.
+    """This step with the ops of its recurrent layers one by one, for kernels that fuse them; None where it has no such layer.
 
     Here the ops of a layer are one op each for forward and backward, because they have eager's bits only together.
     """

@@ -82,7 +82,7 @@ class CompiledRegion:
 
     @property
     def _base(self) -> "CompiledRegion":
-        """The same region with all outputs in memory of their own."""
+        """Return this region with all outputs in new memory."""
         return CompiledRegion(self.region, self.signature.partition(" ")[0], self._inputs, self._outputs)
 
     @property

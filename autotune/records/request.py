@@ -29,7 +29,7 @@ _FIRST_KEYS = ("objective", "budget", "loop")
 
 
 def find_difference(requested: Config, recorded: Mapping[str, Any], *, free: Collection[str] = ()) -> str:
-    """Return a key whose values do not allow to continue a run; empty where they all do.
+    """Return the first key whose recorded and requested values forbid continuing a run; empty if no key does.
 
     A key that an earlier version did not record has its default.
 

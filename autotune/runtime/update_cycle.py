@@ -93,14 +93,14 @@ class UpdateCycle:
         self.restart_if_cleared()
         if self.is_pending:
             return
-        found = [parameter for parameter in self.parameters if parameter.grad is not None]
-        if not found:
+        leftover = [parameter for parameter in self.parameters if parameter.grad is not None]
+        if not leftover:
             return
         assert self.optimizer is not None
-        if not self._has_warned and any(_is_nonzero(parameter.grad) for parameter in found):
+        if not self._has_warned and any(_is_nonzero(parameter.grad) for parameter in leftover):
             self._has_warned = True
             warnings.warn(
-                f"{len(found)} parameters had gradients before the step, the first of shape {tuple(found[0].shape)}; the step "
+                f"{len(leftover)} parameters had gradients before the step, the first of shape {tuple(leftover[0].shape)}; the step "
                 "discards them, as zero_grad() does: add their term to the loss function if they belong to its update",
                 stacklevel=3,
             )

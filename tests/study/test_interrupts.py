@@ -1,4 +1,4 @@
-"""What ends a wait: a limit of time, a signal."""
+"""A wait ends at a limit of time or at a signal."""
 
 import math
 import signal

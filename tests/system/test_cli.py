@@ -779,8 +779,9 @@ def test_tune_json_has_the_names_of_the_types_and_its_files_exist(
     assert code == 0, err
     document = json.loads(out)
     assert set(document) == {
-        "baseline", "best", "confirmed", "front", "trials", "disturbed", "plan_path", "report_path",
+        "baseline", "best", "confirmed", "front", "trials", "disturbed", "ended", "plan_path", "report_path",
     }  # fmt: skip
+    assert document["ended"] == "its maximum of 8 trials is reached"
     assert document["front"] == []
     assert document["confirmed"][0]["verdict"] == "BEST"
     assert document["confirmed"][0]["trial"] == document["best"]["number"]

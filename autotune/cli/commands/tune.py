@@ -117,6 +117,7 @@ def _document(result: "StudyResult") -> dict[str, Any]:
         "front": list_front(result.front_plans, eager_step_bytes(eager)),
         "trials": [to_json(trial) for trial in result.trials],
         "disturbed": describe_disturbance(result.trials),
+        "ended": result.ended,
         "plan_path": str(result.plan_path) if result.plan_path else None,
         "report_path": str(result.report_path) if result.report_path else None,
     }

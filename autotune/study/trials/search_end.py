@@ -13,14 +13,14 @@ UNMEASURED = 0.25
 
 @dataclass(slots=True)
 class Patience:
-    """Trials of one session since the last gain. A resumed session starts from zero: more was asked for."""
+    """Trials of one session since the last gain. A resumed session starts from zero, because the user asked for more."""
 
     limit: int
     """Number of measured trials without a gain after which the search ends."""
     without_gain: float = 0.0
 
     def count(self, trial: Trial, *, is_gain: bool) -> None:
-        """Include a trial that ended."""
+        """Count a trial that ended; a gain starts the count again."""
         if is_gain:
             self.without_gain = 0.0
         elif trial.kind in (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT):
@@ -28,7 +28,7 @@ class Patience:
 
     @property
     def is_used_up(self) -> bool:
-        """True if no gain is left to expect."""
+        """True if the limit is reached."""
         return self.without_gain >= self.limit
 
 

@@ -166,9 +166,10 @@ class ModelFrontier:
         return [name for name in names if name not in timed]
 
     def choose_plans(self, peers: int) -> list[str]:
-        """Return the plans to time, fewer of nearly the same estimate where memory is too small for all with the peers.
+        """Return the plans to time beside a number of peers.
 
-        A process at rest holds up to eager's bytes: tcmalloc keeps its pages.
+        Where memory is too small for all of them, fewer plans with nearly equal estimates are timed. A process that waits
+        holds up to eager's bytes, because tcmalloc keeps its pages.
         """
         eager = self.record["peers"][EAGER]
         most = int(MEMORY_SHARE * psutil.virtual_memory().total / (eager["floor_bytes"] + eager["step_peak_bytes"]))

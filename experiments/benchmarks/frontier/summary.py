@@ -32,7 +32,7 @@ MEAN, WORST, LOWEST, AT_NEARLY_EAGER = 0.90, 1.02, 0.60, 0.60
 over eager's at 1.03 times eager's time."""
 MIB = 2**20
 TRIED = "tiny-"
-"""Begin of the name of a folder with results of `--tiny`."""
+"""Prefix of the folders that `--tiny` writes to."""
 
 
 def summarize(out: Path) -> str:
@@ -63,7 +63,7 @@ def draw_machines(results: Path) -> None:
 
 
 def shorten(processor: str) -> str:
-    """Return a processor's name without marks.
+    """Return a processor's name without trade marks.
 
     >>> shorten("Intel(R) Xeon(R) Processor")
     'Intel Xeon'
@@ -129,7 +129,10 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_machines(results: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of all machines' folders by model: of two machines' the one with times, else the later one."""
+    """Return one record for each model from the folders of all machines.
+
+    Of several records of a model, one with times comes before one without, and a later one before an earlier one.
+    """
     found: dict[str, dict[str, Any]] = {}
     for folder in sorted(path for path in results.iterdir() if path.is_dir() and not path.name.startswith(TRIED)):
         for name, record in read_records(folder).items():
