@@ -47,6 +47,10 @@ def find_factory(reference: str) -> Callable[..., Any]:
     return _run(reference, lambda: _find_factory(reference))
 
 
+def _is_imported_class(member: object, module: object) -> bool:
+    return isinstance(member, type) and member.__module__ != getattr(module, "__name__", "")
+
+
 def _find_factory(reference: str) -> Callable[..., Any]:
     if reference.endswith(LIVE_SUFFIX):
         return partial(load_live_workload, Path(reference))
@@ -59,7 +63,11 @@ def _find_factory(reference: str) -> Callable[..., Any]:
     factory: Any = module
     for part in attribute.split("."):
         if not hasattr(factory, part):
-            names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("_")]
+            names = [
+                name
+                for name, member in vars(module).items()
+                if callable(member) and not name.startswith("_") and not _is_imported_class(member, module)
+            ]
             raise ConfigError(f"{place} has no {attribute!r}{nearest(attribute, names)}")
         factory = getattr(factory, part)
     if not callable(factory):

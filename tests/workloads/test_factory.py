@@ -14,6 +14,7 @@ from autotune.workloads.zoo import ZOO
 GOOD = """
     import torch
     import autotune
+    from torch.nn import Linear
 
     def loss_fn(model, batch):
         return model(batch).sum()
