@@ -23,6 +23,7 @@ KERNELS = "kernels/results/usual/summary.md"
 TRIALS = "trial_cost/results/summary.md"
 TUNES, QUIET_TUNES = "repeated_tunes/results/summary.md", "repeated_tunes/results/quiet/summary.md"
 FRONTIER = "frontier/results/cpu-amd-epyc-2/summary.md"
+FRONTIER_XEON = "frontier/results/cpu-intel-xeon-2/summary.md"
 BATCHES = "batch_sizes/results/summary.md"
 VARIABLE = "variable_length/results/summary.md"
 REPLAYS = "landscape/results/replays/summary.md"
@@ -41,6 +42,7 @@ TIED = (
     Tied(LIMITS, "2.6 s", VARIABLE, ("2.60",)),
     Tied(LIMITS, "1.037 times", FRONTIER, ("1.037",)),
     Tied(LIMITS, "1.035 times", FRONTIER, ("1.035",)),
+    Tied(LIMITS, "1.073 times", FRONTIER_XEON, ("1.073",)),
     Tied(LIMITS, "1.020 times", FRONTIER, ("1.020",)),
     Tied(LIMITS, "1.009 times", FRONTIER, ("1.009",)),
     Tied(LIMITS, "5 s", TRIALS, ("4.86",)),
