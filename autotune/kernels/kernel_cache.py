@@ -110,8 +110,11 @@ def _new_entry(path: Path) -> Iterator[Path]:
     unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=path.parent))
     try:
         yield unfinished
-        with contextlib.suppress(OSError):  # another process wrote the same entry meanwhile
+        try:
             unfinished.rename(path)
+        except OSError:
+            if not path.exists():  # else another process wrote the same entry meanwhile
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

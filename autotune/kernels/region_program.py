@@ -335,10 +335,11 @@ def _with_kernel(op: Op, call: Call, reading: _Reading, outputs: Sequence[Meta],
     """Return the op and the call of a region with its compiled kernel."""
     region, metas = reading.region, reading.metas
     inside = find_overwritable(region.calls, region.inputs, region.outputs, metas)
+    in_parts = {value for argument in reading.arguments if not isinstance(argument, Read) for value in reads(argument)}
     inplace = tuple(
         argument.value
         for argument, inner in zip(reading.arguments, region.inputs, strict=True)
-        if isinstance(argument, Read) and inner in inside and argument.value not in static
+        if isinstance(argument, Read) and inner in inside and argument.value not in static | in_parts
     )
     compiled = CompiledRegion(region, reading.kernel_signature, _describe(metas, region.inputs), outputs)
     name, target = f"{op.layer}.fused{op.id}", "autotune.kernels.fused"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autotune.capture.program import Call, Meta, Program, Read, View
+from autotune.capture.program import Call, Meta, Program, Read, View, reads
 from autotune.capture.tracer import capture
 from autotune.ir.graph import Op
 from autotune.kernels.compiled_region import CompiledRegion
@@ -56,6 +56,26 @@ def test_no_output_takes_the_memory_of_an_input_that_it_reads_transposed():
 def test_no_region_overwrites_the_users_own_tensors():
     graph = step(attention).graph
     assert not any(graph.static & set(op.inplace) for op in graph.ops)
+
+
+def scaled_by_its_rows(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    gram = x.T @ x
+    hidden = model[0](gram)
+    for row in range(4):
+        hidden = model[0](torch.sin(gram * gram[row] + hidden))
+    return hidden.sum()
+
+
+def test_no_output_takes_the_memory_of_an_input_of_which_the_region_also_gets_a_part():
+    program = step(scaled_by_its_rows)
+    in_parts = {
+        op.id: {
+            value for argument in program.calls[op.id].args if isinstance(argument, View) for value in reads(argument)
+        }
+        for op in regions(program)
+    }
+    assert any(in_parts.values()), "steps that read another row share a kernel"
+    assert not any(in_parts[op.id] & set(op.inplace) for op in regions(program))
 
 
 def normalized_rows(columns: int) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
