@@ -65,7 +65,7 @@ class Network:
 
     def _send_flow(self, level: list[int]) -> None:
         """Send a blocking flow along shortest paths."""
-        following = [iter(edges) for edges in self._edges]
+        following = [0] * len(self._edges)  # edges of each node that cannot be used in this round
         path: list[int] = []
         node = 0
         while True:
@@ -77,13 +77,15 @@ class Network:
                 full = next(index for index, edge in enumerate(path) if not self._room[edge])
                 node = self._head[path[full] ^ 1]
                 del path[full:]
-                # its iterator is already past the full edge, which stays full in this round
                 continue
-            for edge in following[node]:
+            edges = self._edges[node]
+            while following[node] < len(edges):
+                edge = edges[following[node]]
                 if self._room[edge] and level[self._head[edge]] == level[node] + 1:
                     path.append(edge)
                     node = self._head[edge]
                     break
+                following[node] += 1
             else:
                 if not path:
                     return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.ir.check import check
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
@@ -122,6 +122,8 @@ def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs |
     """Return the graph and the measured costs of a plan file, from its run directory; None for what is not there.
 
     The run directory is the file's own, the one that it names, or for an old plan `../runs/NAME` of a plan `NAME.json`.
+
+    Raises PlanError where the plan is no plan of the graph, as after a change of the file.
     """
     places = (
         [path.parent, path.parent / file.run] if file.run else [path.parent, path.parent.parent / "runs" / path.stem]
@@ -129,6 +131,7 @@ def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs |
     for files in map(RunDir, places):
         graph = _read_record(files.graph, TrainGraph)
         if graph is not None and graph.digest == file.graph_digest:
+            check(graph, file.plan)
             costs = _read_record(files.costs, Costs)
             return graph, costs if costs is not None and costs.matches(graph) else None
     return None, None
@@ -148,5 +151,5 @@ def read_records(path: Path, file: PlanFile) -> tuple[TrainGraph, Costs]:
 def _read_record(path: Path, kind: type[T]) -> T | None:
     try:
         return from_json(kind, parse_json(path.read_bytes()), where=str(path))
-    except (OSError, ValueError, ConfigError):
+    except (OSError, ValueError, ConfigError, CaptureError):
         return None

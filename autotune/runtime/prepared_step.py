@@ -264,7 +264,7 @@ class StepPreparer:
             allocator = self._plan.allocator if self._plan is not None else "system"
             return replace(self._captured(traced), allocator=allocator)
         costs = self._costs.estimate(program)
-        plan = make_plan(program.graph, self.file.settings, self.file.budget_bytes, costs)
+        plan = make_plan(program.graph, self.file.settings, self.file.target_bytes or self.file.budget_bytes, costs)
         return self._captured(plan)
 
     def _captured(self, plan: Plan) -> Plan:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from autotune.records.config import Config
 
 
+TRIES = 3
+"""Maximum number of plans to make for a budget: each aims lower by the excess of the charge of the one before."""
+
+
 def refuse_front(config: "Config") -> None:
     """Raise ConfigError where the config asks for a Pareto front, which is many plans."""
     if config.objective == "pareto":
@@ -31,19 +35,26 @@ def refuse_front(config: "Config") -> None:
 def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
     """Return a plan file with the first planners' plan, or else with the fastest plan that fits by estimate.
 
-    Raises InfeasibleError where no plan fits the budget.
+    The budget limits the predicted charge, which is the peak and what the arena's layout wastes. Raises InfeasibleError where
+    no plan fits the budget.
     """
     graph, costs = surveyed.graph, surveyed.costs
     traced_bytes = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=surveyed.floor_bytes, baseline_step_bytes=traced_bytes)
-    rules = Rules(budget_bytes, surveyed.floor_bytes, None, 0.0)
+    rules = Rules(budget_bytes, surveyed.floor_bytes, None, 0.0, config.parsed_budget.tolerance)
     if (error := prove_infeasible(config, rules, graph, costs)) is not None:
         raise error
     searched = space_for_device(config.planners.model_dump(), surveyed.device.kind, costs.stores)
-    best = best_plan(graph, costs, budget_bytes, searched, accept_first=True)
-    if best.estimate.peak_bytes > budget_bytes:
-        low = best.estimate
-        raise explain_too_small(config, rules, low.peak_bytes, low.peak_op, stores=bool(costs.stores))
+    target = budget_bytes
+    for _ in range(TRIES):
+        best = best_plan(graph, costs, target, searched, accept_first=True)
+        estimate = add_layout(graph, best.plan, costs, best.estimate)
+        used_bytes = max(estimate.peak_bytes, estimate.charged_bytes or 0)
+        if best.estimate.peak_bytes > target or used_bytes <= budget_bytes:
+            break
+        target = target * budget_bytes // used_bytes
+    if used_bytes > rules.accepted_bytes:
+        raise explain_too_small(config, rules, used_bytes, estimate.peak_op, stores=bool(costs.stores))
     return PlanFile(
         workload=config.ref,
         graph_digest=graph.digest,
@@ -52,7 +63,7 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         floor_bytes=surveyed.floor_bytes,
         settings=best.settings,
         plan=config.captured(best.plan),
-        estimate=add_layout(graph, best.plan, costs, best.estimate),
+        estimate=estimate,
         device=surveyed.device,
         loop=surveyed.loop,
         summary=summarize_graph(graph),

@@ -1,6 +1,7 @@
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,3 +45,18 @@ def test_no_other_cut_is_cheaper_and_of_the_cheapest_it_holds_all(rng: random.Ra
     assert cost(edges, tuple(sides)) == least
     cheapest = [side for side in every if cost(edges, side) == least]
     assert sides == [any(side[node] for side in cheapest) for node in range(count)]
+
+
+def test_one_round_fills_all_paths_through_a_shared_node(monkeypatch: pytest.MonkeyPatch):
+    network = Network()
+    middle = network.add_node()
+    for capacity in range(1, 201):
+        node = network.add_node()
+        network.add_edge(0, node, capacity)
+        network.add_edge(node, middle, UNCUTTABLE)
+    network.add_edge(middle, 1, UNCUTTABLE)
+    rounds: list[list[int]] = []
+    levels = Network._levels
+    monkeypatch.setattr(Network, "_levels", lambda self: (rounds.append(levels(self)), rounds[-1])[1])
+    assert network.min_cut().count(True) == 1
+    assert len(rounds) == 2, "the second one finds no path"

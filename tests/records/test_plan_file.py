@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, PlanError
+from autotune.ir.costs import Costs
 from autotune.ir.graph_summary import summarize_graph
 from autotune.ir.plan import Plan, Swap
 from autotune.predict.simulate import Estimate
 from autotune.records import plan_file as planfile
 from autotune.records.device import Device
+from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile
+from autotune.records.run_dir import RunDir
 from autotune.report.plan_text import describe_plan
 from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import WorkloadRef
@@ -111,6 +114,24 @@ def test_a_plan_of_another_schema_says_which_one_is_read(path: Path, schema: obj
 def test_a_hand_edited_plan_is_refused_at_the_place_that_is_wrong(path: Path, change: dict[str, Any], place: str):
     with pytest.raises(ConfigError, match=f"best.json: {place}"):
         planfile.read(edited(path, change))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 999], [0, 1, -1], [1, 0]])
+def test_a_plan_that_is_none_of_its_graph_is_refused_before_anything_is_drawn_of_it(path: Path, order: list[int]):
+    graph = training_chain(2)
+    records = RunDir(path.parent)
+    records.graph.write_text(json.dumps(to_json(graph)))
+    records.costs.write_text(json.dumps(to_json(Costs.unit(graph))))
+    plan = {**to_json(Plan.traced(graph)), "order": order}
+    file = planfile.read(edited(path, {"graph_digest": graph.digest, "plan": plan}))
+    with pytest.raises(PlanError):
+        planfile.read_records(path, file)
+
+
+def test_a_damaged_graph_is_no_record(path: Path):
+    graph = to_json(training_chain(2))
+    RunDir(path.parent).graph.write_text(json.dumps({**graph, "inputs": [10**6]}))
+    assert planfile.find_records(path, planfile.read(path)) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["missing.json", "."])

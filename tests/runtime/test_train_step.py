@@ -491,6 +491,21 @@ def test_an_epochs_last_batch_is_right_and_warned_of_once(other_shapes: Any, tmp
     assert not list(tmp_path.iterdir())
 
 
+def test_the_plan_of_another_shape_aims_where_the_files_plan_aimed(monkeypatch: pytest.MonkeyPatch):
+    workload, _ = pair()
+    file = replace(plan_file(workload), target_bytes=123)
+    aims: list[int] = []
+
+    def record(graph: Any, settings: Settings, budget_bytes: int, costs: Costs) -> Plan:
+        aims.append(budget_bytes)
+        return make_plan(graph, settings, budget_bytes, costs)
+
+    monkeypatch.setattr("autotune.runtime.prepared_step.make_plan", record)
+    with pytest.warns(UserWarning, match="planned again"), step_for(workload, file, other_shapes="replan") as step:
+        step(batch_of(1, 3, 8, 8))
+    assert aims == [123]
+
+
 @pytest.fixture
 def free_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store whose own buffers take nothing, so that even small steps offload when they are planned anew."""

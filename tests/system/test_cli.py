@@ -19,6 +19,7 @@ from autotune.cli.commands.measure import outcome_error
 from autotune.cli.doctor import CheckResult
 from autotune.errors import CaptureError, ConfigError, InfeasibleError, PlanError
 from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.device import profile as device_profile
@@ -26,7 +27,7 @@ from autotune.measure.device.profile import DeviceProfile
 from autotune.measure.messages import WorkProgress
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload
-from autotune.predict.simulate import simulate
+from autotune.predict.simulate import Estimate, simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
@@ -571,6 +572,24 @@ def test_a_plan_is_made_within_a_share_of_the_simulated_peak(fake_device: None) 
     made = make_plan_file(load_config("chain", overrides={"budget": "60%"}), PREPARED)
     assert made.budget_bytes == int(0.6 * whole)
     assert made.estimate.peak_bytes <= made.budget_bytes
+
+
+def test_the_waste_of_the_arenas_layout_counts_within_the_budget(
+    fake_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor = 1.1
+
+    def waste(graph: TrainGraph, plan: Plan, costs: Costs, expected: Estimate) -> Estimate:
+        block = int(factor * expected.peak_bytes)
+        return replace(expected, layout_bytes=block, layout_live_bytes=expected.peak_bytes)
+
+    monkeypatch.setattr("autotune.study.plan_by_estimate.add_layout", waste)
+    made = make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
+    assert made.estimate.charged_bytes is not None
+    assert made.estimate.peak_bytes < made.estimate.charged_bytes <= made.budget_bytes
+    factor = 20.0
+    with pytest.raises(InfeasibleError):
+        make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
 
 
 def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:

@@ -15,7 +15,7 @@ from autotune.planners.knobs import Knob
 class GreedyInPlace:
     """Planner that runs all allowed ops in place.
 
-    If several inputs die at one run, the output overwrites the first: all candidate buffers have the same size.
+    If several inputs die at one run, an output overwrites the largest of them, or the first of equally large ones.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {}
@@ -25,9 +25,9 @@ class GreedyInPlace:
         dying = last_reads(graph, plan.order)
         inplace = []
         for position, op in enumerate(plan.order):
-            value = next((value for value in graph.ops[op].inplace if (position, value) in dying), None)
-            if value is not None:
-                inplace.append(InPlace(position, value))
+            values = [value for value in graph.ops[op].inplace if (position, value) in dying]
+            if values:
+                inplace.append(InPlace(position, max(values, key=lambda value: graph.values[value].nbytes)))
         return replace(plan, inplace=tuple(inplace))
 
 

@@ -29,16 +29,21 @@ def add_recomputation(graph: TrainGraph, plan: Plan, op: int, position: int) -> 
     """
     live = _live_before(graph, plan, position)
     chain: list[int] = []
+    visited: set[int] = set()
 
     def extend(current: int) -> bool:
-        for value in graph.ops[current].inputs:
+        run = graph.ops[current]
+        visited.add(current)
+        if len(visited) > LONGEST_CHAIN or run.random or not run.repeatable:
+            return False
+        for value in run.inputs:
             producer = graph.producer[value]
-            if producer is None or value in live or producer in chain:
+            if producer is None or value in live or producer in visited:
                 continue
             if not extend(producer):
                 return False
         chain.append(current)
-        return len(chain) <= LONGEST_CHAIN and graph.ops[current].repeatable and not graph.ops[current].random
+        return True
 
     if not extend(op):
         return None
@@ -64,6 +69,11 @@ def add_swap(graph: TrainGraph, plan: Plan, value: int, position: int, store: st
 def list_update_edits(graph: TrainGraph, plan: Plan, *, early: bool) -> Iterator[PlanEdit]:
     """Yield an edit for each update that is not there yet, without a check that the plan allows it."""
     latest: dict[int, int] = {}
+    waiting: dict[int, int] = {}  # the first run that has to follow an op
+    if not early:
+        for position, op_id in enumerate(plan.order):
+            for before in graph.predecessors[op_id]:
+                waiting.setdefault(before, position)
     for position, op_id in enumerate(plan.order):
         op = graph.ops[op_id]
         if op.phase is Phase.UPDATE and early:
@@ -71,8 +81,7 @@ def list_update_edits(graph: TrainGraph, plan: Plan, *, early: bool) -> Iterator
             if target < position:
                 yield PlanEdit(f"run {op.name} early, at {target}", moved=((position, target),))
         elif op.phase is Phase.UPDATE:
-            waiting = (place for place, run in enumerate(plan.order) if op_id in graph.predecessors[run])
-            target = min(waiting, default=len(plan.order))
+            target = waiting.get(op_id, len(plan.order))
             if target > position + 1:
                 yield PlanEdit(f"run {op.name} at the end", moved=((position, target),))
         latest[op_id] = position

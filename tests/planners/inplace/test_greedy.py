@@ -46,6 +46,17 @@ def test_each_run_of_a_repeated_op_is_decided_for_itself():
     assert made.inplace == (InPlace(1, 0), InPlace(3, 0))
 
 
+def test_of_several_inputs_that_die_the_largest_is_overwritten():
+    built = Builder()
+    built.op("make", makes=[("small", 4), ("large", 40)])
+    built.op("region", ["small", "large"], [("a", 4), ("b", 40)], inplace=["small", "large"])
+    built.op("last", ["a", "b"], [("out", 10)])
+    graph = built.graph("out")
+    made = GreedyInPlace().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))
+    assert bytes_of(graph, Plan.traced(graph)) == [44, 88, 54]
+    assert bytes_of(graph, made) == [44, 48, 54]
+
+
 def test_never_gives_every_output_its_own_buffer_again():
     graph = chain_of_activations()
     made = GreedyInPlace().plan(graph, Plan.traced(graph), 0, Costs.unit(graph))

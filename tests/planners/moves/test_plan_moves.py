@@ -18,6 +18,7 @@ from autotune.planners import KINDS, make_plan
 from autotune.planners.moves.cost_belief import MeasuredPlan
 from autotune.planners.moves.plan_edits import list_recomputations
 from autotune.planners.moves.plan_moves import MoveSource, PlanMove
+from autotune.planners.moves.single_edits import LONGEST_CHAIN, add_recomputation, list_additions, list_update_edits
 from autotune.planners.space import build_space
 from autotune.planners.unfold import drop_unread_runs
 from autotune.predict.simulate import peak_bytes, simulate
@@ -106,6 +107,24 @@ def test_a_plan_made_for_fewer_bytes_is_filled_up_to_the_budget():
     assert move is not None
     assert move.plan.recomputed == 0
     assert move.text == f"fill the budget: {plan.recomputed} recomputations dropped"
+
+
+def test_a_deep_graph_has_no_addition_with_more_runs_than_are_allowed():
+    graph = training_chain(1100, nbytes=10, param_bytes=40)
+    plan = Plan.traced(graph)
+    edits = list(list_additions(graph, plan, 24))
+    assert all(len(edit.added) <= LONGEST_CHAIN for edit in edits)
+    last = max(op.id for op in graph.ops if op.name.startswith("fwd"))
+    assert add_recomputation(graph, plan, last, len(plan.order) - 1) is None, "all ops before it would run again"
+
+
+def test_an_update_moves_to_the_end_or_in_front_of_the_first_run_that_follows_it():
+    graph = training_chain(6)
+    plan = Plan.traced(graph)
+    for edit in list_update_edits(graph, plan, early=False):
+        ((position, target),) = edit.moved
+        followers = [at for at, run in enumerate(plan.order) if plan.order[position] in graph.predecessors[run]]
+        assert target == min(followers, default=len(plan.order))
 
 
 def test_the_more_bytes_are_left_the_more_a_fill_saves():
