@@ -89,7 +89,7 @@ def from_logged_study(study: LoggedStudy) -> Champion | None:
         return None
     return Champion(
         study.workload,
-        study.silicon,
+        study.device,
         study.budget,
         study.identity.rsplit(".", 2)[0],
         peak_bytes=study.best.get("step_peak_bytes"),
@@ -102,13 +102,16 @@ def from_logged_study(study: LoggedStudy) -> Champion | None:
 
 
 def merge_champions(logged: Iterable[Champion], on_disk: Iterable[Champion]) -> list[Champion]:
-    """Return MLflow's champions, then those that only the disk has."""
-    merged = list(logged)
-    keys = {(champion.origin, *champion.key) for champion in merged}
-    return [
-        *merged,
-        *(champion for champion in on_disk if champion.nightly or (champion.origin, *champion.key) not in keys),
+    """Return MLflow's champions, then those that only the disk has.
+
+    Of a study that both have, the figures are those of the disk: a resumed study may not have been logged again.
+    """
+    found = list(on_disk)
+    studies = {(champion.origin, *champion.key): champion for champion in found if not champion.nightly}
+    merged = [
+        replace(studies.pop((champion.origin, *champion.key), champion), page=champion.page) for champion in logged
     ]
+    return [*merged, *(one for one in found if one.nightly or (one.origin, *one.key) in studies)]
 
 
 def select_current(champions: Iterable[Champion]) -> list[Champion]:
@@ -141,7 +144,7 @@ def _from_plan_file(file: PlanFile, origin: str, recorded: float) -> Champion:
     device = file.device or Device("?", "?", 0, 0, "?")
     return Champion(
         str(file.workload),
-        device.silicon,
+        device.title,
         file.budget,
         origin,
         peak_bytes=measurement.step_peak_bytes if measurement else None,

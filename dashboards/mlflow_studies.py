@@ -26,7 +26,8 @@ class LoggedStudy:
     experiment_id: str
     run_id: str
     workload: str
-    silicon: str
+    device: str
+    """Name of the chip with its cores, as `Device.title`."""
     budget: str
     started: float
     """Start, in seconds since the epoch."""
@@ -78,7 +79,7 @@ def _from_run(run: "Run") -> LoggedStudy:
         experiment_id=run.info.experiment_id,
         run_id=run.info.run_id,
         workload=tags.get("workload", "?"),
-        silicon=tags.get("device.silicon", "?"),
+        device=f"{tags.get('device.silicon', '?')}, {tags.get('device.cores', '?')} cores",
         budget=run.data.params.get("budget", "?"),
         started=(run.info.start_time or 0) / 1000,
         best={key.removeprefix("best_"): value for key, value in metrics.items() if key.startswith("best_")},

@@ -38,11 +38,21 @@ class StudyCopies:
         self.storage = optuna.storages.InMemoryStorage()
         self._copied: dict[Path, float] = {}
         """Modification time of each run's file when it was last copied."""
+        self._names: dict[Path, set[str]] = {}
+        """Names of the copies of each run's studies."""
 
     def refresh(self) -> list[Unreadable]:
-        """Copy the studies that changed; return those that cannot be read, once per change."""
+        """Copy the studies that changed; return those that cannot be read, once per change.
+
+        The copies of a run that was deleted are deleted, too.
+        """
         unreadable = []
-        for run_dir in find_runs(self.root).runs:
+        runs = find_runs(self.root).runs
+        for run_dir in self._copied.keys() - set(runs):
+            del self._copied[run_dir]
+            for name in self._names.pop(run_dir, ()):
+                optuna.delete_study(study_name=name, storage=self.storage)
+        for run_dir in runs:
             path = RunDir(run_dir).optuna
             changed = path.stat().st_mtime if path.exists() else 0.0
             if changed == self._copied.get(run_dir, 0.0):
@@ -64,15 +74,17 @@ class StudyCopies:
                 study = optuna.load_study(study_name=name, storage=storage)
                 # a run resumed with another search space has a second study
                 suffix = f" ({number + 1})" if number else ""
-                self._add(study, relative_name(path.parent, self.root) + suffix)
+                title = relative_name(path.parent, self.root) + suffix
+                self._add(study, title)
+                self._names.setdefault(path.parent, set()).add(title)
             storage.engine.dispose()
 
     def _add(self, study: optuna.Study, name: str) -> None:
         winner = study.user_attrs.get(WINNER)
         if name in optuna.get_all_study_names(self.storage):
             earlier = optuna.load_study(study_name=name, storage=self.storage)
-            if earlier.user_attrs.get(WINNER) != winner:
-                # the state of a finished trial cannot change
+            # the state of a finished trial cannot change
+            if earlier.user_attrs.get(WINNER) != winner or not _continues(study, earlier):
                 optuna.delete_study(study_name=name, storage=self.storage)
         copy = optuna.create_study(
             storage=self.storage, study_name=name, directions=study.directions, load_if_exists=True
@@ -88,6 +100,14 @@ class StudyCopies:
             if not trial.state.is_finished():
                 return  # the copy must keep the study's trial numbers
             copy.add_trial(_prune(trial, None if trial.number == winner else limit))
+
+
+def _continues(study: optuna.Study, copy: optuna.Study) -> bool:
+    """Return whether a study has the trials of its copy, and is not a new one of a run of the same name."""
+    trials, copied = study.get_trials(deepcopy=False), copy.get_trials(deepcopy=False)
+    return len(trials) >= len(copied) and all(
+        trial.datetime_start == before.datetime_start for trial, before in zip(trials, copied, strict=False)
+    )
 
 
 def _prune(trial: "FrozenTrial", limit: float | None) -> "FrozenTrial":

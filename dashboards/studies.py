@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir, find_active_process, resume_command
-from autotune.records.trial import Trial
 from autotune.report import tables
 from autotune.report.charts import TrialPoint
 from autotune.report.run_charts import cost_label, trial_points
@@ -61,7 +59,6 @@ def read_study(run_dir: Path) -> Study:
     """Read a study completely, so that an unreadable record raises here and not inside the page."""
     records = RecordedRun.load(run_dir)
     headline, summary = summarize_run(records)
-    failures = [trial for trial in records.trials if _has_failed(trial)]
     return Study(
         records,
         headline,
@@ -75,8 +72,8 @@ def read_study(run_dir: Path) -> Study:
         tuple(row.cells for row in tables.front_rows(records.front_plans, records.baseline)),
         tuple(
             (trial.number, tables.trial_verdict(trial), trial.measurement.detail)
-            for trial in failures
-            if trial.measurement
+            for trial in records.trials
+            if trial.has_failed and trial.measurement and trial.measurement.detail
         ),
     )
 
@@ -128,12 +125,3 @@ def _cells(row: tables.TrialRow) -> tuple[Cell, ...]:
 
 def _to_mib(nbytes: float | None) -> float | None:
     return None if nbytes is None else nbytes / 2**20
-
-
-def _has_failed(trial: Trial) -> bool:
-    measurement = trial.measurement
-    return (
-        measurement is not None
-        and bool(measurement.detail)
-        and measurement.outcome not in (Outcome.OK, Outcome.OVER_BUDGET)
-    )

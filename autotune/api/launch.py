@@ -23,7 +23,7 @@ from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.request import keep_stores
 from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
-from autotune.study.events import Event, Logged, Preparing, Progress
+from autotune.study.events import Event, Logged, Preparing, Progress, Ready
 from autotune.study.interrupts import interrupt_on_signals
 from autotune.workloads.reference import lies_here
 
@@ -244,6 +244,8 @@ def run_tracked(
 ) -> "StudyResult":
     """Run a study on a runner; MLflow receives its events as well, and the last events state where the run was logged.
 
+    Nothing is logged of a study that is refused.
+
     `tracker` is the connection to MLflow, by default a new one. `requested_time` is that of `autotune.study.session.tune`.
     """
     from autotune.report.html import write_report
@@ -252,8 +254,11 @@ def run_tracked(
 
     tracker = tracker or Tracker(config, run_dir)
     received = 0
+    is_ready = False
 
     def notify(event: Event) -> None:
+        nonlocal is_ready
+        is_ready = is_ready or isinstance(event, Ready)
         progress(event)
         tracker(event)
 
@@ -268,10 +273,12 @@ def run_tracked(
         received = int(stopped.code or 130) - 128
         raise
     finally:
-        if message := tracker.finish(interrupted=received):
-            progress(Logged(message))
-        if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
-            progress(Logged(_share_within(SHARE_SECONDS, config.optuna_storage, run_dir), "optuna"))
+        # before that the study may be refused, and the records may be of another study, or of one that another process runs
+        if is_ready:
+            if message := tracker.finish(interrupted=received):
+                progress(Logged(message))
+            if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
+                progress(Logged(_share_within(SHARE_SECONDS, config.optuna_storage, run_dir), "optuna"))
     return result
 
 

@@ -24,6 +24,15 @@ class Device:
     """Thread variables, thread counts and CPU affinity of the measuring process; empty in records of earlier versions."""
 
     @property
+    def title(self) -> str:
+        """Name of the chip with its cores, for people.
+
+        >>> Device("cpu", "AMD EPYC", 2**34, 2, "2.13.0").title
+        'AMD EPYC, 2 cores'
+        """
+        return f"{self.silicon}, {self.cores} cores"
+
+    @property
     def key(self) -> str:
         """Name of the chip for files and experiments; vendors spell one chip in several ways."""
         name = self.silicon.lower()

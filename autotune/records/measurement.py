@@ -23,6 +23,11 @@ class Outcome(StrEnum):
     CRASHED = "crashed"
     DISK_FULL = "disk_full"
 
+    @property
+    def is_failure(self) -> bool:
+        """True if the plan did not run as it should; a plan that is too large or too slow is no failure."""
+        return self not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
+
 
 Span = tuple[float, float]
 """Start and end in seconds from the begin of the step."""

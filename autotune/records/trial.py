@@ -74,6 +74,12 @@ class Trial:
         return result is not None and (result.outcome is not Outcome.OVER_BUDGET or result.highest_bytes is not None)
 
     @property
+    def has_failed(self) -> bool:
+        """True if this trial's own run failed; a repeated plan was not run again."""
+        result = self.measurement
+        return result is not None and self.kind is not TrialKind.REPEAT and result.outcome.is_failure
+
+    @property
     def step_bytes(self) -> int | None:
         """Measured bytes of the step, without the process's floor; None where nothing was measured."""
         return self.measurement.step_bytes if self.measurement is not None else None

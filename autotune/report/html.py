@@ -62,7 +62,7 @@ def render_page(records: RecordedRun) -> str:
         predictions=prediction_rows(records), accuracy=summarize_accuracy(records),
         plan_quality=list_plan_quality(records), device=list_device_facts(records),
         columns=tables.COLUMNS, numeric_columns=tables.NUMERIC_COLUMNS, rows=tables.trial_rows(trials, records.best),
-        error_line=first_error_line, quiet_verdicts=tables.QUIET_VERDICTS,
+        error_line=first_error_line,
         size_columns=SIZE_COLUMNS, sizes=_size_rows(records),
         confirmed_columns=tables.CONFIRMED_COLUMNS, confirmed=_confirmed_rows(records),
         front_columns=tables.FRONT_COLUMNS, front=tables.front_rows(records.front_plans, records.baseline),

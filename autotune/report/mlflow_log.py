@@ -172,9 +172,10 @@ class _StudyRun:
         if not self._parent:
             self._open(trials)
         logged = select_logged(trials)
-        for trial, following in zip(logged, [*logged[1:], None], strict=True):
+        recorded = RunDir(self.run_dir).trials.stat().st_mtime
+        for trial, ended in zip(logged, [*(following.started for following in logged[1:]), recorded], strict=True):
             if trial.number not in self._children:
-                self._children[trial.number] = self._log_trial(trial, None if following is None else following.started)
+                self._children[trial.number] = self._log_trial(trial, ended)
 
     def log_system(self, step: int) -> None:
         """Log the machine's load since the last trial: no thread samples while a step is measured."""
@@ -286,8 +287,11 @@ class _StudyRun:
         """Records of the run directory as they were when logging began: graph and costs do not change."""
         return RecordedRun.load(self.run_dir)
 
-    def _log_trial(self, trial: Trial, ended: float | None) -> str:
-        """Log one trial; `ended` is the start of the next one, in seconds since the epoch, or None for now."""
+    def _log_trial(self, trial: Trial, ended: float) -> str:
+        """Log one trial. `ended` is the start of the next one or the time of the last record, in seconds since the epoch.
+
+        Beside trials on other devices, the next one starts before this one ends; then the measured seconds are its duration.
+        """
         tags = {
             "mlflow.parentRunId": self._parent,
             "autotune.kind": trial.kind.value,
@@ -326,7 +330,8 @@ class _StudyRun:
         if picture := draw_trial(self.records, trial):
             self.client.log_text(run, picture, "memory.svg")
         status = "FAILED" if measurement.outcome is Outcome.CRASHED else "FINISHED"
-        self.client.set_terminated(run, status, None if ended is None else int(1000 * ended))
+        measured = sum(measurement.step_seconds) + sum(measurement.baseline_seconds)
+        self.client.set_terminated(run, status, int(1000 * max(ended, trial.started + measured)))
         return str(run)
 
     def _log_batch(

@@ -26,7 +26,7 @@ def describe_plan(file: PlanFile, graph: TrainGraph | None = None, costs: Costs 
         f"workload   {file.workload}",
         *([f"loop       {file.loop}"] if file.loop else []),
         f"budget     {file.budget}: {fmt_bytes(file.budget_bytes)} for the step, floor {fmt_bytes(file.floor_bytes)}",
-        f"device     {file.device.silicon}, {file.device.cores} cores, torch {file.device.torch}" if file.device else
+        f"device     {file.device.title}, torch {file.device.torch}" if file.device else
         "device     not recorded",
         f"kernels    {file.plan.capture_name}",
         f"order      {format_knobs(file.settings.get('order', {}))}",

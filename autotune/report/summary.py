@@ -169,9 +169,10 @@ def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str
     if peak is None or not eager_peak:
         return ""
     eager_fits = eager is not None and apply_budget(eager, records.budget_step_bytes).outcome is Outcome.OK
+    change, direction = ("lowers", "less") if peak <= eager_peak else ("raises", "more")
     return (
-        f"Plan {best.number} lowers the step's peak from {fmt_bytes(eager_peak)} to {fmt_bytes(peak)}, "
-        f"{100 * (1 - peak / eager_peak):.0f} % less; "
+        f"Plan {best.number} {change} the step's peak from {fmt_bytes(eager_peak)} to {fmt_bytes(peak)}, "
+        f"{100 * abs(1 - peak / eager_peak):.0f} % {direction}; "
         f"plain PyTorch {'fits the budget too' if eager_fits else 'is over the budget'}."
     )
 

@@ -30,8 +30,6 @@ NUMERIC_COLUMNS = frozenset({
 })  # fmt: skip
 """Columns to align to the right."""
 DUPLICATE, NOT_RUN, BEST, DISTURBED = "duplicate", "not run", "BEST", "disturbed"
-QUIET_VERDICTS = frozenset({"ok", NOT_RUN, "over budget", DUPLICATE})
-"""Verdicts that are no failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,6 @@ def explain_failure(
     if numerics is not None:
         return numerics
     # some plan fitted, so the reason is not the budget alone
-    expected = (Outcome.OK, Outcome.OVER_BUDGET, Outcome.STOPPED_EARLY)
-    failed = [result for result in results if result.outcome not in expected]
+    failed = [result for result in results if result.outcome.is_failure]
     reason = next((result.detail for result in failed or results if result.detail), "none was run")
     return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {RunDir(run_dir).trials}")

@@ -5,7 +5,7 @@ import functools
 import types
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -26,8 +26,10 @@ class Node:
     keys: tuple[Any, ...] = ()
     """Keys of a mapping, attributes of an object."""
     children: tuple["Node", ...] = ()
-    factory: Any = None
+    factory: Any = field(default=None, compare=False)
     """Function of a defaultdict that makes missing items."""
+    factory_code: Any = None
+    """Code of `factory`; the function itself where it also has a closure or defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ def structure_difference(structure: Node, other: Node, name: str = "batch") -> s
         if structure.keys != other.keys:
             return f"{name} has its keys in another order"
         return f"{name} has {len(structure.children)} parts, not {len(other.children)}"
+    if structure.factory_code != other.factory_code:
+        return f"{name} makes its missing items by another function"
     parts = zip(structure.children, other.children, _child_names(structure, name), strict=True)
     return next(filter(None, (structure_difference(part, before, inner) for part, before, inner in parts)))
 
@@ -131,12 +135,18 @@ def _flatten(part: Any, tensors: list[torch.Tensor], constants: list[Any], outer
         nodes = tuple([_flatten(child, tensors, constants, outer) for child in children])
         outer.discard(id(part))
         if len(tensors) > before[0]:
-            return Node(
-                kind, type(part), keys, nodes, getattr(part, "default_factory", None) if kind == "mapping" else None
-            )
+            factory = getattr(part, "default_factory", None) if kind == "mapping" else None
+            return Node(kind, type(part), keys, nodes, factory, _code_of(factory))
         del constants[before[1] :]
     constants.append(part)
     return _CONSTANT
+
+
+def _code_of(factory: Any) -> Any:
+    """Return what two functions share that do the same: a `lambda` is another object each time that its line runs."""
+    if isinstance(factory, types.FunctionType) and not (factory.__closure__ or factory.__defaults__):
+        return factory.__code__
+    return factory
 
 
 _TENSOR, _ARRAY, _CONSTANT = Node("tensor"), Node("array"), Node("constant")

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 import sysconfig
 import traceback
@@ -77,8 +78,7 @@ def _find_factory(reference: str) -> Callable[..., Any]:
 
 def _from_file(place: str) -> types.ModuleType:
     path = Path(place).absolute()
-    # under another name, since the file's might shadow a package; in sys.modules, where Dynamo searches
-    name = f"autotune_workload_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -91,6 +91,21 @@ def _from_file(place: str) -> types.ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _module_name(path: Path) -> str:
+    """Return a module name for a file: its own might shadow a package, and files of several directories may have the same.
+
+    Dynamo searches a function's globals in the module of that name in `sys.modules`. A file that is loaded again replaces its
+    earlier module, which may hold a data set.
+    """
+    name = f"autotune_workload_{path.stem}"
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(
+        candidate
+        for candidate in itertools.chain([name], numbered)
+        if getattr(sys.modules.get(candidate), "__file__", str(path)) == str(path)
+    )
 
 
 def _from_package(name: str) -> types.ModuleType:

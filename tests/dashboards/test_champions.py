@@ -23,7 +23,7 @@ FAST = Champion("net()", "chip", "65%", "fast", charged_bytes=2**20, seconds=0.1
 def test_a_study_s_champion_is_its_plan_file(tmp_path: Path) -> None:
     champion = read_run_champion(sample_runs.study(tmp_path, "run"))
     assert champion is not None
-    assert (champion.model, champion.device, champion.budget) == ("chain(layers=12)", "Test <Silicon>", "65%")
+    assert (champion.model, champion.device, champion.budget) == ("chain(layers=12)", "Test <Silicon>, 2 cores", "65%")
     assert champion.ratio == pytest.approx(1.01)
     assert champion.interval is not None, "re-measured beside eager"
     assert champion.origin == "run"
@@ -55,10 +55,12 @@ def test_a_plan_without_a_ratio_stands_only_where_no_other_has_one() -> None:
     assert select_current([alone, replace(alone, seconds=0.02)]) == [alone]
 
 
-def test_a_study_that_mlflow_has_is_told_once_with_its_page() -> None:
-    logged = replace(FAST, page="#/experiments/1/runs/2")
+def test_a_study_that_mlflow_has_is_told_once_with_its_page_and_with_the_figures_of_the_disk() -> None:
+    page = "#/experiments/1/runs/2"
+    logged, gone = replace(FAST, ratio=0.95, page=page), replace(FAST, origin="gone", page="#/experiments/1/runs/3")
     lost, nightly = replace(FAST, origin="lost"), replace(FAST, nightly=True)
-    assert merge_champions([logged], [FAST, lost, nightly]) == [logged, lost, nightly]
+    merged = merge_champions([logged, gone], [FAST, lost, nightly])
+    assert merged == [replace(FAST, page=page), gone, lost, nightly]
 
 
 def test_what_mlflow_says_of_a_study_becomes_its_champion() -> None:

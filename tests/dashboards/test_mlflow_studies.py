@@ -1,6 +1,7 @@
 """Studies read from a real MLflow store on SQLite."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ def test_a_study_comes_back_with_its_winner_s_figures_in_base_units(runs: Path) 
     assert best.measurement is not None
     assert study.best["step_charged_bytes"] == best.measurement.step_charged_bytes
     assert study.best["time_ratio"] == best.measurement.time_ratio
-    assert (study.workload, study.silicon, study.budget) == ("chain(layers=12)", "Test <Silicon>", "65%")
+    assert (study.workload, study.device, study.budget) == ("chain(layers=12)", "Test <Silicon>, 2 cores", "65%")
 
 
 def test_its_champion_is_that_of_the_run_directory_so_that_it_is_told_once(runs: Path) -> None:
@@ -67,7 +68,8 @@ def test_its_champion_is_that_of_the_run_directory_so_that_it_is_told_once(runs:
     assert logged is not None
     assert on_disk is not None
     assert unlogged is not None
-    assert merge_champions([logged], [on_disk, unlogged]) == [logged, unlogged]
+    assert merge_champions([logged], [on_disk, unlogged]) == [replace(on_disk, page=logged.page), unlogged]
+    assert logged.page
 
 
 def test_the_page_links_each_study_that_mlflow_has(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

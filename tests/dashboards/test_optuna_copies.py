@@ -1,6 +1,7 @@
 """StudyCopies of studies for optuna-dashboard: what is in them, and what they leave alone."""
 
 import os
+import shutil
 from pathlib import Path
 
 import optuna
@@ -89,6 +90,21 @@ def test_a_second_study_of_a_run_has_a_name_of_its_own(run_dir: Path) -> None:
     copies = StudyCopies(run_dir.parent)
     copies.refresh()
     assert optuna.get_all_study_names(copies.storage) == ["night.1", "night.1 (2)"]
+
+
+def test_a_run_that_is_made_anew_under_its_name_replaces_the_copy_and_a_deleted_one_has_none(run_dir: Path) -> None:
+    copies = StudyCopies(run_dir.parent)
+    copies.refresh()
+    (run_dir / "optuna.db").unlink()
+    study = opened(run_dir)
+    for value in (0.4, 0.3, 0.2):
+        add(study, value, memory=-0.1)
+    later(run_dir, 1)
+    copies.refresh()
+    assert [trial.value for trial in copied(copies, "night.1").trials] == [0.4, 0.3, 0.2]
+    shutil.rmtree(run_dir)
+    copies.refresh()
+    assert optuna.get_all_study_names(copies.storage) == []
 
 
 def test_a_file_that_is_no_database_is_named_once_and_the_others_are_copied(run_dir: Path) -> None:

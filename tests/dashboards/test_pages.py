@@ -80,7 +80,7 @@ def test_models_and_devices_have_the_champion_of_nights_and_studies(runs: Path) 
     sample_runs.nights(runs)
     grid, every = (element.value for element in page("models").dataframe)
     assert list(grid["model"]) == ["chain()", "chain(layers=12)"]
-    assert set(grid.columns) == {"model", "Fake 9000", "Test <Silicon>"}
+    assert set(grid.columns) == {"model", "Fake 9000, 2 cores", "Test <Silicon>, 2 cores"}
     assert set(every["from"]) == {"night chain", "first"}
 
 

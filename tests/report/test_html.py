@@ -285,6 +285,32 @@ def test_every_failure_has_its_reason_beside_it_and_what_was_said_at_length_stan
     assert "trials 1, 2: crashed" in html
 
 
+def test_a_plan_that_is_stopped_for_being_slow_or_is_known_already_is_no_failure(tmp_path: Path) -> None:
+    graph, costs = training(3)
+    plan = Plan.traced(graph)
+    known = replace(trial(2, graph, costs, plan, failed(Outcome.CRASHED, "died")), kind=TrialKind.REPEAT)
+    trials = [
+        trial(0, graph, costs, None, replace(seen(graph, costs, None), disturbed="others used the CPUs")),
+        trial(1, graph, costs, plan, failed(Outcome.STOPPED_EARLY, "1.5 times the leader's time")),
+        known,
+    ]
+    run_dir = write_run(tmp_path / "run", trials, graph, costs)
+    assert 'class="failed"' not in write_report(run_dir).read_text()
+    append_trial(run_dir / "trials.jsonl", trial(3, graph, costs, plan, failed(Outcome.CRASHED, "died")))
+    assert write_report(run_dir).read_text().count('class="failed"') == 1
+
+
+def test_a_plan_above_eagers_peak_raises_it(tmp_path: Path) -> None:
+    graph, costs = training()
+    plan = recomputing(graph)
+    small = seen(graph, costs, plan)
+    eager = replace(seen(graph, costs, None), peak_bytes=FLOOR + 100 * MIB)
+    large = replace(small, peak_bytes=FLOOR + 104 * MIB, charged_bytes=FLOOR + 105 * MIB)
+    trials = [trial(0, graph, costs, None, eager), trial(1, graph, costs, plan, large)]
+    page = write_report(write_run(tmp_path / "run", trials, graph, costs, "110%")).read_text()
+    assert "raises the step&#39;s peak from 100.0 MiB to 104.0 MiB, 4 % more" in page
+
+
 def test_a_value_is_in_transit_until_it_is_written_and_until_it_is_read() -> None:
     graph = training_chain(4)
     walk = StepTimeline(graph, Costs.unit(graph), Plan(Plan.traced(graph).order))

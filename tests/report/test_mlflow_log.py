@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 import optuna
 import pytest
 
+from autotune.api.launch import run_tracked
 from autotune.cli import main as cli
-from autotune.errors import ConfigError
+from autotune.cli.commands import report
+from autotune.errors import ConfigError, LockedError
 from autotune.ir.plan import Plan
 from autotune.records.config import Config
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement, Outcome
+from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, TrialKind
 from autotune.report import tables
 from autotune.report.html import write_report
@@ -33,6 +36,7 @@ from autotune.report.tracking.fields import trial_metrics
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import to_table
 from autotune.testing.fake_runner import DEVICE, FakeRunner
+from autotune.testing.graphs import training_chain
 from autotune.units import mib
 from tests.study.test_front_session import configured as front_config
 from tests.study.test_front_session import runner as front_runner
@@ -203,6 +207,46 @@ def test_steps_and_trials_carry_the_time_at_which_they_ended(logged):
     assert [(point.step, point.value, point.timestamp) for point in history] == [
         (trial.number, trial.time_cost, int(1000 * trial.started)) for trial in timed
     ]
+
+
+def test_a_trial_ends_after_what_was_measured_in_it_and_not_when_it_is_logged(logged, monkeypatch):
+    for number, run in logged.children.items():
+        measurement = logged.result.trials[number].measurement
+        measured = sum(measurement.step_seconds) + sum(measurement.baseline_seconds)
+        assert run.info.end_time - run.info.start_time >= int(1000 * measured)
+    later = logged.directory / "runs" / "later"
+    shutil.copytree(logged.run_dir, later)
+    os.utime(later / "trials.jsonl", (2e9, 2e9))
+    monkeypatch.setattr(time, "time", lambda: 3e9)
+    Tracker(logged.config, later).finish()
+    assert max(run.info.end_time for run in logged.family("later") if "autotune.trial" in run.data.tags) == int(2e12)
+
+
+def test_a_refused_study_logs_nothing_and_changes_nothing_of_a_running_one(logged, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run_dir = logged.directory / "runs" / "running"
+    Tracker(logged.config, shutil.copytree(logged.run_dir, run_dir)).finish()
+    parent = next(run for run in logged.family("running") if run.data.tags["autotune.kind"] == "study")
+    logged.client.update_run(parent.info.run_id, status="RUNNING")
+    before = len(logged.family("running"))
+
+    def refused(config: Config, runner: FakeRunner) -> str:
+        with pytest.raises((LockedError, ConfigError)) as error:
+            run_tracked(config, runner, run_dir, lambda event: None)
+        assert logged.client.get_run(parent.info.run_id).info.status == "RUNNING"
+        return str(error.value)
+
+    with lock_run_dir(run_dir):
+        assert "works here" in refused(logged.config, FakeRunner())
+        with pytest.raises(LockedError, match="runs this study"):
+            report.run(run_dir, pictures=None, log=True, json=False)
+    assert "tune under another --name" in refused(
+        logged.configured(workload="gpt2"), FakeRunner(graph=training_chain(12))
+    )
+    assert len(logged.family("running")) == before
+    assert {experiment.name for experiment in logged.client.search_experiments()} == {
+        "Default", logged.experiment.name,
+    }  # fmt: skip
 
 
 def test_the_studys_run_names_user_source_batch_load_and_headline(logged):

@@ -69,6 +69,18 @@ def test_a_defaultdict_keeps_its_factory():
     assert make_build(flat.structure)(flat.tensors, flat.constants)["missing"] == []
 
 
+def collate(missing: Any = None) -> Any:
+    return defaultdict((lambda: None) if missing is None else (lambda: missing), x=X)
+
+
+def test_batches_of_one_collate_function_have_one_structure_though_each_has_a_new_lambda():
+    structure = flatten_batch(collate()).structure
+    assert structure == flatten_batch(collate()).structure
+    assert structure_difference(structure, flatten_batch(collate(1)).structure) == (
+        "batch makes its missing items by another function"
+    )
+
+
 def test_an_array_is_a_tensor_over_the_same_memory():
     array = np.zeros(3)
     flat = flatten_batch({"x": array, "words": np.array(["a", "b"])})

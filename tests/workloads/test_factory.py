@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError
+from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.reference import ZOO_NAMES
 from autotune.workloads.workload import Workload, check_workload
@@ -73,6 +74,42 @@ def test_a_file_named_like_a_package_does_not_shadow_it(home):
     home("torch.py", GOOD)
     assert load_workload("torch.py:make").batch.shape == (2, 3)
     assert sys.modules["torch"] is torch
+
+
+SCALED = """
+    import torch
+    import autotune
+
+    SCALE = 1.0
+
+    def scale():
+        return SCALE
+
+    def loss_fn(model, batch):
+        return scale() * model(batch).sum()
+
+    def make():
+        model = torch.nn.Linear(3, 1)
+        return autotune.Workload(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.0), torch.ones(2, 3))
+"""
+
+
+def test_steps_of_two_files_of_one_name_read_each_their_own_globals(home):
+    home("a/train.py", SCALED)
+    home("b/train.py", SCALED)
+    first, second = (load_workload(f"{folder}/train.py:make") for folder in "ab")
+    step = TrainStep(first.model, first.loss_fn, first.optimizer, first.batch)
+    eager = float(step(first.batch))
+    second.loss_fn.__globals__["SCALE"] = 7.0
+    assert float(step(first.batch)) == eager
+    first.loss_fn.__globals__["SCALE"] = 2.0
+    assert float(step(first.batch)) == 2 * eager
+
+
+def test_a_file_that_is_loaded_again_leaves_one_module(home):
+    for _ in range(2):
+        load_workload("good.py:make")
+    assert len([name for name in sys.modules if name.startswith("autotune_workload_good")]) == 1
 
 
 def test_a_zoo_name_is_a_workload():

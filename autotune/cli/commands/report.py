@@ -3,16 +3,21 @@
 from pathlib import Path
 
 from autotune.cli.output import answer_stream, print_json, print_note
-from autotune.errors import StoreError
+from autotune.errors import LockedError, StoreError
 from autotune.records.config import load_config
-from autotune.records.run_dir import RunDir, find_latest_run, find_runs_dir
+from autotune.records.run_dir import RunDir, find_active_process, find_latest_run, find_runs_dir
 from autotune.report.html import write_charts, write_report
 from autotune.report.mlflow_log import Tracker, interrupt_signal
 from autotune.report.mlflow_store import relocate_artifacts
 
 
 def run(run_dir: Path | None, *, pictures: Path | None, log: bool, json: bool) -> None:
-    """Write a run's report and print its path; StoreError where `log` is true and MLflow does not answer."""
+    """Write a run's report and print its path.
+
+    Raises:
+        LockedError: `log` is true, and the study still runs.
+        StoreError: `log` is true, and MLflow does not answer.
+    """
     run_dir = run_dir or find_latest_run(Path("runs"))
     path = write_report(run_dir)
     relocate_artifacts(Path(find_runs_dir(run_dir)))
@@ -27,6 +32,10 @@ def run(run_dir: Path | None, *, pictures: Path | None, log: bool, json: bool) -
 
 
 def _log(run_dir: Path) -> None:
+    if (process := find_active_process(run_dir)) is not None:
+        raise LockedError(
+            f"{run_dir}: process {process} runs this study, and logs it itself; log it again when that has ended"
+        )
     tracker = Tracker(load_config(str(RunDir(run_dir).config), overrides={"runs": find_runs_dir(run_dir)}), run_dir)
     message = tracker.finish(interrupted=interrupt_signal(run_dir))
     if tracker.problem:
