@@ -300,6 +300,17 @@ def test_stored_parts_keep_their_commit_and_plans_of_another_graph_are_refused(t
         again.keep_capture(Capture(), {"digest": "b"})
 
 
+def test_plans_of_the_low_rebuild_price_are_made_for_all_budgets_but_not_beside_times_without_them(tmp_path: Path):
+    model = make_model(tmp_path)
+    model.record |= record({}, {"checkpoint": {"step_peak_bytes": 600}}, {})
+    usual, low = Capture("inductor"), Capture("inductor", rebuild_price=run.LOW_PRICE)
+    model.record["sessions"] = []
+    assert model.choose_budgets(low) == model.choose_budgets(usual) != []
+    model.record["sessions"] = [{"blocks": [], "failed": {}}]
+    assert model.choose_budgets(low) == []
+    assert model.choose_budgets(usual) != []
+
+
 def test_plans_are_forgotten_with_their_seconds_and_peers_keep_their_bytes(tmp_path: Path):
     model = make_model(tmp_path)
     model.record |= record({"ours aten lowest": plan(10)}, {}, {})

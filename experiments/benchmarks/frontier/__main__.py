@@ -40,8 +40,8 @@ from experiments.common.result_file import write_result
 from experiments.common.turns import describe_failure, remove_paths
 
 HERE = Path(__file__).parent
-SMALLEST_PRICE = 0.05
-"""Rebuild price of the regions in a second capture, for the lowest peak alone."""
+LOW_PRICE = 0.05
+"""Rebuild price of the regions in a second capture, as `tune --kernels any` also tries it."""
 PARTS = ("bytes", "plans", "seconds")
 MEMORY_SHARE = 0.7
 """Share of the machine's memory that the processes of one session may hold."""
@@ -96,7 +96,7 @@ class ModelFrontier:
         """Return the captures that plans are made for."""
         formats = ("", "channels_last") if self.record["model"] in CONVOLUTIONS else ("",)
         regions = Capture("inductor", formats[-1])
-        return [*(Capture("", form) for form in formats), regions, replace(regions, rebuild_price=SMALLEST_PRICE)]
+        return [*(Capture("", form) for form in formats), regions, replace(regions, rebuild_price=LOW_PRICE)]
 
     def measure_peers(self) -> None:
         """Measure the peak of eager and of every peer above its floor, and the distance of its gradients to eager's."""
@@ -115,7 +115,7 @@ class ModelFrontier:
     def measure_plans(self, capture: Capture) -> None:
         """Plan the lowest peak and each budget above it; measure peaks."""
         plans = self.record["plans"]
-        budgets = make_budgets(self.record, SHARES) if capture.rebuild_price == REBUILD_PRICE else []
+        budgets = self.choose_budgets(capture)
         wanted = {f"{capture.name} lowest": 0} | {f"{capture.name} {b / 2**20:.1f} MiB": b for b in budgets}
         lowest = plans.get(f"{capture.name} lowest", {}).get("step_peak_bytes", 0)
         if not [name for name, b in wanted.items() if name not in plans and (not b or b >= lowest)]:
@@ -141,6 +141,15 @@ class ModelFrontier:
                 described = self.record["captures"].setdefault(capture.name, asdict(capture))
                 described["failed"] = describe_failure(failure)
         self.write()
+
+    def choose_budgets(self, capture: Capture) -> list[int]:
+        """Return the budgets of a capture's plans beside the lowest peak.
+
+        Records that were timed before 28 November 2026 have no others of the low rebuild price. Plans that are added to them
+        would be timed in another session than the peers.
+        """
+        is_timed = bool(self.record["sessions"])
+        return [] if is_timed and capture.rebuild_price != REBUILD_PRICE else make_budgets(self.record, SHARES)
 
     def keep_capture(self, capture: Capture, summary: dict[str, Any]) -> None:
         """Keep the description of a capture; SystemExit where plans of another graph or rebuild price are stored."""
