@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 TRIES = 3
-"""Maximum number of plans to make for a budget: each aims lower by the excess of the charge of the one before."""
+"""Maximum number of plans to make for a budget.
+
+If the charge of the first is too high, the second aims lower by the excess, and the third is the smallest plan.
+"""
 
 
 def refuse_front(config: "Config") -> None:
@@ -46,13 +49,13 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         raise error
     searched = space_for_device(config.planners.model_dump(), surveyed.device.kind, costs.stores)
     target = budget_bytes
-    for _ in range(TRIES):
+    for left in reversed(range(TRIES)):
         best = best_plan(graph, costs, target, searched, accept_first=True)
         estimate = add_layout(graph, best.plan, costs, best.estimate)
         used_bytes = max(estimate.peak_bytes, estimate.charged_bytes or 0)
         if best.estimate.peak_bytes > target or used_bytes <= budget_bytes:
             break
-        target = target * budget_bytes // used_bytes
+        target = target * budget_bytes // used_bytes if left > 1 else 0
     if used_bytes > rules.accepted_bytes:
         raise explain_too_small(config, rules, used_bytes, estimate.peak_op, stores=bool(costs.stores))
     return PlanFile(

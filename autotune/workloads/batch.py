@@ -143,7 +143,7 @@ def _flatten(part: Any, tensors: list[torch.Tensor], constants: list[Any], outer
 
 
 def _code_of(factory: Any) -> Any:
-    """Return what two functions share that do the same: a `lambda` is another object each time that its line runs."""
+    """Return a function's code, which all functions of one `lambda` share; with a closure or defaults the function itself."""
     if isinstance(factory, types.FunctionType) and not (factory.__closure__ or factory.__defaults__):
         return factory.__code__
     return factory

@@ -27,6 +27,8 @@ from autotune.measure.device.profile import DeviceProfile
 from autotune.measure.messages import WorkProgress
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload
+from autotune.planners.auto import best_plan
+from autotune.planners.candidates import Candidate
 from autotune.predict.simulate import Estimate, simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
@@ -590,6 +592,25 @@ def test_the_waste_of_the_arenas_layout_counts_within_the_budget(
     factor = 20.0
     with pytest.raises(InfeasibleError):
         make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
+
+
+def test_the_smallest_plan_is_tried_before_a_budget_is_refused_for_the_layouts_waste(
+    fake_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = int(0.8 * simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes)
+    targets: list[int] = []
+
+    def waste(graph: TrainGraph, plan: Plan, costs: Costs, expected: Estimate) -> Estimate:
+        return replace(expected, layout_bytes=budget + 1, layout_live_bytes=expected.peak_bytes)
+
+    def record(graph: TrainGraph, costs: Costs, target: int, *rest: Any, **options: Any) -> Candidate:
+        targets.append(target)
+        return best_plan(graph, costs, target, *rest, **options)
+
+    monkeypatch.setattr("autotune.study.plan_by_estimate.add_layout", waste)
+    monkeypatch.setattr("autotune.study.plan_by_estimate.best_plan", record)
+    make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
+    assert budget == targets[0] > targets[1] > targets[2] == 0
 
 
 def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:

@@ -143,10 +143,10 @@ class ModelFrontier:
         self.write()
 
     def choose_budgets(self, capture: Capture) -> list[int]:
-        """Return the budgets of a capture's plans beside the lowest peak.
+        """Return the budgets to make plans of a capture for; the plan with the lowest peak is made in any case.
 
-        Records that were timed before 28 November 2026 have no others of the low rebuild price. Plans that are added to them
-        would be timed in another session than the peers.
+        A record with times gets no more plans of the low rebuild price. They would be timed without the peers, and times are
+        compared within one session alone.
         """
         is_timed = bool(self.record["sessions"])
         return [] if is_timed and capture.rebuild_price != REBUILD_PRICE else make_budgets(self.record, SHARES)
