@@ -131,7 +131,10 @@ def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs |
     for files in map(RunDir, places):
         graph = _read_record(files.graph, TrainGraph)
         if graph is not None and graph.digest == file.graph_digest:
-            check(graph, file.plan)
+            try:
+                check(graph, file.plan)
+            except PlanError as error:
+                raise PlanError(f"{path}: {error}; make the plan again with autotune tune") from error
             costs = _read_record(files.costs, Costs)
             return graph, costs if costs is not None and costs.matches(graph) else None
     return None, None

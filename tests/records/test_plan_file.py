@@ -124,7 +124,7 @@ def test_a_plan_that_is_none_of_its_graph_is_refused_before_anything_is_drawn_of
     records.costs.write_text(json.dumps(to_json(Costs.unit(graph))))
     plan = {**to_json(Plan.traced(graph)), "order": order}
     file = planfile.read(edited(path, {"graph_digest": graph.digest, "plan": plan}))
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match=r"best\.json: .*; make the plan again with autotune tune"):
         planfile.read_records(path, file)
 
 
